@@ -21,11 +21,11 @@ from unittest.mock import patch
 import numpy as np
 
 from tito_audit import formats
-from tito_audit.evidence import fill, judgement, prompts, rendered
+from tito_audit.evidence import judgement, logprob_values, prompts, rendered
 from tito_audit.evidence.completions import ConfirmedIds
 from tito_audit.evidence.differences import Comparison
 from tito_audit.evidence.differences import compare_text as compare_incrementally
-from tito_audit.evidence.model import Evidence, Sound
+from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Result
@@ -60,17 +60,17 @@ def nothing_fast() -> Iterator[None]:
         for target, name, instead in (
             (sys.modules["tito_audit.run.rows"], "number_columns", lambda _: {}),
             (formats, "_possible", lambda _: tuple((format, False) for format in formats.all_formats())),
-            (rendered, "written_fast", nothing),
+            (rendered, "render_fast", nothing),
             (rendered, "turn_reader", nothing),
-            (fill, "values_on_mask", nothing),
-            (judgement, "_at_once", nothing),
-            (Evidence, "sound", Sound.NOTHING),
+            (logprob_values, "logprob_values_on_mask", nothing),
+            (judgement, "_judge_exact_row", nothing),
+            (Evidence, "verified", Verified.NOTHING),
             (prompts, "prompt_starts", nothing),
-            (prompts, "scaffolds_of", nothing),
+            (prompts, "find_scaffolds", nothing),
             (prompts, "compare_text", all_of_it),
-            (ConfirmedIds, "reencode", never),
+            (ConfirmedIds, "cover", never),
             (Reference, "spells", never),
-            (Renderer, "accepted_fast", lambda *_, **__: ([], None)),
+            (Renderer, "render_chat_fast", lambda *_, **__: ([], None)),
             (Reference, "encode_as", whole),
             (Reference, "leads_to", never),
         ):

@@ -20,12 +20,12 @@ from tests.command import run, written
 from tests.tiers import examples
 from tests.toy import toy_tokenizer
 from tito_audit.errors import RecordError
-from tito_audit.evidence.differences import Region, region_of
+from tito_audit.evidence.differences import CompletionSpan, completion_at
 from tito_audit.evidence.gather import uncovered
 from tito_audit.formats.tinker import FORMAT
 from tito_audit.record.finding import Where
 from tito_audit.record.rollout import Place
-from tito_audit.rules._drift import repeats, thoughts
+from tito_audit.rules._drift import is_repeated, reasoning_blocks
 
 LOADS_ANEW = True
 
@@ -55,7 +55,7 @@ def test_the_completion_that_a_stretch_touches_is_the_first_of_all(
 ) -> None:
     regions, at = [], 0
     for turn, size in enumerate(sizes):
-        regions.append(Region(turn, at + turn % 2, at + turn % 2 + size + 1))
+        regions.append(CompletionSpan(turn, at + turn % 2, at + turn % 2 + size + 1))
         at = regions[-1].end
     start, end = place
     stretch: Any = SimpleNamespace(start=start, end=end)
@@ -64,7 +64,7 @@ def test_the_completion_that_a_stretch_touches_is_the_first_of_all(
         for one in regions
         if (start < one.end and end > one.start) or (start == end and one.start <= start < one.end)
     )
-    assert region_of(stretch, regions) == next(touched, None)
+    assert completion_at(stretch, regions) == next(touched, None)
 
 
 def _difference(place: tuple[int, int], turn: int, same: bool) -> Any:
@@ -106,12 +106,12 @@ def test_a_repetition_is_found_at_any_of_its_tokens(tokens: list[int], place: tu
     size = end - start
     places = range(max(start - size, 0), start + 1)
     slow = any(tokens[at : at + size] == tokens[at + size : at + 2 * size] for at in places)
-    assert repeats(difference, evidence) == (slow and size > 0)
+    assert is_repeated(difference, evidence) == (slow and size > 0)
 
 
 def test_markers_of_reasoning_that_never_ends_are_searched_once() -> None:
     begun = time.process_time()
-    assert len(list(thoughts(b"<think>a</think>" + b"<think>" * 100_000))) == 1
+    assert len(list(reasoning_blocks(b"<think>a</think>" + b"<think>" * 100_000))) == 1
     assert time.process_time() - begun < 1
 
 

@@ -31,7 +31,7 @@ from tito_audit import (
     scan_rollouts,
 )
 from tito_audit.errors import SetupError
-from tito_audit.evidence.needs import Needs, applies, words_for
+from tito_audit.evidence.needs import Needs, applies, describe_missing
 from tito_audit.gate.judge import Coverage
 from tito_audit.rules import all_rules
 from tito_audit.run.workers import can_fork
@@ -75,7 +75,7 @@ def numbers(count: CoverageCount) -> tuple[int, int, int]:
 
 def test_every_need_says_what_it_means_to_lack_it() -> None:
     for need in Needs:
-        assert isinstance(words_for(need), str), need  # KeyError for one that the table lacks
+        assert isinstance(describe_missing(need), str), need  # KeyError for one that the table lacks
         assert isinstance(applies((need,), Needs.NOTHING), bool), need
 
 
@@ -165,8 +165,8 @@ def test_images_need_a_tokenizer_that_is_known_to_write_them(tmp_path: Path) -> 
     log = written(tmp_path / "a.jsonl", [{**ROW, "messages": image}])
     (bare,) = said(log, "REC010").required
     (toy,) = said(log, "REC010", options={"tokenizer": TOY}).required
-    assert (numbers(bare), bare.because) == ((0, 0, 1), words_for(Needs.TOKENIZER))
-    assert (numbers(toy), toy.because) == ((0, 0, 1), words_for(Needs.IMAGE_TOKENS))
+    assert (numbers(bare), bare.because) == ((0, 0, 1), describe_missing(Needs.TOKENIZER))
+    assert (numbers(toy), toy.because) == ((0, 0, 1), describe_missing(Needs.IMAGE_TOKENS))
 
 
 def test_what_a_rule_needs_and_has_is_never_nothing_to_check() -> None:
@@ -196,7 +196,10 @@ def test_a_template_that_is_missing_covers_nothing(tmp_path: Path) -> None:
     log = written(tmp_path / "a.jsonl", [{**CALLS, "messages": TALK}, {**CALL, "messages": TALK}])
     tpl, tok = said(log, "TPL", "TOK", options={"tokenizer": str(folder)}).required
     assert (numbers(tpl), numbers(tok)) == ((0, 0, 2), (2, 0, 2))
-    assert tpl.because in (words_for(Needs.TEMPLATE), words_for(Needs.SEVERAL_CALLS | Needs.RENDERING))
+    assert tpl.because in (
+        describe_missing(Needs.TEMPLATE),
+        describe_missing(Needs.SEVERAL_CALLS | Needs.RENDERING),
+    )
 
 
 def test_rules_that_were_held_back_cover_nothing_and_say_so(tmp_path: Path) -> None:

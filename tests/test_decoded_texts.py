@@ -109,7 +109,7 @@ def test_a_text_is_right_however_its_broken_characters_were_decoded(name: str) -
     (end,) = tokenizer.encode(ENDS.get(name, "<|im_end|>")).tolist()
     for _ in range(examples(8, 60)):
         ids = [chance.choice(partial if chance.random() < 0.3 else words) for _ in range(chance.randrange(2, 12))]
-        whole = vocabulary.data(np.array(ids, np.int32))
+        whole = vocabulary.bytes_of(np.array(ids, np.int32))
         texts = {
             backend.decode(ids, skip_special_tokens=True),
             backend.decode([*ids, end], skip_special_tokens=False),

@@ -15,13 +15,13 @@ import pytest
 from tests import toy
 from tests.test_render_fast import RENDERERS, RENDERS, cases
 from tests.tiers import examples
-from tito_audit.align.drift import align
+from tito_audit.align.alignment import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.errors import RenderError
 from tito_audit.evidence import row as rows
 from tito_audit.evidence.differences import difference, stretches
 from tito_audit.evidence.gather import gather
-from tito_audit.evidence.judgement import with_turn_ends
+from tito_audit.evidence.judgement import judge_view
 from tito_audit.evidence.model import Against, Difference, RowView
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.rendered import _byte_roles, _role_name
@@ -33,7 +33,7 @@ from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT, unknown_role_name
 from tito_audit.render.renderer import Renderer
-from tito_audit.render.spans import Rendering, spans
+from tito_audit.render.spans import Rendering, render_spans
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
@@ -81,9 +81,9 @@ def slow_row(
     row, reference = rollout.training_row, Reference(tokenizer, renderer)
     assert row is not None
     try:
-        rendering = spans(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
+        rendering = render_spans(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
     except RenderError as error:
-        itself = rows.row_against_itself(rollout, reference)
+        itself = rows.compare_row_to_itself(rollout, reference)
         return itself.view, list(itself.differences), str(error)
     held, canonical = reference.pieces(row.token_ids), reference.pieces(tokenizer.encode(rendering.text))
     blocks = align(held, canonical, open_end=True)
@@ -109,7 +109,7 @@ def slow_row(
         view = None  # type: ignore[assignment]
     if view is not None:
         view = with_answer_starts(view, rollout, held, blocks)
-        for _, start, end, _, _ in blocks.differing():
+        for _, start, end, _, _ in blocks.differing_blocks():
             view.drifted[start:end] = True
     out = []
     for stretch in stretches(held, canonical, blocks):
@@ -174,7 +174,7 @@ def test_a_token_has_the_role_of_the_byte_at_which_it_begins(name: str) -> None:
         messages, tools, kwargs, _ = cases(dice)
         rollout = Rollout(Place("x", 0), "x", messages=messages, tools=tuple(tools))
         try:
-            rendering = spans(renderer, messages, tools, kwargs)
+            rendering = render_spans(renderer, messages, tools, kwargs)
         except RenderError:
             continue
         size = len(rendering.text.encode("utf-8", "surrogatepass"))
@@ -272,9 +272,7 @@ def settled(view: RowView | None, rollout: Rollout, tokenizer: Tokenizer, render
     """The view with its turn ends as mask and logprobs show them, which is judged elsewhere."""
     row = rollout.training_row
     reference = Reference(tokenizer, renderer)
-    return (
-        None if view is None or row is None else with_turn_ends(view, row, reference.end_ids(), reference.text)[0]
-    )
+    return None if view is None or row is None else judge_view(view, row, reference.end_ids(), reference.text)[0]
 
 
 def unique(differences: list[Difference]) -> list[Difference]:
@@ -287,7 +285,7 @@ def unique(differences: list[Difference]) -> list[Difference]:
 
 def shown(one: Difference) -> str:
     sides = [(side.ids.tolist(), side.data, side.before, side.after) for side in (one.recorded, one.canonical)]
-    names = [f.name for f in fields(one) if f.name not in ("recorded", "canonical", "construction")]
+    names = [f.name for f in fields(one) if f.name not in ("recorded", "canonical", "known_cause")]
     return repr([sides, *(getattr(one, name) for name in names)])
 
 

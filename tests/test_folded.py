@@ -22,7 +22,7 @@ from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.repairs import all_repairs
 from tito_audit.rules import all_rules
 from tito_audit.run import row_repair
-from tito_audit.run.check import SINGLE, check_explained, explain
+from tito_audit.run.check import SINGLE, check_explained, explain_differences
 from tito_audit.run.repair import repair_rollouts
 from tito_audit.settings.model import RepairChoices, RepairSettings, Settings
 from tito_audit.summary import Summary
@@ -59,7 +59,7 @@ def row(several: int) -> Rollout:
 
 
 def audited(rollout: Rollout, single: int | None) -> Result:
-    evidence = explain(gather(rollout, toy_tokenizer(), toy_renderer()), all_rules())
+    evidence = explain_differences(gather(rollout, toy_tokenizer(), toy_renderer()), all_rules())
     findings, skips = check_explained(evidence, all_rules(), ALL, all_repairs, single)
     return Result(rollout.place, rollout, findings, skips)
 
@@ -240,7 +240,7 @@ def test_masking_by_turns_takes_out_the_turn_of_each_folded_place() -> None:
     mask = [0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 0, 0, 1, 1]
     line = build_training_row(np.array(ids, np.int32), mask=("loss_mask", mask))
     rollout = Rollout(Place("row.jsonl", 0), "generic", turns=(first, second, third), training_row=line)
-    evidence = explain(gather(rollout, toy_tokenizer(), toy_renderer()), all_rules())
+    evidence = explain_differences(gather(rollout, toy_tokenizer(), toy_renderer()), all_rules())
     left = []
     for single in (None, 0):
         findings = audited(rollout, single).findings

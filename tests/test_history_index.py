@@ -417,7 +417,7 @@ def talked(tokenizer: Tokenizer, said: str, kept: str) -> JoinedConversations:
     texts = [(start, f"{said}<|im_end|>"), (later, "Bye.<|im_end|>")]
     ids = [tuple(np.asarray(encode(text), np.int64) for text in pair) for pair in texts]
     traits = [CallTraits(0, prompt, completion, True, None, None) for prompt, completion in ids]
-    return settled(traits, tokenizer.vocabulary.data)
+    return settled(traits, tokenizer.vocabulary.bytes_of)
 
 
 def test_equal_conversations_are_told_apart_one_to_one_and_called_unsure() -> None:

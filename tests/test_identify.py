@@ -27,8 +27,8 @@ from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.rules import all_rules
 from tito_audit.run.check import check
 from tito_audit.settings.model import Settings
-from tito_audit.settings.readers import arguments as arguments_given
-from tito_audit.settings.readers import clock as clock_given
+from tito_audit.settings.readers import parse_arguments as arguments_given
+from tito_audit.settings.readers import parse_clock as clock_given
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.ways.explain import explain_head
 from tito_audit.ways.way import GIVEN_TEMPLATE, OWN_TEMPLATE, DepartureKind, Explanation, NamedTemplate

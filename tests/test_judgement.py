@@ -12,17 +12,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.tiers import examples
-from tito_audit.evidence.fill import FARTHEST
-from tito_audit.evidence.harm import harm
+from tito_audit.evidence.harm import find_harm
 from tito_audit.evidence.judgement import (
     Judgement,
-    judge,
+    judge_spans,
+    judge_view,
     judgement,
     restored_logprobs,
     restored_mask,
-    with_turn_ends,
 )
-from tito_audit.evidence.masks import PREFILLED
+from tito_audit.evidence.logprob_values import MAX_SLIDE
+from tito_audit.evidence.masks import MAX_PREFILL
 from tito_audit.evidence.model import Evidence, RowView, SampledSpan
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.roles import TEMPLATE, Roles
@@ -108,7 +108,7 @@ class Truth:
 
     def evidence(self, row: TrainingRow, stated: Conventions = NO_CONVENTIONS) -> Evidence:
         rollout = Rollout(Place("made up", 0), "toy", training_row=row)
-        view, _ = with_turn_ends(self.view(), row, frozenset((END,)), stated=stated)
+        view, _ = judge_view(self.view(), row, frozenset((END,)), stated=stated)
         return Evidence(
             rollout, None, Needs.ROW | Needs.MASK, end_ids=frozenset((END,)), row=view, conventions=stated
         )
@@ -151,7 +151,7 @@ ROWS = truths().flatmap(lambda truth: st.tuples(st.just(truth), slides(truth)))
 
 
 def judged(truth: Truth, row: TrainingRow) -> Judgement:
-    found = judge(row, truth.sampled_spans())
+    found = judge_spans(row, truth.sampled_spans())
     assert found is not None
     return found
 
@@ -177,7 +177,7 @@ def explains(truth: Truth, row: TrainingRow, slide: Slide) -> bool:
     """Whether a slide explains a row under any convention, by trying all of them on every answer."""
     trained, valued = places_of(truth, row)
     spans, size = truth.sampled_spans(), len(truth.ids)
-    windows = [set(range(span.start - FARTHEST, span.ends[-1] + FARTHEST)) for span in spans]
+    windows = [set(range(span.start - MAX_SLIDE, span.ends[-1] + MAX_SLIDE)) for span in spans]
     if not trained | valued <= set().union(*windows):
         return False
     last = len(spans) - 1 if slide.last == TO_END else slide.last
@@ -193,7 +193,7 @@ def explains(truth: Truth, row: TrainingRow, slide: Slide) -> bool:
             )
             for number, (span, window) in enumerate(zip(spans, windows, strict=True))
         )
-        for first in range(PREFILLED + 1)
+        for first in range(MAX_PREFILL + 1)
         for prefilled in {0, first}
     )
 
@@ -228,16 +228,16 @@ def test_what_stands_is_what_trying_everything_leaves(case: tuple[Truth, Slide])
     row = truth.row(slide)
     found = judged(truth, row)
     assume(found.values is not None and same(found.values.fill, truth.fill))
-    assert found.right == may_be_right(truth, row)
-    for fit in found.fits if found.masked else ():
+    assert found.is_plausible == may_be_right(truth, row)
+    for fit in found.fits if found.explains_mask else ():
         assert explains(truth, row, fit.slide), fit.slide
     if found.exact:  # the simplest of all readings, so no other is looked for
         return
     tried = (
         Slide(far, shift, first, last)
-        for far in range(-FARTHEST, FARTHEST + 1)
-        for shift in range(-FARTHEST, FARTHEST + 1)
-        for first, last in shapes(len(truth.spans), of_row=found.right)
+        for far in range(-MAX_SLIDE, MAX_SLIDE + 1)
+        for shift in range(-MAX_SLIDE, MAX_SLIDE + 1)
+        for first, last in shapes(len(truth.spans), of_row=found.is_plausible)
         if far or shift
     )
     standing = {(fit.slide.mask, fit.slide.logprobs) for fit in found.fits}
@@ -271,7 +271,7 @@ def moves(truth: Truth, row: TrainingRow, slide: Slide) -> bool:
 @given(truths())
 def test_a_right_row_of_any_convention_is_never_faulty(truth: Truth) -> None:
     found = judged(truth, truth.row())
-    assert found.right
+    assert found.is_plausible
     assert found.fit is None
     assert found.slide == Slide()
 
@@ -284,7 +284,7 @@ def test_a_slide_that_is_named_is_the_true_one_and_is_put_back(case: tuple[Truth
     evidence = truth.evidence(row)
     found = judgement(evidence)
     assert found is not None
-    if found.fit is None or found.values is None or not found.masked:
+    if found.fit is None or found.values is None or not found.explains_mask:
         return
     trained, _ = places_of(truth, row)
     assume(trained)
@@ -311,7 +311,7 @@ def test_a_row_slid_in_the_plain_convention_between_other_tokens_is_always_named
     truth = replace(truth, spans=spans, logprobs=np.minimum(truth.logprobs, -0.01))
     assume((far or shift) and spans[-1][1] + 8 < len(truth.ids))
     found = judged(truth, truth.row(Slide(far, shift)))
-    assert not found.right
+    assert not found.is_plausible
     assert Slide(far, shift) in {fit.slide for fit in found.fits}
     if truth.fill != 0.0 or (far >= 0 and shift >= 0):
         assert found.slide == Slide(far, shift), found.fits
@@ -327,8 +327,8 @@ def test_moving_a_column_that_may_lie_right_is_harm(case: tuple[Truth, Slide], f
     assert old is not None
     assert old.loss_mask is not None
     assert old.logprobs is not None
-    assert harm(before, before) is None
-    if not found.right or found.values is None:
+    assert find_harm(before, before) is None
+    if not found.is_plausible or found.values is None:
         return
     moved = truth._slid(old.logprobs, far, Slide(), truth.fill)
     inside = np.zeros(len(old.loss_mask), np.bool_)
@@ -336,7 +336,7 @@ def test_moving_a_column_that_may_lie_right_is_harm(case: tuple[Truth, Slide], f
         inside[span.start : span.ends[-1] if end is None else end] = True
     changed = old.loss_mask & inside & ~np.isclose(moved, old.logprobs, equal_nan=True)
     after = replace(before, rollout=replace(before.rollout, training_row=replace(old, logprobs=moved)), memo={})
-    assert (harm(before, after) is not None) or not changed.any()
+    assert (find_harm(before, after) is not None) or not changed.any()
 
 
 # Single cases
@@ -363,9 +363,9 @@ def test_a_null_in_front_of_the_only_answer_is_undecided_where_the_row_ends_with
     """Either the values lie one place late and the last fell off, or the first was never recorded."""
     truth = replace(ONE, fill=float("nan"))
     found = judged(truth, truth.row(Slide(0, 1)))
-    assert not found.right
-    assert found.missing
-    assert found.several
+    assert not found.is_plausible
+    assert found.may_lack_values
+    assert found.is_ambiguous
     assert {fit.slide.logprobs for fit in found.fits} == {1}
 
 
@@ -374,7 +374,7 @@ def test_what_is_stated_narrows_the_readings() -> None:
     row = ONE.row(Slide(1, 0))
     assert verdict(ONE, row) is Verdict.CLEAN
     whole = Conventions(FirstConvention.WHOLE)
-    found = judge(row, ONE.sampled_spans(), whole)
+    found = judge_spans(row, ONE.sampled_spans(), whole)
     assert found is not None
     assert found.slide == Slide(1, 0)
     left = replace(ONE, first=(FirstConvention.LEFT_OUT, 1))
@@ -389,12 +389,12 @@ def test_what_is_stated_narrows_the_readings() -> None:
 
 def test_a_slide_is_assumed_where_the_row_allows_it_and_nowhere_else() -> None:
     stated = Conventions(slide=Slide(0, 1))
-    late = judge(ONE.row(Slide(0, 1)), ONE.sampled_spans(), stated)
+    late = judge_spans(ONE.row(Slide(0, 1)), ONE.sampled_spans(), stated)
     assert late is not None
     assert late.slide == Slide(0, 1)
-    right = judge(ONE.row(), ONE.sampled_spans(), stated)
+    right = judge_spans(ONE.row(), ONE.sampled_spans(), stated)
     assert right is not None
-    assert right.right
+    assert right.is_plausible
     said = witness(ONE.evidence(ONE.row(), stated))
     assert said is not None
     assert said.contradicts == ("--assume",)
@@ -417,7 +417,7 @@ def test_finish_reasons_say_which_turn_ends_were_sampled() -> None:
     truth = Truth(ids, ((10, 13, False),), np.full(len(ids), -0.5), 0.0)
     for reasons, ends in (((), (13, 14)), (("length",), (13,)), (("stop",), (14,))):
         row = replace(truth.row(), loss_mask=None, logprobs=None, columns=(), finish_reasons=reasons)
-        assert with_turn_ends(truth.view(), row, frozenset((END,)))[0].spans[0].ends == ends
+        assert judge_view(truth.view(), row, frozenset((END,)))[0].spans[0].ends == ends
 
 
 @settings(max_examples=examples(40, 300), deadline=None)
@@ -431,9 +431,9 @@ def test_values_rolled_over_the_end_of_a_row_all_come_back(truth: Truth, places:
     row = build_training_row(
         ids, mask=("loss_mask", mask.astype(np.int64)), logprobs=("logprobs", np.roll(values, places))
     )
-    found = judge(row, truth.sampled_spans())
+    found = judge_spans(row, truth.sampled_spans())
     assert found is not None
-    assert not found.right
+    assert not found.is_plausible
     if found.fit is None:
         return
     assert found.slide == Slide(0, places)

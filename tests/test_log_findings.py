@@ -21,9 +21,9 @@ from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.record.reading import Slide
 from tito_audit.record.rollout import Place
 from tito_audit.record.testimony import AnswerEnds, Verdict, Witness
-from tito_audit.report import ReportOptions, send_all
+from tito_audit.report import ReportOptions, feed_results
 from tito_audit.reports import all_reports
-from tito_audit.run.log_findings import count_open, findings_of_log
+from tito_audit.run.log_findings import count_open, whole_log_findings
 from tito_audit.run.workers import can_fork
 from tito_audit.settings.model import MaxRate
 from tito_audit.summary import Summary
@@ -58,12 +58,12 @@ def log_of_witnesses(*witnesses: Witness) -> record.Testimony:
 
 
 def found(*witnesses: Witness, codes: frozenset[str] = CODES) -> list[tuple[str, str, str]]:
-    findings = findings_of_log("log", log_of_witnesses(*witnesses), codes)
+    findings = whole_log_findings("log", log_of_witnesses(*witnesses), codes)
     return [(one.code, one.severity.word, one.hit.cause) for one in findings]
 
 
 def only(*witnesses: Witness) -> Finding:
-    (finding,) = findings_of_log("log", log_of_witnesses(*witnesses), CODES)
+    (finding,) = whole_log_findings("log", log_of_witnesses(*witnesses), CODES)
     return finding
 
 
@@ -74,12 +74,12 @@ def test_rows_that_show_how_they_were_written_need_no_log_to_say_it() -> None:
     assert found(right(), right()) == []
     assert found(faulty(LATE), faulty(LATE), right()) == []
     assert found(faulty(LATE, EARLY), right(LATE)) == [], "which slide it is was not proven"
-    assert findings_of_log("log", record.Testimony(), CODES) == ()
+    assert whole_log_findings("log", record.Testimony(), CODES) == ()
 
 
 def test_rows_that_may_have_a_proven_fault_are_counted_and_named_and_stay() -> None:
     testimony = log_of_witnesses(faulty(LATE), faulty(LATE), right(LATE), right(LATE, EARLY), right())
-    (finding,) = findings_of_log("log", testimony, CODES)
+    (finding,) = whole_log_findings("log", testimony, CODES)
     assert (finding.code, finding.severity, finding.repair) == ("LPR502", Severity.WARNING, None)
     assert finding.place == Place("log", 2), "the first row that is open"
     assert (finding.hit.where, finding.hit.start, finding.hit.end) == (Where.LOG, 0, 0)
@@ -109,7 +109,7 @@ def test_a_row_that_one_row_of_its_log_proves_late_is_not_late_for_it() -> None:
 
 def test_rows_that_leave_it_open_are_a_note_and_counted() -> None:
     testimony = log_of_witnesses(unsettled(LATE), unsettled(LATE), right())
-    (finding,) = findings_of_log("log", testimony, CODES)
+    (finding,) = whole_log_findings("log", testimony, CODES)
     assert (finding.code, finding.severity, finding.hit.cause) == ("LPR502", Severity.NOTE, "undecided")
     assert finding.hit.message.startswith(
         "2 of 3 rows do not show whether the logprobs are on the sampled tokens: rows 0, 1 may be right"
@@ -270,7 +270,7 @@ def test_every_report_takes_a_finding_of_a_log_for_what_it_is(report: Any) -> No
             summary.add(result)
             yield result
 
-    send_all(counted(), report.write(summary, out, ReportOptions(titles={"LPR502": "shifted"})))
+    feed_results(counted(), report.write(summary, out, ReportOptions(titles={"LPR502": "shifted"})))
     text = out.getvalue()
     none = r'rows_unreadable"?( value="0"|" value="0"|":0)?|.*tito_audit_unreadable_rows( gauge| 0|.* read.)'
     assert "unreadable" not in re.sub(none, "", text)

@@ -18,14 +18,14 @@ import pytest
 
 from tests import command
 from tests.world import CLEAN
-from tito_audit.errors import RecordError, in_words
+from tito_audit.errors import RecordError, describe_error
 from tito_audit.formats.tinker import FORMAT as TINKER
-from tito_audit.inspect.roles import _differ
+from tito_audit.inspect.roles import _differs
 from tito_audit.record.column import MaskEncoding, detect_mask_encoding
 from tito_audit.record.nesting import MAX_DEPTH, TooDeep, is_too_deep, load_json, load_python_json
 from tito_audit.record.rollout import Place
 from tito_audit.storage import open_log
-from tito_audit.storage.row import dump_row, parse_row, parses
+from tito_audit.storage.row import dump_row, is_json, parse_row
 from tito_audit.storage.table_rows import plain_decimal, plain_values, take_rows
 
 HERE = Place("log.jsonl", 0)
@@ -65,8 +65,8 @@ def test_a_formats_own_reason_and_a_lack_of_memory_pass_the_guard() -> None:
 def test_an_unexpected_error_is_told_with_the_place_of_our_code() -> None:
     with pytest.raises(ValueError, match="Expecting value") as raised:
         load_python_json("x")
-    assert in_words(raised.value).endswith(" in record/nesting.py (parsed_by_python)")
-    assert in_words(RecursionError()) == "its values are nested too deeply"
+    assert describe_error(raised.value).endswith(" in record/nesting.py (parsed_by_python)")
+    assert describe_error(RecursionError()) == "its values are nested too deeply"
 
 
 # Nesting
@@ -237,10 +237,10 @@ def test_a_mask_of_nulls_is_described_without_a_warning(tmp_path: Path, mask: li
 
 def test_values_with_arrays_in_them_are_compared() -> None:
     one = {"a": [np.array([1, 2]), "x"], "b": 1}
-    assert not _differ(one, copy.deepcopy(one))
-    assert _differ(one, {**one, "a": [np.array([1, 3]), "x"]})
-    assert _differ(one, {"a": one["a"]})
-    assert _differ([1], [1, 2])
+    assert not _differs(one, copy.deepcopy(one))
+    assert _differs(one, {**one, "a": [np.array([1, 3]), "x"]})
+    assert _differs(one, {"a": one["a"]})
+    assert _differs([1], [1, 2])
 
 
 DEEP = b"[" * 2000 + b"]" * 2000
@@ -259,7 +259,7 @@ DEEP = b"[" * 2000 + b"]" * 2000
 def test_a_value_that_is_nested_too_deeply_is_one_if_its_first_bracket_closes_at_its_end(
     text: bytes, is_one: bool
 ) -> None:
-    assert parses(text) is is_one
+    assert is_json(text) is is_one
 
 
 def test_an_array_whose_first_row_is_nested_too_deeply_is_an_array(tmp_path: Path) -> None:

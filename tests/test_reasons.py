@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tito_audit import Settings, scan_rollouts
-from tito_audit.evidence.needs import Needs, words_for
+from tito_audit.evidence.needs import Needs, describe_missing
 from tito_audit.record.stated import NOTHING_STATED, NotRead, Stated, Unread
 
 TOY = str(Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers" / "toy_bpe")
@@ -125,15 +125,15 @@ def test_a_rule_that_skips_says_why_its_format_did_not_read(
 
 def test_a_reason_is_told_only_where_a_need_is_unmet_because_of_it() -> None:
     messages, prompts = NotRead(Unread.MESSAGES, "m"), NotRead(Unread.PROMPTS, "p")
-    assert words_for(Needs.PROMPTS, reasons=(messages, prompts)) == "no prompt ids; prompts not read: p"
-    assert words_for(Needs.MESSAGES, reasons=(messages, prompts)) == "no messages; messages not read: m"
-    both = words_for(Needs.RENDERING, reasons=(messages, prompts))
-    assert both == f"{words_for(Needs.RENDERING)}; messages not read: m; prompts not read: p"
+    assert describe_missing(Needs.PROMPTS, reasons=(messages, prompts)) == "no prompt ids; prompts not read: p"
+    assert describe_missing(Needs.MESSAGES, reasons=(messages, prompts)) == "no messages; messages not read: m"
+    both = describe_missing(Needs.RENDERING, reasons=(messages, prompts))
+    assert both == f"{describe_missing(Needs.RENDERING)}; messages not read: m; prompts not read: p"
     # Another file gave the messages, other calls the prompts.
-    assert words_for(Needs.RENDERING, Needs.MESSAGES | Needs.PROMPTS, (messages, prompts)) == words_for(
-        Needs.RENDERING
-    )
-    assert words_for(Needs.MASK, reasons=(messages, prompts)) == "no loss mask"
+    assert describe_missing(
+        Needs.RENDERING, Needs.MESSAGES | Needs.PROMPTS, (messages, prompts)
+    ) == describe_missing(Needs.RENDERING)
+    assert describe_missing(Needs.MASK, reasons=(messages, prompts)) == "no loss mask"
 
 
 def test_what_is_said_later_wins_over_what_is_said_by_default() -> None:

@@ -40,7 +40,7 @@ from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.repair import Proposal, Repair, Safety
 from tito_audit.repairs import all_repairs, repair_named
 from tito_audit.rules import FAMILIES, all_rules
-from tito_audit.run.check import check, explain
+from tito_audit.run.check import check, explain_differences
 from tito_audit.settings.model import RepairChoices
 
 FIXTURES = toy.ROOT / "fixtures" / "repairs"
@@ -94,7 +94,7 @@ def gathered(rollout: Rollout, case: Case) -> Evidence:
     """What is seen of a rollout, with tokenizer and template as the case has them."""
     tokenizer = toy.tokenizer_of(case) if case.get("tokenizer", True) else None
     renderer = toy.renderer_of(case) if tokenizer and case.get("template", True) else None
-    return explain(gather(rollout, tokenizer, renderer, trained_again=toy.again_of(case)), RULES)
+    return explain_differences(gather(rollout, tokenizer, renderer, trained_again=toy.again_of(case)), RULES)
 
 
 def found(evidence: Evidence) -> tuple[Finding, ...]:

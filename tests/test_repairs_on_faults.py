@@ -24,7 +24,7 @@ from tito_audit.record.runs import trained_runs
 from tito_audit.repair import Proposal
 from tito_audit.repairs import repair_named
 from tito_audit.rules import all_rules
-from tito_audit.run.check import check, explain
+from tito_audit.run.check import check, explain_differences
 from tito_audit.settings.model import RepairChoices
 
 few = settings(max_examples=examples(8, 20), deadline=None, derandomize=True)
@@ -36,7 +36,7 @@ CODES = frozenset(rule.code for rule in RULES)
 
 def seen(rollout: Rollout, *, template: bool = True) -> Evidence:
     renderer = toy.toy_renderer() if template else None
-    return explain(gather(rollout, toy.toy_tokenizer(), renderer), RULES)
+    return explain_differences(gather(rollout, toy.toy_tokenizer(), renderer), RULES)
 
 
 def findings_of(evidence: Evidence, at_least: Severity = Severity.ERROR) -> tuple[Finding, ...]:

@@ -195,7 +195,7 @@ def test_every_name_of_a_model_is_one_role_in_headers() -> None:
 @pytest.mark.parametrize("template", [True, False], ids=["with its template", "without"])
 @pytest.mark.parametrize("model", ["qwen2.5-coder", "gemma-3", "smollm2"])
 def test_every_turn_of_every_conversation_begins_where_its_call_began(model: str, template: bool) -> None:
-    engine, _ = Loader().auditor(Settings(tokenizer=str(SHARED / "tokenizers" / model)))
+    engine, _ = Loader().load_auditor(Settings(tokenizer=str(SHARED / "tokenizers" / model)))
     assert engine.tokenizer is not None
     reference = Reference(engine.tokenizer, engine.renderer if template else None)
     calls = 0
@@ -230,7 +230,7 @@ ANSWERED = ("Hello!\n\nHow?", " 2")
 @pytest.mark.parametrize("lead", ["", "\n", "\n\n"])
 def test_a_template_says_where_answers_begin_that_begin_with_white_space(name: str, lead: str) -> None:
     """Each answer is sampled apart, behind the very tokens of its generation prompt."""
-    engine, _ = Loader().auditor(Settings(tokenizer=str(SHARED / "tokenizers" / name)))
+    engine, _ = Loader().load_auditor(Settings(tokenizer=str(SHARED / "tokenizers" / name)))
     assert engine.tokenizer is not None
     reference = Reference(engine.tokenizer, engine.renderer)
     for ref in (reference, Reference(engine.tokenizer, None)):

@@ -20,7 +20,7 @@ from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.finding import Hit, Where
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.token_extras import NO_EXTRAS
-from tito_audit.rule import Rule, missing
+from tito_audit.rule import Rule, missing_evidence
 from tito_audit.rules import FAMILIES, all_rules, rule_of
 from tito_audit.run.check import check
 
@@ -114,7 +114,7 @@ def hollow_row() -> TrainingRow:
 def test_a_flag_case_is_found_where_it_says_and_nowhere_else(rule: Rule, case: dict[str, Any]) -> None:
     evidence = toy.evidence_of(case)
     if rule.check is not None:
-        assert missing(rule, evidence.present) is None
+        assert missing_evidence(rule, evidence.present) is None
     hits = hits_of(rule, evidence)
     assert sorted(map(place_of, hits)) == sorted(case["expect"]), [hit.message for hit in hits]
     for hit in hits:
@@ -146,7 +146,7 @@ def test_a_pass_case_is_silent(rule: Rule, case: dict[str, Any]) -> None:
 def test_a_rule_that_lacks_a_column_is_skipped(rule: Rule, case: dict[str, Any]) -> None:
     for need in rule.needs:
         evidence = evidence_without(case, need)
-        assert missing(rule, evidence.present) is not None, f"{need} was dropped and not missed"
+        assert missing_evidence(rule, evidence.present) is not None, f"{need} was dropped and not missed"
         if rule.check is not None:
             assert hits_of(rule, evidence) == []
 

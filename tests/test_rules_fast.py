@@ -19,11 +19,17 @@ from tests import toy
 from tests.test_rules import RULES, every
 from tests.tiers import examples
 from tito_audit.errors import RecordError
-from tito_audit.evidence.fill import IMPOSSIBLE
-from tito_audit.evidence.judgement import row_slide
-from tito_audit.evidence.logprobs import shifts, sound_of
-from tito_audit.evidence.masks import left_out, mask_slide, proven_slide, runs_inside, sampled_turns, whole_mask
-from tito_audit.evidence.model import Evidence, Explained, RowView, Sound
+from tito_audit.evidence.judgement import row_mask_slide
+from tito_audit.evidence.logprob_values import IMPOSSIBLE
+from tito_audit.evidence.logprobs import shifts, verified_parts
+from tito_audit.evidence.masks import (
+    exact_mask_slide,
+    left_out,
+    mask_slide,
+    sampled_turns,
+    whole_mask,
+)
+from tito_audit.evidence.model import Evidence, Explained, RowView, Verified
 from tito_audit.evidence.needs import Needs, applies
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.build import build_call_columns, build_training_row
@@ -33,11 +39,11 @@ from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.runs import trained_runs
 from tito_audit.repair import Safety
 from tito_audit.repairs import all_repairs
-from tito_audit.rule import Rule, hit_of, missing
+from tito_audit.rule import Rule, hit_of, missing_evidence
 from tito_audit.rules import rule_of
-from tito_audit.rules._texts import _folded, spelled_out
+from tito_audit.rules._texts import _normalize, spelled_calls
 from tito_audit.run.check import check
-from tito_audit.run.headlines import linked
+from tito_audit.run.headlines import link_findings
 from tito_audit.settings.model import RepairChoices
 
 Runs = list[tuple[int, int]]
@@ -117,9 +123,9 @@ def simple_check(
     """Every rule asked in turn, every difference to every rule, every repair to every finding."""
     explained = []
     for difference in evidence.differences:
-        construction = difference.construction
-        if construction is not None:
-            explained.append(Explained(difference, construction.code, construction.cause, construction.what))
+        known_cause = difference.known_cause
+        if known_cause is not None:
+            explained.append(Explained(difference, known_cause.code, known_cause.cause, known_cause.what))
             continue
         for rule in sorted((rule for rule in rules if rule.explain), key=lambda rule: rule.precedence):
             reason = rule.explain(difference, evidence) if rule.explain else None
@@ -131,7 +137,7 @@ def simple_check(
     for rule in rules:
         if rule.code not in selected:
             continue
-        because = missing(rule, evidence.present, evidence.rollout.stated.reasons)
+        because = missing_evidence(rule, evidence.present, evidence.rollout.stated.reasons)
         hits = [simple_hit(rule, one, evidence) for one in explained if one.code == rule.code]
         if because is not None and not hits:
             skips.append(Skip(rule.code, because, applies(rule.needs, evidence.present)))
@@ -140,7 +146,7 @@ def simple_check(
         for hit in hits:
             severity = rule.severity if hit.severity is None else hit.severity
             findings.append(Finding(rule.code, severity, evidence.rollout.place, hit))
-    told = linked(findings, {}, rules) if findings else []
+    told = link_findings(findings, {}, rules) if findings else []
     return tuple(replace(one, repair=simple_repair(one, evidence)) for one in told), tuple(skips)
 
 
@@ -259,14 +265,10 @@ def spans(found: Sequence[Hit], *causes: str) -> Runs:
     return [(hit.start, hit.end) for hit in found if not causes or hit.cause.startswith(causes)]
 
 
-@given(st.lists(st.booleans(), max_size=40), st.integers(0, 40), st.integers(0, 40))
-def test_runs_are_where_the_mask_is_true_and_can_be_cut(flags: list[bool], a: int, b: int) -> None:
+@given(st.lists(st.booleans(), max_size=40))
+def test_runs_are_where_the_mask_is_true(flags: list[bool]) -> None:
     mask = np.array(flags, np.bool_)
-    runs = trained_runs(mask)
-    assert runs == simple_runs(mask)
-    assert list(trained_runs(mask)) == runs
-    start, end = min(a, b, len(mask)), min(max(a, b), len(mask))
-    assert runs_inside(runs, start, end) == [(s + start, e + start) for s, e in simple_runs(mask[start:end])]
+    assert trained_runs(mask) == simple_runs(mask)
 
 
 @settings(max_examples=examples(60, 200))
@@ -274,7 +276,7 @@ def test_runs_are_where_the_mask_is_true_and_can_be_cut(flags: list[bool], a: in
 def test_turns_slides_and_whole_masks_are_those_of_the_simple_forms(evidence: Evidence) -> None:
     _, view, mask, _ = parts(evidence)
     assert sampled_turns(evidence) == simple_turns(view)
-    assert mask_slide(mask, view.sampled) == proven_slide(evidence) == simple_slide(mask, view.sampled)
+    assert mask_slide(mask, view.sampled) == exact_mask_slide(evidence) == simple_slide(mask, view.sampled)
     if np.array_equal(mask, view.sampled):
         assert whole_mask(evidence) in ((None, "all zeros") if not mask.all() else (None, "all ones"))
         assert [hit for code in ("MSK401", "MSK402", "MSK404") for hit in hits(code, evidence)] == []
@@ -285,7 +287,7 @@ def test_turns_slides_and_whole_masks_are_those_of_the_simple_forms(evidence: Ev
 def test_parts_of_turns_left_out_are_found_turn_by_turn(evidence: Evidence) -> None:
     _, view, mask, _ = parts(evidence)
     found = hits("MSK402", evidence)
-    if whole_mask(evidence) is not None or row_slide(evidence):
+    if whole_mask(evidence) is not None or row_mask_slide(evidence):
         return
     ends = {hit.start for hit in hits("MSK404", evidence) if hit.cause == "sampled, not trained"}
     left = left_out(evidence)  # first or last tokens that the writer's convention leaves out of the loss
@@ -308,7 +310,7 @@ def test_slides_that_are_cut_off_are_those_of_the_simple_form(evidence: Evidence
     assert row is not None
     assert view is not None
     assert row.loss_mask is not None
-    assert proven_slide(evidence) == simple_slide(row.loss_mask, view.sampled)
+    assert exact_mask_slide(evidence) == simple_slide(row.loss_mask, view.sampled)
 
 
 @settings(max_examples=examples(60, 200))
@@ -408,8 +410,7 @@ def test_zeros_are_proven_wrong_by_the_calls_outside_of_constant_stretches(evide
     rounded = max([1e-6, *close]) if close else 1e-3
     proven = (logprobs == 0) & ~np.signbit(logprobs) & mask & (np.abs(expected) > rounded)
     for hit in hits("LPR506", evidence):
-        for a, b in runs_inside(simple_runs(mask & view.sampled), hit.start, hit.end):
-            proven[a:b] = False
+        proven[hit.start : hit.end] &= ~(mask & view.sampled)[hit.start : hit.end]
     assert spans([hit for hit in hits("LPR505", evidence) if hit.message.count("0 where")]) == simple_runs(proven)
 
 
@@ -435,7 +436,7 @@ def test_ids_that_a_prompt_repeats_are_reported_once(said: list[list[int]], cuts
 
 @given(st.text(st.sampled_from("aé e\u0301\u212b\ufffd\ud55c\u1112\u1161\u11ab"), max_size=20))
 def test_texts_are_folded_by_normal_form_and_runs_of_broken_characters(text: str) -> None:
-    assert _folded(text) == re.sub("\ufffd+", "\ufffd", unicodedata.normalize("NFC", text))
+    assert _normalize(text) == re.sub("\ufffd+", "\ufffd", unicodedata.normalize("NFC", text))
 
 
 @settings(max_examples=examples(60, 300))
@@ -496,7 +497,7 @@ def test_calls_with_sound_logprobs_are_checked_as_by_asking_every_rule(
         for column in columns
     )
     if sound and apart and all(max(column, default=-1) < 0 for column in columns) and any(columns):
-        assert sound_of(evidence) is Sound.LOGPROBS
+        assert verified_parts(evidence) is Verified.LOGPROBS
 
 
 WORDS = ("The", " answer", " is", " 4", "!", " ", "\n", "é", "\u4f60", "look_up", '{"a": 1}', "<|im_end|>")
@@ -535,4 +536,4 @@ def test_calls_that_spell_their_answer_are_found_so_by_every_way_to_decode_them(
         assert repr(hits(code, evidence)) == repr(hits(code, slow))
     if cut in (0, 1) and not tool:
         plain = [number for number, (words, _) in enumerate(answers) if words and "".join(words).isascii()]
-        assert spelled_out(evidence) >= set(plain)
+        assert spelled_calls(evidence) >= set(plain)

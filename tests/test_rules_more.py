@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 from tests import toy
 from tests.tiers import examples, some
 from tito_audit.evidence.gather import gather
-from tito_audit.evidence.images import FAMILIES, Frame, ImageTokens, Pictured, frames_in, image_tokens, pictured
+from tito_audit.evidence.images import (
+    FAMILIES,
+    ImageSpan,
+    ImageTokens,
+    StatedImages,
+    image_tokens,
+    images_in_ids,
+    images_in_messages,
+)
 from tito_audit.record.build import build_call_columns, build_training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.finding import Finding, Hit, Where
@@ -165,9 +173,9 @@ def test_images_are_skipped_where_neither_messages_nor_vocabulary_tell(tmp_path:
 
 def test_parts_with_empty_fields_are_no_images() -> None:
     part = {"text": "4", "image": None, "video": None}
-    assert pictured(as_messages([{"role": "user", "content": [part]}], "here")) == Pictured((), 0)
-    held = pictured(as_messages([{"role": "user", "content": [{**part, "image": "a.png"}]}], "here"))
-    assert held == Pictured(("a.png",), 0)
+    assert images_in_messages(as_messages([{"role": "user", "content": [part]}], "here")) == StatedImages((), 0)
+    held = images_in_messages(as_messages([{"role": "user", "content": [{**part, "image": "a.png"}]}], "here"))
+    assert held == StatedImages(("a.png",), 0)
 
 
 RUN = ["<|vision_start|>", *["<|image_pad|>"] * 6, "<|vision_end|>"]
@@ -405,9 +413,9 @@ def test_images_are_found_as_they_were_written(images: list[tuple[int, int, bool
     for depth, pads, video, gap in images:
         start = len(ids)
         ids += [TOKENS.start] * depth + [TOKENS.video if video else TOKENS.pad] * pads + [TOKENS.end] * depth
-        want.append(Frame(start, len(ids), pads, depth, video and pads > 0))
+        want.append(ImageSpan(start, len(ids), pads, depth, video and pads > 0))
         ids += [8] * gap
-    assert frames_in(np.array(ids, np.int32), TOKENS) == want
+    assert images_in_ids(np.array(ids, np.int32), TOKENS) == want
 
 
 @pytest.mark.shared

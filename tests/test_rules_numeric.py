@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tito_audit.evidence.judgement import row_slide
+from tito_audit.evidence.judgement import row_mask_slide
 from tito_audit.evidence.masks import left_out
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.needs import Needs
@@ -134,7 +134,7 @@ def test_the_mask_rules_cover_every_disagreement_exactly_once(shape: Shape, data
         assert parts == []
     else:
         left = left_out(seen)  # first or last tokens that the writer's convention leaves out of the loss
-        meant = np.zeros(shape.length, np.bool_) if left is None or row_slide(seen) else left.tokens
+        meant = np.zeros(shape.length, np.bool_) if left is None or row_mask_slide(seen) else left.tokens
         assert np.array_equal(covered(parts, shape.length), (mask != shape.sampled()) & ~meant)
 
 

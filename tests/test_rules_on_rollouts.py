@@ -15,7 +15,7 @@ from tito_audit.record.arrays import as_ids
 from tito_audit.record.build import build_call_columns, build_training_row
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
-from tito_audit.rule import missing
+from tito_audit.rule import missing_evidence
 from tito_audit.rules import all_rules
 from tito_audit.tokens.load import load_tokenizer
 
@@ -81,7 +81,7 @@ def test_nothing_is_found_in_a_careful_log(name: str, mode: str, with_text: bool
                 training_row=row_of(turns) if mode == "tito" else None,
             )
             evidence = gather(rollout, tokenizer, None)
-            ready = [rule for rule in rules if rule.check and missing(rule, evidence.present) is None]
+            ready = [rule for rule in rules if rule.check and missing_evidence(rule, evidence.present) is None]
             # These logs name no weights, experts, kept sets or advantages, and have no trainer's columns.
             assert len(ready) >= (len(rules) - 5 if mode == "tito" else 8)
             found = {rule.code: list(rule.check(evidence)) for rule in ready if rule.check}

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from tests import toy
 from tests.tiers import examples, some
 from tito_audit.errors import RenderError
-from tito_audit.evidence import fill, judgement, rendered
+from tito_audit.evidence import judgement, logprob_values, rendered
 from tito_audit.evidence.gather import gather
-from tito_audit.evidence.model import Evidence, Sound
+from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.witness import witness
 from tito_audit.record.build import build_training_row
 from tito_audit.record.message import as_messages
@@ -167,9 +167,9 @@ def slowly() -> Iterator[None]:
     """Without what tells a right row at once."""
     with (
         patch.object(rendered, "turn_reader", lambda *_: None),
-        patch.object(fill, "values_on_mask", lambda *_: None),
-        patch.object(judgement, "_at_once", lambda *_: None),
-        patch.object(Evidence, "sound", Sound.NOTHING),
+        patch.object(logprob_values, "logprob_values_on_mask", lambda *_: None),
+        patch.object(judgement, "_judge_exact_row", lambda *_: None),
+        patch.object(Evidence, "verified", Verified.NOTHING),
     ):
         yield
 
@@ -180,10 +180,12 @@ def shown(evidence: Evidence) -> list[object]:
     row = None if view is None else (view.sampled.tolist(), list(view.roles), view.spans, view.drifted.tolist())
     judged = evidence.memo.get("judgement")
     found = (
-        None if judged is None else (judged.spans, judged.ends, judged.departures, judged.slide, judged.missing)
+        None
+        if judged is None
+        else (judged.spans, judged.ends, judged.departures, judged.slide, judged.may_lack_values)
     )
     values = None if judged is None or judged.values is None else judged.values
-    entries = None if values is None else (values.real.tolist(), values.covered.tolist(), repr(values.fill))
+    entries = None if values is None else (values.real.tolist(), repr(values.fill))
     return [row, found, entries, witness(evidence), repr(check(evidence, RULES, CODES))]
 
 
@@ -237,7 +239,7 @@ def test_turns_of_a_plain_chat_are_told_without_marks() -> None:
     tokenizer, renderer = loaded("toy_bpe")
     rollout = row_of(PLAIN * 3, RIGHT, tokenizer, renderer)
     gather(rollout, tokenizer, renderer)
-    with patch("tito_audit.render.spans._by_marks", side_effect=AssertionError("marks were rendered")):
+    with patch("tito_audit.render.spans._spans_by_marks", side_effect=AssertionError("marks were rendered")):
         evidence = gather(rollout, tokenizer, renderer)
     assert check(evidence, RULES, CODES)[0] == ()
     assert evidence.row is not None
@@ -248,13 +250,13 @@ def test_turns_of_a_plain_chat_are_told_without_marks() -> None:
 def test_a_text_that_the_template_does_not_write_is_not_taken_over(spelled: list[tuple[int, str]]) -> None:
     tokenizer, renderer = loaded("toy_bpe")
     rollout = row_of(PLAIN * 3, {**RIGHT, "spelled": spelled}, tokenizer, renderer)
-    written_fast = rendered.written_fast
+    render_fast = rendered.render_fast
 
     def wrong(*given: Any) -> Any:
-        quick = written_fast(*given)
+        quick = render_fast(*given)
         return quick and replace(quick, text=quick.text.replace("Hello", "Hullo"))
 
-    with patch.object(rendered, "written_fast", lambda *_: None):
+    with patch.object(rendered, "render_fast", lambda *_: None):
         right = shown(gather(rollout, tokenizer, renderer))
-    with patch.object(rendered, "written_fast", wrong):
+    with patch.object(rendered, "render_fast", wrong):
         assert shown(gather(rollout, tokenizer, renderer)) == right

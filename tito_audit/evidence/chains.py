@@ -1,4 +1,4 @@
-"""Call by call: whether each prompt starts with everything seen before it, and if not, what broke."""
+"""Checks call by call that each prompt starts with everything seen before it, and says what broke if not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from tito_audit.align.drift import align
+from tito_audit.align.alignment import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.chains.histories import Histories, History
 from tito_audit.chains.links import (
@@ -22,19 +22,26 @@ from tito_audit.chains.links import (
     resumed_prompt,
     sibling_link,
 )
-from tito_audit.evidence.differences import Region, Stretch, changed_text, difference, starting_before, stretches
+from tito_audit.evidence.differences import (
+    CompletionSpan,
+    Stretch,
+    compare_between_controls,
+    difference,
+    starting_before,
+    stretches,
+)
+from tito_audit.evidence.history_edits import (
+    INSERTED,
+    contains_answer,
+    describe_history_edit,
+    messages_changed,
+    opens_another_answer,
+    repeats_question,
+    tools_differ,
+    write_one_conversation,
+)
 from tito_audit.evidence.model import Against, Difference
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.rewritten import (
-    INSERTED,
-    answers_again,
-    given_change,
-    holds_answer,
-    messages_changed,
-    of_one_list,
-    opens_twice,
-    other_tools,
-)
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.prefix import common_byte_prefix, common_prefix, starts_with
@@ -48,12 +55,12 @@ class Chains:
 
     links: tuple[Link, ...]
     """In turn order."""
-    regions: tuple[tuple[Region, ...], ...]
-    """For turn k, the completions known to be in its prompt + completion, and where."""
+    completions: tuple[tuple[CompletionSpan, ...], ...]
+    """For turn k, the completions known to be in its prompt + completion, in order."""
     seen: tuple[Ids | None, ...]
     """For turn k, its prompt + completion; None without ids."""
     differences: Sequence[Difference]
-    """Where later prompts hold tokens other than the sampled ones."""
+    """Where later prompts hold other tokens than those seen or sampled before."""
 
     def link(self, turn: int) -> Link | None:
         """The link of a turn; None for the first."""
@@ -65,20 +72,20 @@ _NO_CALLS = Chains((), (), (), ())
 
 
 def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
-    """Every turn linked to the one it continues or breaks, with the differences where it breaks."""
+    """Link every turn to the one it continues or breaks, with the differences where it breaks."""
     turns = rollout.turns
     if not turns:
         return _NO_CALLS
     seen = tuple([turn.seen_ids for turn in turns])
     links: list[Link] = []
-    regions: list[tuple[Region, ...]] = []
+    completions: list[tuple[CompletionSpan, ...]] = []
     differences: list[Difference] = []
     earlier = Histories()
     for k, turn in enumerate(turns):
         differing: Sequence[Stretch] = []
         link = None
         if turn.prompt_ids is not None and earlier:
-            link, differing = _link(rollout, k, earlier, regions, reference)
+            link, differing = _link_turn(rollout, k, earlier, completions, reference)
             links.append(link)
         if link is not None and (parent := link.parent) is not None:
             for stretch in differing:
@@ -89,28 +96,29 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
                 else:
                     same = stretch.recorded.data == stretch.canonical.data
                     effect = f"turn {k} saw the {'re-encoded' if same else 'rewritten'} tokens"
-                new = difference(stretch, Against.NEXT_PROMPT, Severity.ERROR, effect, parent, regions[parent], k)
+                spans = completions[parent]
+                new = difference(stretch, Against.NEXT_PROMPT, Severity.ERROR, effect, parent, spans, k)
                 differences.append(new)
-        completions: tuple[Region, ...] = ()
+        spans = ()
         if turn.prompt_ids is not None and turn.completion_ids is not None:
             if link is not None and link.kind is LinkKind.CONTINUES and link.parent is not None:
-                completions = regions[link.parent]
-            start = len(turn.prompt_ids)
-            completions = (*completions, Region(k, start, start + len(turn.completion_ids), turn.message_index))
-        regions.append(completions)
+                spans = completions[link.parent]
+            start, end = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.completion_ids)
+            spans = (*spans, CompletionSpan(k, start, end, turn.message_index))
+        completions.append(spans)
         if turn.prompt_ids is not None and (tokens := seen[k]) is not None:
             earlier.add(History(k, turn.prompt_ids, tokens))
-    return Chains(tuple(links), tuple(regions), seen, differences)
+    return Chains(tuple(links), tuple(completions), seen, differences)
 
 
-def _link(
+def _link_turn(
     rollout: Rollout,
     k: int,
     earlier: Histories,
-    regions: Sequence[tuple[Region, ...]],
+    completions: Sequence[tuple[CompletionSpan, ...]],
     reference: Reference | None,
 ) -> tuple[Link, Sequence[Stretch]]:
-    """How turn k relates to the turns before it, and the stretches where its prompt differs from what was seen."""
+    """The link of turn k to the turns before it, and the stretches where its prompt differs from what was seen."""
     prompt = rollout.turns[k].prompt_ids
     assert prompt is not None
     link = link_by_ids(k, prompt, earlier)
@@ -119,38 +127,38 @@ def _link(
     if reference is None:
         return link_without_text(k, prompt, earlier), []
     last = earlier.last
-    whole = KnownText(reference.tokenizer.cuts, "", prompt)
-    changed = changed_text(whole, last.seen, reference, open_end=True)
+    whole = KnownText(reference.tokenizer.control_tokens, "", prompt)
+    changed = compare_between_controls(whole, last.seen, reference, open_end=True)
     if changed is not None and not changed[1].texts:
         return broken_link(k, prompt, last, LinkKind.RETOKENIZED), starting_before(changed[0], len(last.seen))
     data, last_data = reference.pieces(prompt), reference.pieces(last.seen)
     if data.data.startswith(last_data.data):
-        differing = stretches_in_seen(last_data, data, 0, frozenset())
+        differing = stretches_in_history(last_data, data, 0, frozenset())
         return broken_link(k, prompt, last, LinkKind.RETOKENIZED), differing
-    last_prompt = reference.vocabulary.data(last.prompt)
+    last_prompt = reference.vocabulary.bytes_of(last.prompt)
     inside = data.data.startswith(last_prompt)
     goes_on = messages_changed(rollout, last.turn, k, last_prompt, data.data) is False
-    if goes_on or of_one_list(rollout, last.turn, k):
+    if goes_on or write_one_conversation(rollout, last.turn, k):
         parent = earlier.closest(prompt)
     else:
         parent = earlier.longest_prefix_or_closest(prompt)
     if starts_with(prompt, parent.seen):
         resumed = last if inside and len(last.prompt) >= len(parent.seen) else None
-        resumed = resumed or _resumed(data, parent, earlier, regions, reference)
+        resumed = resumed or _find_resumed_call(data, parent, earlier, completions, reference)
         if resumed is None:
             return sibling_link(k, prompt, parent, last), []
         parent = last if starts_with(last.prompt, parent.seen) else resumed
-    return _other_text(rollout, k, last if inside else parent, data, regions, reference)
+    return _link_by_text(rollout, k, last if inside else parent, data, completions, reference)
 
 
-def _resumed(
+def _find_resumed_call(
     prompt: Pieces,
     branch: History,
     earlier: Histories,
-    regions: Sequence[tuple[Region, ...]],
+    completions: Sequence[tuple[CompletionSpan, ...]],
     reference: Reference,
 ) -> History | None:
-    """The latest call after `branch` whose answer a prompt holds in another form or behind other messages.
+    """The latest call after `branch` whose answer the prompt holds in other tokens or after other messages.
 
     None if there is none: the prompt then branches off from `branch`.
     """
@@ -158,78 +166,78 @@ def _resumed(
     if resumed is not None:
         return resumed
     rest = prompt.data[reference.vocabulary.byte_count(branch.seen) :]
-    if not opens_twice(prompt, rest):
+    if not opens_another_answer(prompt, rest):
         return None
-    ends = _end_texts(reference)
+    ends = _turn_end_bytes(reference)
     for history in islice(reversed(earlier), 32):  # the latest calls
-        if history.turn > branch.turn and regions[history.turn]:
-            seen, answer = reference.pieces(history.seen), regions[history.turn][-1]
-            if holds_answer(rest, seen, answer, ends) or answers_again(rest, seen, answer):
+        if history.turn > branch.turn and completions[history.turn]:
+            seen, answer = reference.pieces(history.seen), completions[history.turn][-1]
+            if contains_answer(rest, seen, answer, ends) or repeats_question(rest, seen, answer):
                 return history
     return None
 
 
-def _other_text(
+def _link_by_text(
     rollout: Rollout,
     k: int,
     parent: History,
     prompt: Pieces,
-    every_region: Sequence[tuple[Region, ...]],
+    by_turn: Sequence[tuple[CompletionSpan, ...]],
     reference: Reference,
 ) -> tuple[Link, Sequence[Stretch]]:
-    """The link of a prompt whose text differs: rendered differently, rewritten on purpose, or of another chain."""
-    seen, regions = reference.pieces(parent.seen), every_region[parent.turn]
+    """The link of a prompt whose text differs: rendered otherwise, edited on purpose, or of another chain."""
+    seen, completions = reference.pieces(parent.seen), by_turn[parent.turn]
     end_ids = reference.end_ids()
-    differing = stretches_in_seen(seen, prompt, regions[-1].start if regions else 0, end_ids)
+    differing = stretches_in_history(seen, prompt, completions[-1].start if completions else 0, end_ids)
     # Sequences that do not share even the tokens up to the first turn end or answer share no history.
     turn_ends = np.isin(seen.ids, np.fromiter(end_ids, np.int64)).nonzero()[0]
     first = int(turn_ends[0]) if len(turn_ends) else len(seen) // 4
-    first = min(first, regions[0].start) if regions else first
+    first = min(first, completions[0].start) if completions else first
     if common_prefix(prompt.ids, seen.ids) < first:
         followed = bool(differing) and first < len(seen) and differing[-1].start <= first
-        ends = _end_texts(reference)
+        ends = _turn_end_bytes(reference)
         if not (
-            (followed and all(map(other_tools, differing)))
-            or of_one_list(rollout, parent.turn, k)
-            or any(holds_answer(prompt.data, seen, region, ends) for region in regions)
+            (followed and all(map(tools_differ, differing)))
+            or write_one_conversation(rollout, parent.turn, k)
+            or any(contains_answer(prompt.data, seen, completion, ends) for completion in completions)
         ):
             alone = "its prompt does not share even its first message with any earlier call"
             return broken_link(k, prompt.ids, parent, LinkKind.ORPHAN, alone), []
-    changed = messages_changed(rollout, parent.turn, k, reference.vocabulary.data(parent.prompt), prompt.data)
-    what = given_change(differing, seen, prompt, regions, rollout, reference)
+    changed = messages_changed(rollout, parent.turn, k, reference.vocabulary.bytes_of(parent.prompt), prompt.data)
+    what = describe_history_edit(differing, seen, prompt, completions, rollout, reference)
     if changed or (what is not None and (changed is None or what.endswith(INSERTED))):
         return broken_link(k, prompt.ids, parent, LinkKind.REWRITTEN, what or "messages changed"), []
     return broken_link(k, prompt.ids, parent, LinkKind.TEMPLATE), differing
 
 
-def _end_texts(reference: Reference) -> list[bytes]:
+def _turn_end_bytes(reference: Reference) -> list[bytes]:
     return [reference.vocabulary.token_bytes(token) for token in reference.end_ids()]
 
 
-def stretches_in_seen(
+def stretches_in_history(
     seen: Pieces, prompt: Pieces, answer_start: int, end_ids: frozenset[int]
 ) -> Sequence[Stretch]:
-    """Where a prompt differs from what was seen before it; what it adds after that is new and not included.
+    """Where a prompt differs from what was seen before it; what it adds after that is left out.
 
-    When the texts diverge inside the last answer, that answer is compared with the prompt only up to the next turn
-    end, so no later message is paired with it; up to the next message if only the answer's end is missing.
+    If the texts diverge inside the last answer, the prompt is compared only up to the next turn end, so no later
+    message is paired with that answer; or up to the next message, if only the answer's end is missing.
     """
-    parted = common_byte_prefix(seen.data, prompt.data)
-    if answer_start and parted >= int(seen.end[answer_start - 1]):
-        prompt = prompt.part(0, _answer_end(seen, prompt, parted, end_ids))
+    diverges_at = common_byte_prefix(seen.data, prompt.data)
+    if answer_start and diverges_at >= int(seen.end[answer_start - 1]):
+        prompt = prompt.slice(0, _end_of_diverged_answer(seen, prompt, diverges_at, end_ids))
     blocks = align(seen, prompt, open_end=True)
     return starting_before(stretches(seen, prompt, blocks), len(seen))
 
 
-def _answer_end(seen: Pieces, prompt: Pieces, parted: int, end_ids: frozenset[int]) -> int:
-    """How many tokens of a prompt belong to an answer inside which its text parts from what was seen."""
+def _end_of_diverged_answer(seen: Pieces, prompt: Pieces, diverges_at: int, end_ids: frozenset[int]) -> int:
+    """The prompt token at which an answer ends whose text diverges from what was seen at byte `diverges_at`."""
     ends = np.fromiter(end_ids, np.int64)
     is_end = np.isin(prompt.ids, ends)
-    later = prompt.end > parted
-    closes, opens = ((which & later).nonzero()[0] for which in (is_end, prompt.control & ~is_end))
-    rest = seen.ids[int(seen.end.searchsorted(parted, side="right")) :]
-    if len(rest) and len(opens) and np.isin(rest, ends).all():
+    later = prompt.end > diverges_at
+    closers, openers = ((tokens & later).nonzero()[0] for tokens in (is_end, prompt.control & ~is_end))
+    rest = seen.ids[int(seen.end.searchsorted(diverges_at, side="right")) :]
+    if len(rest) and len(openers) and np.isin(rest, ends).all():  # only the end of the answer is missing
         first = int(later.argmax())
-        if not prompt.data[parted : int(prompt.end[opens[0] - 1])].strip():
-            return first if first and int(prompt.end[first - 1]) == parted else int(opens[0])
-    return int(closes[0]) + 1 if len(closes) else len(prompt)
+        if not prompt.data[diverges_at : int(prompt.end[openers[0] - 1])].strip():
+            return first if first and int(prompt.end[first - 1]) == diverges_at else int(openers[0])
+    return int(closers[0]) + 1 if len(closers) else len(prompt)

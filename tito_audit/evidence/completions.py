@@ -9,46 +9,46 @@ import numpy as np
 
 from tito_audit.chains.links import LinkKind
 from tito_audit.evidence.chains import Chains
-from tito_audit.evidence.differences import Region, compare_ids, difference
+from tito_audit.evidence.differences import CompletionSpan, compare_ids, difference
 from tito_audit.evidence.model import Against, Difference
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.prefix import same_ids, starts_with
 from tito_audit.record.rollout import Rollout
-from tito_audit.tokens.segments import Cuts, KnownText
+from tito_audit.tokens.segments import ControlTokens, KnownText
 
 _HARMLESS = "harmless as logged, but would drift if the text were re-encoded"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A completion after the end of its prompt, from the prompt's last control token on.
+class CompletionInContext:
+    """A completion with the end of its prompt, from the prompt's last control token on.
 
-    No token spans a control token, so nothing earlier affects how the completion's first characters are encoded.
+    No token spans a control token, so what comes before it cannot affect how the completion is encoded.
     """
 
     turn: int
     ids: Ids
-    """`[N]` the end of the prompt and the completion."""
+    """`[N]` the end of the prompt, then the completion."""
     start: int
-    """Where the completion starts."""
+    """Where the completion starts in `ids`."""
     text: str
-    """What these ids spell."""
+    """What `ids` decode to."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfirmedIds:
-    """Recorded ids that are what a rendered text encodes as today."""
+    """Recorded ids that equal today's encoding of a rendered text."""
 
     ids: Ids
     goes_on: bool
-    """Whether the text may continue after them."""
+    """Whether the text may continue after these ids."""
 
-    def reencode(self, seen: Ids, cuts: Cuts) -> bool:
-        """Whether they start with a prompt and its completion, up to a control token.
+    def cover(self, seen: Ids, cuts: ControlTokens) -> bool:
+        """Whether these ids start with `seen`, a prompt and its completion, and continue with a control token.
 
-        Text between control tokens encodes the same on its own, so these ids are what their own text encodes as.
+        `seen` then needs no check: text between control tokens encodes the same on its own.
         """
         if not starts_with(self.ids, seen):
             return False
@@ -56,17 +56,20 @@ class ConfirmedIds:
         return (end == len(self.ids) and not self.goes_on) or len(cuts.positions(self.ids[end - 1 : end + 1])) > 0
 
 
-def answers_of(
+def answers_to_reencode(
     rollout: Rollout, chains: Chains, reference: Reference, confirmed: Sequence[ConfirmedIds]
-) -> list[Answer]:
-    """The completions of a rollout that have ids, except those already known to re-encode to
-    themselves, or to what a later prompt that was compared with them holds."""
-    answers: list[Answer] = []
+) -> list[CompletionInContext]:
+    """The completions still to be compared with their re-encoding.
+
+    Left out are those already confirmed, and those whose re-encoding is confirmed to be what a later prompt holds:
+    that prompt was compared with them.
+    """
+    answers: list[CompletionInContext] = []
     if not reference.reencodes_exactly:
         confirmed = ()
     if confirmed and len(confirmed[0].ids) < len(confirmed[-1].ids):
-        confirmed = confirmed[::-1]  # the longest is the one that most calls are the start of
-    cuts = reference.tokenizer.cuts
+        confirmed = confirmed[::-1]  # longest first: it covers most calls
+    cuts = reference.tokenizer.control_tokens
     later = {link.parent: link.turn for link in chains.links if link.kind is LinkKind.RETOKENIZED and confirmed}
     for number, call in enumerate(rollout.turns):
         if call.completion_ids is None or not len(call.completion_ids):
@@ -75,7 +78,7 @@ def answers_of(
         respelled = rollout.turns[later[number]].prompt_ids if number in later else None
         ended = respelled is not None and seen is not None and len(cuts.positions(seen[-1:])) > 0
         for rendered in confirmed:
-            if seen is not None and rendered.reencode(seen, cuts):
+            if seen is not None and rendered.cover(seen, cuts):
                 break
             if ended and respelled is not None and starts_with(rendered.ids, respelled):
                 break
@@ -83,21 +86,23 @@ def answers_of(
             prompt = call.prompt_ids if call.prompt_ids is not None else empty_ids()
             tail = prompt[reference.tail_start(prompt) :]
             ids = np.concatenate([tail, call.completion_ids])
-            answers.append(Answer(number, ids, len(tail), reference.text(ids)))
+            answers.append(CompletionInContext(number, ids, len(tail), reference.text(ids)))
     return answers
 
 
-def reencoded_differences(rollout: Rollout, answers: Sequence[Answer], reference: Reference) -> list[Difference]:
-    """Where each completion differs from its re-encoding; severity NOTE."""
+def reencoded_differences(
+    rollout: Rollout, answers: Sequence[CompletionInContext], reference: Reference
+) -> list[Difference]:
+    """Where each completion differs from its re-encoding, as NOTE: the log itself holds the sampled tokens."""
     every: list[Difference] = []
     texts, recorded = [answer.text for answer in answers], [answer.ids for answer in answers]
     for answer, encoded in zip(answers, reference.encode_all_as(texts, recorded), strict=True):
         if not same_ids(encoded, answer.ids):
             index = rollout.turns[answer.turn].message_index
-            region = Region(answer.turn, answer.start, len(answer.ids), index)
-            whole = KnownText(reference.tokenizer.cuts, answer.text, encoded)
+            completion = CompletionSpan(answer.turn, answer.start, len(answer.ids), index)
+            whole = KnownText(reference.tokenizer.control_tokens, answer.text, encoded)
             every += [
-                difference(stretch, Against.REENCODED, Severity.NOTE, _HARMLESS, answer.turn, (region,))
+                difference(stretch, Against.REENCODED, Severity.NOTE, _HARMLESS, answer.turn, (completion,))
                 for stretch in compare_ids(whole, answer.ids, reference)[0]
                 if stretch.end > answer.start
             ]

@@ -1,4 +1,4 @@
-"""Where two aligned sequences differ, what each difference did to training, and in which completion it lies."""
+"""Finds where two sequences differ, and places each difference in the completion it lies in."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tito_audit.align.alignment import Pair, align, align_pair
 from tito_audit.align.blocks import Block, BlockKind, Blocks
-from tito_audit.align.drift import Pair, align, differing_tokens
-from tito_audit.align.pieces import AROUND, Pieces
+from tito_audit.align.pieces import CONTEXT_BYTES, Pieces
 from tito_audit.align.runs import equal_runs, gaps
 from tito_audit.evidence.model import CONTEXT_TOKENS, Against, Difference, TextSide
 from tito_audit.evidence.reference import Reference
@@ -26,28 +26,28 @@ from tito_audit.tokens.vocab import Vocabulary
 
 _BROKEN = "\ufffd"
 _EMPTY_REASONING = re.compile(rb"<think>\s*</think>\s*")
-_WINDOW = 4 * AROUND
-"""About how many bytes the text around one difference takes."""
+_WINDOW = 4 * CONTEXT_BYTES
+"""About how many bytes of text a difference keeps when it keeps its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """One block that is not SAME, with both sides' tokens and text."""
+    """Tokens that differ between two sequences, with both sides' text."""
 
     kind: BlockKind
     start: int
     end: int
-    """Half-open in the recorded pieces."""
+    """Half-open, in the recorded sequence."""
     canonical_start: int
     canonical_end: int
     recorded: TextSide
     canonical: TextSide
     equal: tuple[int, int]
-    """How many tokens right before and right after it are the same in both, at most `CONTEXT_TOKENS`."""
+    """How many tokens right before and right after are the same in both, at most `CONTEXT_TOKENS`."""
 
     @property
     def key(self) -> tuple[int, int, bytes]:
-        """The same for one difference found twice in a recorded sequence."""
+        """Equal for stretches that replace the same recorded tokens with the same others."""
         return self.start, self.end, self.canonical.ids.tobytes()
 
 
@@ -57,9 +57,12 @@ def stretches(
     blocks: Blocks | Sequence[Block],
     within: tuple[Ids, int, Ids, int] | None = None,
 ) -> list[Stretch]:
-    """The tokens that differ in every block that is not SAME, in order; their places are those `within` longer
-    sequences, of which each side begins at a token, if these are given."""
-    differing = blocks.differing() if isinstance(blocks, Blocks) else blocks
+    """The stretches of every block that is not SAME, in order.
+
+    `within`, if given, is (recorded ids, first, canonical ids, first): longer sequences of which each side begins
+    at token `first`. Places then count from their start.
+    """
+    differing = blocks.differing_blocks() if isinstance(blocks, Blocks) else blocks
     few = len(differing) * _WINDOW < len(recorded.data)
     ids, first, others, c_first = within or (recorded.ids, 0, canonical.ids, 0)
     return [
@@ -69,87 +72,83 @@ def stretches(
             end + first,
             c_start + c_first,
             c_end + c_first,
-            _side(recorded, start, end, few),
-            _side(canonical, c_start, c_end, few),
+            _text_side(recorded, start, end, few),
+            _text_side(canonical, c_start, c_end, few),
             equal_around(ids, (start + first, end + first), others, (c_start + c_first, c_end + c_first)),
         )
         for block in differing
-        for kind, start, end, c_start, c_end in narrowed(block, recorded, canonical)
+        for kind, start, end, c_start, c_end in narrow_block(block, recorded, canonical)
     ]
 
 
 def starting_before(every: Sequence[Stretch], tokens: int) -> Sequence[Stretch]:
-    """Those that begin before this recorded token."""
+    """The stretches that begin before this recorded token."""
     return [stretch for stretch in every if stretch.start < tokens]
 
 
 def equal_around(
     recorded: Ids, stretch: tuple[int, int], canonical: Ids, other: tuple[int, int]
 ) -> tuple[int, int]:
-    """How many tokens right before and right after two ranges are the same in both sequences."""
+    """How many tokens right before and right after two ranges are the same, at most `CONTEXT_TOKENS` each."""
     (start, end), (c_start, c_end) = stretch, other
     before = after = 0
-    for size in range(1, min(CONTEXT_TOKENS, start, c_start) + 1):
-        if recorded[start - size] != canonical[c_start - size]:
-            break
-        before = size
-    for at in range(min(CONTEXT_TOKENS, len(recorded) - end, len(canonical) - c_end)):
-        if recorded[end + at] != canonical[c_end + at]:
-            break
-        after = at + 1
+    room = min(CONTEXT_TOKENS, start, c_start)
+    while before < room and recorded[start - before - 1] == canonical[c_start - before - 1]:
+        before += 1
+    room = min(CONTEXT_TOKENS, len(recorded) - end, len(canonical) - c_end)
+    while after < room and recorded[end + after] == canonical[c_end + after]:
+        after += 1
     return before, after
 
 
-def _side(pieces: Pieces, start: int, end: int, few: bool) -> TextSide:
-    """One side of a difference. Of few differences each keeps its own text; many share the whole sequence."""
+def _text_side(pieces: Pieces, start: int, end: int, few: bool) -> TextSide:
+    """One side of a stretch. If there are few, each keeps only its own text; many share the whole sequence."""
     if not few:
         return TextSide(pieces, start, end)
-    near, low = pieces.near(start, end)
+    near, low = pieces.with_context(start, end)
     return TextSide(near, start - low, end - low)
 
 
 # A block whose bytes differ, narrowed to the tokens that differ.
 
 
-def narrowed(block: Block, recorded: Pieces, canonical: Pieces) -> list[Block]:
-    """The parts of a block that differ; one part where all of it does.
+def narrow_block(block: Block, recorded: Pieces, canonical: Pieces) -> list[Block]:
+    """The parts of a block that differ, without the tokens that both sides begin or end with.
 
-    Tokens that both sides begin or end with are cut off. If all that differs is control tokens that the canonical
-    side drops, broken characters that it writes as U+FFFD, text that it normalises, or empty reasoning that it
-    adds, each of these is a part.
+    Several parts only if each explains itself; otherwise one, from the first to the last token that differs.
     """
     kind, start, end, c_start, c_end = block
     if kind is not BlockKind.DRIFT:
         return [block]
     a, b = recorded.ids[start:end], canonical.ids[c_start:c_end]
     head, tail = common_ends(a, b)
-    whole = _part(start + head, end - tail, c_start + head, c_end - tail)
+    whole = _block_of(start + head, end - tail, c_start + head, c_end - tail)
     a, b = a[head : len(a) - tail], b[head : len(b) - tail]
     if not len(a) or not len(b) or max(len(a), len(b)) > 2000:
         return [whole]
     parts = [
-        _part(whole[1] + i, whole[1] + i_end, whole[3] + j, whole[3] + j_end)
+        _block_of(whole[1] + i, whole[1] + i_end, whole[3] + j, whole[3] + j_end)
         for i, i_end, j, j_end in gaps(equal_runs(a, b), len(a), len(b))
     ]
-    separate = len(parts) > 1 and all(_is_clear(part, recorded, canonical) for part in parts)
+    separate = len(parts) > 1 and all(_explains_itself(part, recorded, canonical) for part in parts)
     return parts if separate else [whole]
 
 
-def _is_clear(part: Block, recorded: Pieces, canonical: Pieces) -> bool:
-    """Whether a part shows by itself what happened: dropped control tokens, text as decoding or normalising leaves
-    it, or empty reasoning that was added."""
+def _explains_itself(part: Block, recorded: Pieces, canonical: Pieces) -> bool:
+    """Whether a part shows by itself what happened: the canonical side dropped control tokens, wrote broken
+    characters as U+FFFD, normalised the text, or added empty reasoning."""
     kind, start, end, c_start, c_end = part
     if kind is BlockKind.EXTRA:
         return bool(recorded.control[start:end].all())
     data, written = recorded.bytes_of(start, end), canonical.bytes_of(c_start, c_end)
     if kind is BlockKind.MISSING:
         return _EMPTY_REASONING.fullmatch(written) is not None
-    text = _text(data)
-    return (_BROKEN in text and text == _text(written)) or normalised(data, written) is not None
+    text = _decode_loosely(data)
+    return (_BROKEN in text and text == _decode_loosely(written)) or find_normal_form(data, written) is not None
 
 
-def normalised(data: bytes, written: bytes) -> str | None:
-    """The Unicode normalisation that makes one text the other; None if none does."""
+def find_normal_form(data: bytes, written: bytes) -> str | None:
+    """The Unicode form, NFC or NFKC, that turns `data` into `written`; None if they are equal or neither does."""
     try:
         text, other = data.decode(), written.decode()
     except UnicodeDecodeError:
@@ -159,25 +158,25 @@ def normalised(data: bytes, written: bytes) -> str | None:
     return next((form for form in ("NFC", "NFKC") if unicodedata.normalize(form, text) == other), None)
 
 
-def _text(data: bytes) -> str:
-    """Bytes as text, each run of broken characters as one: decoders differ in how many they produce."""
+def _decode_loosely(data: bytes) -> str:
+    """Bytes as text, each run of broken characters as one U+FFFD: decoders differ in how many they write."""
     return re.sub(f"{_BROKEN}+", _BROKEN, data.decode("utf-8", "replace"))
 
 
-def _part(start: int, end: int, c_start: int, c_end: int) -> Block:
-    kind = BlockKind.DRIFT if start < end and c_start < c_end else BlockKind.EXTRA
-    return (BlockKind.MISSING if start == end else kind), start, end, c_start, c_end
+def _block_of(start: int, end: int, c_start: int, c_end: int) -> Block:
+    kind = BlockKind.MISSING if start == end else BlockKind.EXTRA if c_start == c_end else BlockKind.DRIFT
+    return kind, start, end, c_start, c_end
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class CompletionSpan:
     """A completion inside a longer recorded sequence."""
 
     turn: int
     start: int
     end: int
     message_index: int | None = None
-    """The message that it wrote, when known."""
+    """The message that it wrote, if known."""
 
 
 def difference(
@@ -186,19 +185,19 @@ def difference(
     severity: Severity,
     effect: str,
     turn: int | None = None,
-    regions: Sequence[Region] = (),
+    completions: Sequence[CompletionSpan] = (),
     later_turn: int | None = None,
 ) -> Difference:
-    """A stretch as a difference, placed in the completion that it touches, else in the prompt of `turn`, or in the
-    training row if there is none.
+    """A stretch as a difference in the completion that it touches, else in the prompt of `turn`, or in the row if
+    that is None.
 
     A stretch that begins before a completion and ends inside it counts as the completion's, from token 0 on.
     """
-    region = region_of(stretch, regions)
+    completion = completion_at(stretch, completions)
     start, end, where = stretch.start, stretch.end, Where.ROW if turn is None else Where.PROMPT
-    if region is not None:
-        start, end = max(start - region.start, 0), min(end, region.end) - region.start
-        where, turn = Where.COMPLETION, region.turn
+    if completion is not None:
+        start, end = max(start - completion.start, 0), min(end, completion.end) - completion.start
+        where, turn = Where.COMPLETION, completion.turn
     return Difference(
         against,
         stretch.kind,
@@ -210,101 +209,88 @@ def difference(
         stretch.canonical,
         severity,
         effect,
-        sampled=region is not None,
-        message_index=None if region is None else region.message_index,
+        sampled=completion is not None,
+        message_index=None if completion is None else completion.message_index,
         later_turn=later_turn,
         equal=stretch.equal,
     )
 
 
-def region_of(stretch: Stretch, regions: Sequence[Region]) -> Region | None:
-    """The first of these completions, in order, that a stretch touches; an empty one belongs to one that starts or
-    continues there."""
-    at = bisect_right(regions, stretch.start, key=attrgetter("end"))
-    if at == len(regions):
-        return None
-    region = regions[at]
-    touches = region.start < stretch.end or region.start <= stretch.start == stretch.end
-    return region if touches else None
+def completion_at(stretch: Stretch, completions: Sequence[CompletionSpan]) -> CompletionSpan | None:
+    """The first of these completions, in order, that a stretch touches; None if it touches none.
 
-
-# Each difference once: what a later prompt and the training row both show is one difference.
-
-
-def each_once(differences: Iterable[Difference]) -> list[Difference]:
-    """The differences without those that are at the place of an earlier one and show the same tokens instead.
-
-    The earlier one takes over their effect.
+    An empty stretch touches a completion that starts or goes on there.
     """
-    first: dict[tuple[object, ...], Difference] = {}
+    at = bisect_right(completions, stretch.start, key=attrgetter("end"))
+    if at == len(completions):
+        return None
+    completion = completions[at]
+    touches = completion.start < stretch.end or completion.start <= stretch.start == stretch.end
+    return completion if touches else None
+
+
+def merge_duplicates(differences: Iterable[Difference]) -> list[Difference]:
+    """One difference for those that replace the same tokens with the same others, with the effects of all.
+
+    A later prompt and the training row may show the same difference.
+    """
+    merged: dict[tuple[object, ...], Difference] = {}
     for difference in differences:
-        old = first.setdefault(_key(difference), difference)
-        if difference.effect != old.effect:
-            effect = f"{old.effect}; {difference.effect}"
-            first[_key(difference)] = replace(old, effect=effect, severity=max(old.severity, difference.severity))
-    return list(first.values())
+        first = merged.setdefault(difference.key, difference)
+        if difference.effect != first.effect:
+            effect, severity = f"{first.effect}; {difference.effect}", max(first.severity, difference.severity)
+            merged[difference.key] = replace(first, effect=effect, severity=severity)
+    return list(merged.values())
 
 
-def first_of_each(differences: Iterable[Difference]) -> list[Difference]:
-    """The same, where the earlier one stays as it is."""
-    first: dict[tuple[object, ...], Difference] = {}
-    for difference in differences:
-        first.setdefault(_key(difference), difference)
-    return list(first.values())
-
-
-def _key(difference: Difference) -> tuple[object, ...]:
-    place = difference.where, difference.turn, difference.start, difference.end
-    return *place, difference.canonical.ids.tobytes()
-
-
-# Prompts compared only where they differ from the prompts before them. A conversation of T calls holds O(T²)
+# Prompts are compared only where they differ from the prompts before them: a conversation of T calls holds O(T²)
 # tokens of prompts, of which O(T) are new.
 
 
-class Shared(NamedTuple):
-    """What a text and its recorded ids begin with in common with those of a comparison, up to a control token."""
+class SharedStart(NamedTuple):
+    """The common start of two texts and of the recorded ids compared with them, up to a control token."""
 
     cuts: int
-    """How many cuts of the text; the last is that control token. 0: they share nothing."""
+    """How many cuts of the text; the last one is that control token. 0: nothing is shared."""
     first: int
-    """The control token's place in the recorded ids, and so in those compared before."""
+    """The index of the control token in the recorded ids."""
     other: int
-    """Its place in the ids of the text."""
+    """Its index in the ids of the text."""
     characters: int
     """Where it begins in the text."""
 
 
-_NOTHING = Shared(0, 0, 0, 0)
+NOTHING_SHARED = SharedStart(0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A text with its ids, and recorded ids that were compared with them."""
+    """A text with its ids and the recorded ids compared with them, for comparing a longer prompt only where it is
+    new."""
 
     canonical: KnownText
     recorded: Ids
     pairs: Sequence[Pair] = ()
-    """The pieces of both that were paired, of which some may differ."""
+    """The ranges of both that were paired; some may differ."""
     texts: Sequence[tuple[int, bytes, bytes]] | None = ()
-    """Where pairs of other bytes end, and both sides' bytes. None if more was paired than texts between control
-    tokens that both sides have: nothing is then known about what follows."""
+    """(end, recorded bytes, canonical bytes) of each pair whose bytes differ. None if `align` paired more than the
+    texts between control tokens that both sides have: nothing is then known about what follows."""
 
-    def shared(self, text: str, recorded: Ids, vocabulary: Vocabulary) -> Shared:
-        """What another text and its ids share with these."""
+    def shared_start(self, text: str, recorded: Ids, vocabulary: Vocabulary) -> SharedStart:
+        """The start that another text and its recorded ids share with these."""
         if self.texts is None:
-            return _NOTHING
-        cuts, ids, tokens = self.canonical.shared(text), self.canonical.ids, self.canonical.tokens
+            return NOTHING_SHARED
+        cuts, ids, tokens = self.canonical.count_shared_cuts(text), self.canonical.ids, self.canonical.id_ends
         while cuts and ids[tokens[cuts - 1] - 1] not in vocabulary.special_ids:
             cuts -= 1
         if not cuts:
-            return _NOTHING
-        characters, after = self.canonical.up_to(cuts)
+            return NOTHING_SHARED
+        characters, after = self.canonical.size_up_to(cuts)
         longer = sum([end - start - last + at for start, end, at, last in self.pairs if last < after])
         if not same_ids(self.recorded[: after + longer], recorded[: after + longer]):
-            return _NOTHING
+            return NOTHING_SHARED
         characters -= len(vocabulary.token_bytes(int(ids[after - 1])).decode())
-        return Shared(cuts, after + longer - 1, after - 1, characters)
+        return SharedStart(cuts, after + longer - 1, after - 1, characters)
 
 
 def compare_text(
@@ -316,19 +302,19 @@ def compare_text(
     open_end: bool = False,
     after: int = 0,
 ) -> tuple[Sequence[Stretch], Comparison]:
-    """Where recorded ids differ from those of a text, after the part compared `before`, and the new comparison.
+    """Where recorded ids differ from today's ids of a text, beyond the part compared `before`; and the comparison.
 
     Texts between control tokens that both sides have are compared alone, so nothing before a shared control token
-    affects what follows it. Where that is not all that differs, the whole text is compared: pieces that were
-    paired before are paired again, and not looked into. `open_end` and `after`: see `align`.
+    affects what follows it. If more than that differs, the whole text is aligned, and ranges that were paired
+    before are paired again without a look inside. For `open_end` and `after` see `align`.
     """
-    shared = before.shared(text, recorded, reference.vocabulary) if before is not None else _NOTHING
+    shared = before.shared_start(text, recorded, reference.vocabulary) if before is not None else NOTHING_SHARED
     own = recorded[shared.first :]
     canonical = encoded = reference.encode_as(text[shared.characters :], own, goes_on=open_end)
     base = before.canonical if before is not None and shared.cuts else None
     if base is not None:
         canonical = np.concatenate([base.ids[: shared.other], encoded])
-    whole = KnownText(reference.tokenizer.cuts, text, canonical, base, shared.cuts)
+    whole = KnownText(reference.tokenizer.control_tokens, text, canonical, base, shared.cuts)
     return compare_ids(whole, recorded, reference, before, shared, open_end=open_end, after=after)
 
 
@@ -337,47 +323,47 @@ def compare_ids(
     recorded: Ids,
     reference: Reference,
     before: Comparison | None = None,
-    shared: Shared = _NOTHING,
+    shared: SharedStart = NOTHING_SHARED,
     *,
     open_end: bool = False,
     after: int = 0,
 ) -> tuple[Sequence[Stretch], Comparison]:
-    """The same for a text with its ids."""
-    changed = changed_text(whole, recorded, reference, before, shared, open_end=open_end, after=after)
+    """What `compare_text` returns, for a text whose ids are known."""
+    changed = compare_between_controls(whole, recorded, reference, before, shared, open_end=open_end, after=after)
     if changed is not None:
         return changed
-    looked_into: Sequence[Pair] = ()
-    if before is not None:  # the pairs in what both sides begin with differ as they did
+    known_pairs: Sequence[Pair] = ()
+    if before is not None:  # in the common start, pairs differ as they did before
         size, other_size = common_prefix(recorded, before.recorded), common_prefix(whole.ids, before.canonical.ids)
-        looked_into = [pair for pair in before.pairs if pair[1] < size and pair[3] < other_size]
+        known_pairs = [pair for pair in before.pairs if pair[1] < size and pair[3] < other_size]
     both, pairs = (reference.pieces(recorded), reference.pieces(whole.ids)), list[Pair]()
-    blocks = align(*both, open_end=open_end, after=after, looked_into=looked_into, pairs=pairs)
+    blocks = align(*both, open_end=open_end, compare_from=after, known_pairs=known_pairs, pairs=pairs)
     return stretches(*both, blocks), Comparison(whole, recorded, pairs, None)
 
 
-def changed_text(
+def compare_between_controls(
     whole: KnownText,
     recorded: Ids,
     reference: Reference,
     before: Comparison | None = None,
-    shared: Shared = _NOTHING,
+    shared: SharedStart = NOTHING_SHARED,
     *,
     open_end: bool = False,
     after: int = 0,
 ) -> tuple[list[Stretch], Comparison] | None:
-    """What `stretches` and `align` find, by a look only at texts between control tokens that differ.
+    """What `align` would find, from a look only at the texts between control tokens that differ.
 
-    None unless both sides have the same control tokens in the same order, text between the same ones, and no text
-    that differs elsewhere on the other side: `align` then pairs each with the one at its place.
+    None unless both sides have the same control tokens in the same order, with text between the same ones, and no
+    text that differs occurs elsewhere on the other side: only then does `align` pair texts at the same place.
     """
     vocabulary, canonical = reference.vocabulary, whole.ids
-    pairs = _paired_texts(recorded, canonical, shared, vocabulary, open_end=open_end)
+    pairs = _pair_texts(recorded, canonical, shared, vocabulary, open_end=open_end)
     if pairs is None:
         return None
     differing: list[Stretch] = []
     texts: list[tuple[int, bytes, bytes]] = []
     for start, end, other, other_end in pairs:
-        # The control tokens around the text are part of what surrounds a difference.
+        # A difference keeps the control tokens around the text as its context.
         low, c_low = max(start - 1, 0), max(other - 1, 0)
         own = reference.pieces(recorded[low : end + 1].copy())
         theirs = reference.pieces(canonical[c_low : other_end + 1].copy())
@@ -387,8 +373,8 @@ def changed_text(
         if end < after:
             continue
         if 0 in vocabulary.byte_lengths(own.ids) or 0 in vocabulary.byte_lengths(theirs.ids):
-            return None  # tokens without bytes are joined to the one before them
-        blocks = differing_tokens(own, theirs)
+            return None  # `align` joins tokens without bytes to the one before them
+        blocks = align_pair(own, theirs)
         differing += stretches(own, theirs, blocks, (recorded, low, canonical, c_low))
     earlier = before if before is not None and shared.cuts else Comparison(whole, recorded)
     every = [*(pair for pair in earlier.pairs if pair[1] <= shared.first), *pairs]
@@ -397,7 +383,7 @@ def changed_text(
         if reference.has_bytes_of(canonical, whole.text):
             data, rest = whole.text.encode(), whole.text[shared.characters :].encode()
         else:
-            data, rest = vocabulary.data(canonical), vocabulary.data(canonical[shared.other :])
+            data, rest = vocabulary.bytes_of(canonical), vocabulary.bytes_of(canonical[shared.other :])
         for checked, part, others in ((texts, data, [*old, *texts]), (old, rest, texts)):
             for _, differs, written in checked:
                 if differs in part or part.count(written) > sum([text.count(written) for _, _, text in others]):
@@ -405,10 +391,10 @@ def changed_text(
     return differing, Comparison(whole, recorded, every, [*old, *texts])
 
 
-def _paired_texts(
-    recorded: Ids, canonical: Ids, shared: Shared, vocabulary: Vocabulary, *, open_end: bool
+def _pair_texts(
+    recorded: Ids, canonical: Ids, shared: SharedStart, vocabulary: Vocabulary, *, open_end: bool
 ) -> list[Pair] | None:
-    """The texts between control tokens that differ, after what is shared; None if they cannot be paired."""
+    """The texts between control tokens that differ, after the shared start; None if they cannot be paired."""
     own, theirs = recorded[shared.first :], canonical[shared.other :]
     data, other_data = own.tobytes(), theirs.tobytes()
     if data == other_data or (open_end and other_data.startswith(data)):

@@ -1,4 +1,4 @@
-"""From a rollout to its evidence: each comparison is made once, before any rule runs."""
+"""Gathers the evidence on a rollout: every comparison is made once, before any rule runs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from operator import attrgetter, or_
 
 import numpy as np
 
+from tito_audit.align.alignment import align
 from tito_audit.align.blocks import SAME_BYTES
-from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
-from tito_audit.evidence.belonging import Unrelated, of_another_conversation
 from tito_audit.evidence.chains import Chains, chain_turns
-from tito_audit.evidence.completions import Answer, ConfirmedIds, answers_of, reencoded_differences
-from tito_audit.evidence.differences import each_once
-from tito_audit.evidence.images import image_tokens, is_expansion, states_images
-from tito_audit.evidence.judgement import JUDGEMENT, with_turn_ends
-from tito_audit.evidence.model import Against, Construction, Difference, Evidence, RowFound, RowView, Sound
+from tito_audit.evidence.completions import (
+    CompletionInContext,
+    ConfirmedIds,
+    answers_to_reencode,
+    reencoded_differences,
+)
+from tito_audit.evidence.differences import merge_duplicates
+from tito_audit.evidence.images import has_images, image_tokens, is_expansion
+from tito_audit.evidence.judgement import JUDGEMENT, judge_view
+from tito_audit.evidence.model import Against, Difference, Evidence, KnownCause, RowComparison, Verified
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.prompts import RenderedTexts, render_texts, rendered_differences
 from tito_audit.evidence.recover import recover_ids
@@ -29,16 +33,17 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.rendered import render_conversation
 from tito_audit.evidence.roles import TEMPLATE, Roles
 from tito_audit.evidence.row import (
-    OTHER_MESSAGES,
-    answer_to,
-    holds_given_turns,
-    is_as_sent,
-    row_against_calls,
-    row_against_itself,
-    row_against_request,
-    row_against_template,
+    UNRELATED_MESSAGES,
+    answer_in_row,
+    compare_row_to_calls,
+    compare_row_to_itself,
+    compare_row_to_request,
+    compare_row_to_template,
+    lacks_answer,
+    response_holds_given_turns,
 )
-from tito_audit.evidence.sft import is_sft, with_edges, with_ends
+from tito_audit.evidence.sft import is_sft, with_sampled_ends, with_trained_edges
+from tito_audit.evidence.unrelated import Unrelated, messages_are_unrelated
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.policy_columns import versions_and_trainers_logged
@@ -73,41 +78,39 @@ def gather(
     conventions: Conventions = NO_CONVENTIONS,
     trained_again: tuple[TrainedAgain, ...] = (),
 ) -> Evidence:
-    """The evidence on a rollout, from what the log holds and what was given to the run.
+    """The evidence on a rollout. Never raises because of what a log holds.
 
-    `speakers` are the roles that were sampled; `conventions` is what the run states about how its training rows
-    were written; `trained_again` is what the run trains more than once in this rollout.
-
-    Without a tokenizer, ids are compared with ids; without a renderer or messages, nothing is compared with the
-    template. Never raises because of what a log holds.
+    `speakers` says which roles were sampled, `conventions` how the run writes its training rows, and
+    `trained_again` what it trains more than once in this rollout. Without a tokenizer only ids are compared;
+    without a renderer or messages, nothing is compared with the template.
     """
     rollout = with_speakers(rollout, speakers)
     reference = Reference(tokenizer, renderer, speakers) if tokenizer is not None else None
-    rollout, problems = _recovered(rollout, reference)
-    if reference is not None and holds_given_turns(rollout, reference):
+    rollout, problems = _with_recovered_ids(rollout, reference)
+    if reference is not None and response_holds_given_turns(rollout, reference):
         rollout = with_call_as_row(rollout)
-        trained_again = tuple(_in_row(again, rollout) for again in trained_again)
+        trained_again = tuple(_placed_in_row(again, rollout) for again in trained_again)
     if reference is not None and rollout.stated.converted_tools:
         rollout = replace(rollout, tools=tools_as_sent(rollout, reference.vocabulary))
     unrelated: list[Unrelated] = []
-    if reference is not None and rollout.turns and of_another_conversation(rollout, reference.text):
-        unrelated.append(OTHER_MESSAGES)
+    if reference is not None and rollout.turns and messages_are_unrelated(rollout, reference.text):
+        unrelated.append(UNRELATED_MESSAGES)
         rollout = _without_messages(rollout, _OF_OTHERS)
     chains = chain_turns(rollout, reference)
     texts: RenderedTexts = {}
     errors: tuple[tuple[int | None, str], ...] = ()
     confirmed: tuple[ConfirmedIds, ...] = ()
-    answers: list[Answer] = []
+    answers: list[CompletionInContext] = []
     if rollout.turns and reference is not None:
         if renderer is not None:
             texts, errors, confirmed = render_texts(rollout, chains, reference)
-        answers = answers_of(rollout, chains, reference, confirmed)
-    row, more, row_error, other, unused = _row(rollout, chains, reference)
+        answers = answers_to_reencode(rollout, chains, reference, confirmed)
+    row, row_differences, row_error, unrelated_part, unused = _compare_row(rollout, chains, reference)
     if unused:
         rollout = _without_messages(rollout, unused)
-    if other is not None:
-        unrelated.append(other)
-        if other is OTHER_MESSAGES:
+    if unrelated_part is not None:
+        unrelated.append(unrelated_part)
+        if unrelated_part is UNRELATED_MESSAGES:
             rollout = _without_messages(rollout, _OF_OTHERS)
         else:
             because = "the training row is not of them"
@@ -115,17 +118,17 @@ def gather(
     judged = None
     if row is not None and rollout.training_row is not None and reference is not None:
         of_sft = (rollout.training_row.logprobs is None or rollout.stated.kind is not None) and is_sft(rollout)
-        row = with_edges(row, rollout.training_row, reference) if of_sft else row
-        row, judged = with_turn_ends(row, rollout.training_row, reference.end_ids(), reference.text, conventions)
-        row = with_ends(row) if of_sft else row
-    differences: Sequence[Difference] = each_once((*chains.differences, *more))
+        row = with_trained_edges(row, rollout.training_row, reference) if of_sft else row
+        row, judged = judge_view(row, rollout.training_row, reference.end_ids(), reference.text, conventions)
+        row = with_sampled_ends(row) if of_sft else row
+    differences: Sequence[Difference] = merge_duplicates((*chains.differences, *row_differences))
     if reference is not None:
-        again = reencoded_differences(rollout, answers, reference) if answers else ()
-        written = rendered_differences(rollout, chains, texts, reference) if texts else ()
-        groups = [group for group in (again, written) if group]
+        from_encoding = reencoded_differences(rollout, answers, reference) if answers else ()
+        from_template = rendered_differences(rollout, chains, texts, reference) if texts else ()
+        groups = [group for group in (from_encoding, from_template) if group]
         if differences or groups:
-            differences = _together(differences, groups, reference, rollout.training_row)
-            differences = with_constructions(rollout, differences, reference)
+            differences = _combine_differences(differences, groups, reference, rollout.training_row)
+            differences = with_known_causes(rollout, differences, reference)
     rendered = bool(texts) or (row is not None and not rollout.turns and bool(rollout.messages))
     compared = frozenset(texts)
     if rendered and not texts and renderer is not None and row_error is None:
@@ -133,7 +136,7 @@ def gather(
     return Evidence(
         rollout,
         reference.vocabulary if reference else None,
-        _present(rollout, reference, row, rendered, renderer),
+        _find_needs_met(rollout, reference, renderer, sampled_known=row is not None, rendered=rendered),
         bos_id=tokenizer.bos_id if tokenizer else None,
         end_ids=reference.end_ids() if reference else frozenset(),
         differences=tuple(differences),
@@ -151,35 +154,35 @@ def gather(
     )
 
 
-def _row(rollout: Rollout, chains: Chains, reference: Reference | None) -> RowFound:
-    """The training row compared with the best evidence in the log: calls, else messages, else itself."""
+def _compare_row(rollout: Rollout, chains: Chains, reference: Reference | None) -> RowComparison:
+    """Compare the training row with the best evidence in the log: its calls, else its messages, else itself."""
     if rollout.training_row is None:
-        return RowFound()
+        return RowComparison()
     start, end = visible_range(rollout.training_row)
     if end - start < len(rollout.training_row.token_ids):
-        return _padded(rollout, rollout.training_row, (start, end), chains, reference)
+        return _compare_padded_row(rollout, rollout.training_row, (start, end), chains, reference)
     if any(seen is not None for seen in chains.seen):
-        return row_against_calls(rollout, chains, reference)
+        return compare_row_to_calls(rollout, chains, reference)
     if reference is None or not len(rollout.training_row.token_ids):
-        return RowFound()
+        return RowComparison()
     error = None
-    if is_as_sent(rollout) and reference.renderer is not None:
-        as_sent = row_against_request(rollout, reference)
-        if as_sent is not None:
-            return as_sent
+    if lacks_answer(rollout) and reference.renderer is not None:
+        comparison = compare_row_to_request(rollout, reference)
+        if comparison is not None:
+            return comparison
         if all(message.known_unsampled for message in rollout.messages):
-            return row_against_itself(rollout, reference)._replace(unused=_NO_ANSWER)
+            return compare_row_to_itself(rollout, reference)._replace(unused=_NO_ANSWER)
     if rollout.messages and reference.renderer is not None:
-        written, error = render_conversation(rollout, reference)
-        if written is not None:
-            return row_against_template(rollout, written, reference)
-    return row_against_itself(rollout, reference)._replace(error=error)
+        rendered, error = render_conversation(rollout, reference)
+        if rendered is not None:
+            return compare_row_to_template(rollout, rendered, reference)
+    return compare_row_to_itself(rollout, reference)._replace(error=error)
 
 
-def _padded(
+def _compare_padded_row(
     rollout: Rollout, row: TrainingRow, part: tuple[int, int], chains: Chains, reference: Reference | None
-) -> RowFound:
-    """The same for a row's tokens without padding, with positions in the whole row."""
+) -> RowComparison:
+    """Compare the row without its padding; the result has positions in the whole row."""
     start, end = part
     cut = replace(
         row,
@@ -190,52 +193,47 @@ def _padded(
         columns=(),
         hidden=None,
     )
-    of_part = _row(replace(rollout, training_row=cut), chains, reference)
-    view, unrelated = of_part.view, of_part.unrelated
+    comparison = _compare_row(replace(rollout, training_row=cut), chains, reference)
+    view, unrelated = comparison.view, comparison.unrelated
     if unrelated is not None:
         first, last = unrelated.span
         unrelated = replace(unrelated, span=(first + start, last + start))
-    if view is not None:  # padding is of the template, and not sampled
-        room, expected = (start, len(row.token_ids) - end), view.expected_logprobs
+    if view is not None:
+        pads, expected = (start, len(row.token_ids) - end), view.expected_logprobs
         view = replace(
             view,
-            sampled=np.pad(view.sampled, room),
-            roles=Roles.of([TEMPLATE] * room[0] + list(view.roles) + [TEMPLATE] * room[1]),
-            turn=np.pad(view.turn, room, constant_values=-1),
-            turn_offset=np.pad(view.turn_offset, room, constant_values=-1),
-            expected_logprobs=None if expected is None else np.pad(expected, room, constant_values=np.nan),
-            drifted=np.pad(view.drifted, room),
+            sampled=np.pad(view.sampled, pads),
+            roles=Roles.of([TEMPLATE] * pads[0] + list(view.roles) + [TEMPLATE] * pads[1]),
+            turn=np.pad(view.turn, pads, constant_values=-1),
+            turn_offset=np.pad(view.turn_offset, pads, constant_values=-1),
+            expected_logprobs=None if expected is None else np.pad(expected, pads, constant_values=np.nan),
+            drifted=np.pad(view.drifted, pads),
             spans=(),
-            sound=Sound.NOTHING,
+            verified=Verified.NOTHING,
         )
-    return RowFound(
-        view,
-        [
-            replace(difference, start=difference.start + start, end=difference.end + start)
-            if difference.where is Where.ROW
-            else difference
-            for difference in of_part.differences
-        ],
-        of_part.error,
-        unrelated,
-        of_part.unused,
-    )
+    differences = [
+        replace(each, start=each.start + start, end=each.end + start) if each.where is Where.ROW else each
+        for each in comparison.differences
+    ]
+    return comparison._replace(view=view, differences=differences, unrelated=unrelated)
 
 
 _OF_OTHERS = "they are of another conversation"
 _NO_ANSWER = "they hold no answer, and nothing shows where the row's begin"
-"""Why messages were used for nothing."""
+"""Why messages were not used."""
 
 
 def _without_messages(rollout: Rollout, because: str) -> Rollout:
-    """The rollout without its messages, and with the reason."""
+    """The rollout without its messages, which states the reason."""
     turns = tuple(replace(turn, message_index=None) for turn in rollout.turns)
     stated = rollout.stated.not_used(Unread.MESSAGES, because)
     return replace(rollout, messages=(), turns=turns, stated=stated)
 
 
-def _recovered(rollout: Rollout, reference: Reference | None) -> tuple[Rollout, tuple[tuple[int, str], ...]]:
-    """The rollout with ids looked up from token strings where the log has only those."""
+def _with_recovered_ids(
+    rollout: Rollout, reference: Reference | None
+) -> tuple[Rollout, tuple[tuple[int, str], ...]]:
+    """The rollout with ids for completions logged as token strings only; and (turn, problem) where that failed."""
     strings_only = [turn.completion_ids is None and bool(turn.token_texts) for turn in rollout.turns]
     if reference is None or True not in strings_only:
         return rollout, ()
@@ -257,8 +255,8 @@ def _recovered(rollout: Rollout, reference: Reference | None) -> tuple[Rollout, 
     return replace(rollout, turns=tuple(turns)), tuple(problems)
 
 
-def _in_row(again: TrainedAgain, rollout: Rollout) -> TrainedAgain:
-    """What is trained again in a call, with the places of the training row that it was read as."""
+def _placed_in_row(again: TrainedAgain, rollout: Rollout) -> TrainedAgain:
+    """`again` with positions in the training row, if its call was read as that row."""
     row = rollout.training_row
     if row is None or again.turn is None:
         return again
@@ -266,14 +264,16 @@ def _in_row(again: TrainedAgain, rollout: Rollout) -> TrainedAgain:
     return replace(again, turn=None, runs=tuple((start + first, end + first) for start, end in again.runs))
 
 
-def _together(
+def _combine_differences(
     differences: Sequence[Difference],
     groups: Sequence[Sequence[Difference]],
     reference: Reference,
     row: TrainingRow | None,
 ) -> Sequence[Difference]:
-    """The differences with those of each group that none from before covers; no image that a processor expanded,
-    and nothing that neither the model sees nor the loss trains."""
+    """The differences, with those of each group that no earlier one covers.
+
+    Left out are images that a processor expanded, and tokens that neither the model sees nor the loss trains.
+    """
     for group in groups:
         differences = [*differences, *uncovered(group, differences)] if differences else group
     if row is not None and row.hidden is not None:
@@ -288,11 +288,11 @@ def _together(
 
 
 def uncovered(new: Iterable[Difference], earlier: Iterable[Difference]) -> list[Difference]:
-    """Those of new differences that no earlier one of the same sequence covers."""
+    """The new differences that no earlier one of the same sequence covers."""
     sequences: dict[tuple[Where, int | None], list[Difference]] = {}
     for old in sorted(earlier, key=attrgetter("start")):
         sequences.setdefault((old.where, old.turn), []).append(old)
-    # The furthest end of each and all before it.
+    # For each difference, the furthest end among it and those before it: where to stop looking back.
     furthest = {place: list(accumulate((old.end for old in every), max)) for place, every in sequences.items()}
     out = []
     for difference in new:
@@ -307,56 +307,58 @@ def uncovered(new: Iterable[Difference], earlier: Iterable[Difference]) -> list[
 
 
 def _covers(old: Difference, new: Difference) -> bool:
-    """Whether a difference that does not begin later covers another one; one that only spells the same text in
-    other tokens does not cover a difference in text."""
+    """Whether `old`, which does not begin after `new`, covers it; a difference in tokens alone covers none in
+    text."""
     inside = new.start < new.end or old.start < new.start < old.end or old.start == old.end
     text = old.recorded.data != old.canonical.data or new.recorded.data == new.canonical.data
     return old.end >= new.end and inside and text
 
 
-def _present(
+def _find_needs_met(
     rollout: Rollout,
     reference: Reference | None,
-    row: RowView | None,
-    rendered: bool,
     renderer: Renderer | None,
+    *,
+    sampled_known: bool,
+    rendered: bool,
 ) -> Needs:
-    turns, line = rollout.turns, rollout.training_row
+    """Which needs of rules the rollout meets."""
+    turns, row = rollout.turns, rollout.training_row
     rendered = rendered and renderer is not None
     versions, trainers = versions_and_trainers_logged(rollout)
-    images = states_images(rollout)
+    images = has_images(rollout)
     beside = [each.extras for each in turns if each.extras is not NO_EXTRAS]
-    if line is not None and line.extras is not NO_EXTRAS:
-        beside.append(line.extras)
+    if row is not None and row.extras is not NO_EXTRAS:
+        beside.append(row.extras)
     messages = bool(rollout.messages) or any(turn.prompt_messages for turn in turns)
-    return _needs(
+    return _needs_of(
         (
             messages,
             True in [turn.prompt_ids is not None for turn in turns],
             True in [turn.completion_ids is not None for turn in turns],
-            True in _scored(turns),
+            True in _have_logprobs(turns),
             len(turns) > 1,
-            line is not None and len(line.token_ids) > 0,
-            line is not None and line.loss_mask is not None,
-            line is not None and _LOGPROBS in [column.role for column in line.columns],
+            row is not None and len(row.token_ids) > 0,
+            row is not None and row.loss_mask is not None,
+            row is not None and _LOGPROBS in [column.role for column in row.columns],
             reference is not None,
             rendered,
-            row is not None,
+            sampled_known,
             versions,
-            hidden_and_trained(line) is not None,
+            hidden_and_trained(row) is not None,
             trainers,
             images,
             (messages and not images)
             or (reference is not None and image_tokens(reference.vocabulary) is not None),
             len(turns) > 1 or rendered,
             renderer is not None,
-            *(_beside(beside) if beside else (False,) * 5),
+            *(_needs_beside(beside) if beside else (False,) * 5),
         )
     )
 
 
-def _beside(beside: Sequence[TokenExtras]) -> tuple[bool, ...]:
-    """Whether experts, kept sets and credit are there, the first two also whether they were read."""
+def _needs_beside(beside: Sequence[TokenExtras]) -> tuple[bool, ...]:
+    """EXPERTS, EXPERTS_READ, KEPT_SETS, KEPT_SETS_READ and CREDIT: whether each is met."""
     unfit = [part for values in beside for part in values.unreadable]
     met: list[bool] = []
     for experts, read in (
@@ -369,28 +371,27 @@ def _beside(beside: Sequence[TokenExtras]) -> tuple[bool, ...]:
 
 
 def partly_recorded(rollout: Rollout) -> Needs:
-    """What some calls with completion ids have, and others lack: prompt ids, or logprobs."""
+    """What some calls with completion ids have and others lack: prompt ids, or logprobs."""
     calls = [turn for turn in rollout.turns if turn.completion_ids is not None and len(turn.completion_ids)]
-    prompts = {turn.prompt_ids is not None for turn in calls}
-    logprobs = set(_scored(calls))
-    if len(prompts) <= 1 and len(logprobs) <= 1:
-        return Needs.NOTHING
-    return (Needs.PROMPTS if len(prompts) > 1 else Needs.NOTHING) | (
-        Needs.COMPLETION_LOGPROBS if len(logprobs) > 1 else Needs.NOTHING
-    )
+    needs = Needs.NOTHING
+    if len({turn.prompt_ids is not None for turn in calls}) > 1:
+        needs |= Needs.PROMPTS
+    if len(set(_have_logprobs(calls))) > 1:
+        needs |= Needs.COMPLETION_LOGPROBS
+    return needs
 
 
 @lru_cache(maxsize=256)
-def _needs(met: tuple[bool, ...]) -> Needs:
-    """The needs that are met, of all in their order."""
+def _needs_of(met: tuple[bool, ...]) -> Needs:
+    """The needs that are met; `met` has a flag for each, in their order."""
     return reduce(or_, (need for need, there in zip(Needs, met, strict=True) if there), Needs.NOTHING)
 
 
 _LOGPROBS = ColumnRole.LOGPROBS
 
 
-def _scored(turns: Sequence[Turn]) -> list[bool]:
-    """Whether each call has logprobs, or a column that should hold them."""
+def _have_logprobs(turns: Sequence[Turn]) -> list[bool]:
+    """For each call, whether it has logprobs, or a column that should hold them."""
     return [
         turn.completion_logprobs is not None
         or (turn.columns != () and _LOGPROBS in [column.role for column in turn.columns])
@@ -398,10 +399,10 @@ def _scored(turns: Sequence[Turn]) -> list[bool]:
     ]
 
 
-def with_constructions(
+def with_known_causes(
     rollout: Rollout, differences: Sequence[Difference], reference: Reference
 ) -> Sequence[Difference]:
-    """The same differences, each with the construction that explains it, if one was found."""
+    """The differences, each with the way of writing the messages that explains it, if one was found."""
     if reference.renderer is None:
         return differences
     out = [*differences]
@@ -414,13 +415,13 @@ def with_constructions(
         ):
             sequences.setdefault((difference.where, difference.turn), array("q")).append(number)
     for (where, turn), numbers in list(sequences.items())[:8]:  # rendering is slow
-        if all(_harmless(out[number]) for number in numbers):
+        if all(_is_proven_sampled(out[number]) for number in numbers):
             continue
-        observation = _observation(rollout, where, turn, reference)
+        observation = _observe(rollout, where, turn, reference)
         if observation is None:
             continue
         recorded = reference.pieces(observation.ids)
-        # A run of one control token at the very start or end of a sequence is padding.
+        # A run of one control token other than BOS at the very start or end of a sequence is padding.
         ids, bos = observation.ids, reference.tokenizer.bos_id
         place = "prompt ids" if observation.is_answered else "row"
         for number in numbers:
@@ -431,17 +432,17 @@ def with_constructions(
             pad = int(ids[start])
             if recorded.control[start] and bool((ids[start:end] == pad).all()) and pad != bos:
                 what = f"{end - start} padding tokens are in the {place}"
-                padding = Construction("REC004", f"padding in the {place}", what)
-                out[number] = replace(out[number], construction=padding)
-        unexplained = [number for number in numbers if out[number].construction is None]
+                padding = KnownCause("REC004", f"padding in the {place}", what)
+                out[number] = replace(out[number], known_cause=padding)
+        unexplained = [number for number in numbers if out[number].known_cause is None]
         ways = OtherWays(Writer(reference.tokenizer, reference.renderer), observation)
         if unexplained and ways.has_role_markers:
-            _explain(ways, recorded, reference, out, unexplained)
+            _find_known_causes(ways, recorded, reference, out, unexplained)
     return out
 
 
-def _observation(rollout: Rollout, where: Where, turn: int | None, reference: Reference) -> Observation | None:
-    """A sequence with the messages that it was rendered from; None where the log does not say."""
+def _observe(rollout: Rollout, where: Where, turn: int | None, reference: Reference) -> Observation | None:
+    """A recorded sequence with the messages it was rendered from; None if the log does not say."""
     if where is not Where.ROW:
         assert turn is not None
         ids, sent = rollout.turns[turn].prompt_ids, prompt_messages(rollout, turn)
@@ -449,43 +450,43 @@ def _observation(rollout: Rollout, where: Where, turn: int | None, reference: Re
     row = rollout.training_row
     if row is None:
         return None
-    if not is_as_sent(rollout):
+    if not lacks_answer(rollout):
         return observe_prompt(rollout, None, rollout.messages, row.token_ids, Part.WHOLE)
-    answer = answer_to(rollout, reference)
+    answer = answer_in_row(rollout, reference)
     before = row.token_ids if answer is None else row.token_ids[: answer[0]]
     return observe_prompt(rollout, None, rollout.messages, before, Part.LATER)
 
 
-def _harmless(difference: Difference) -> bool:
-    """Whether it is proven to be what a model sampled, which leaves nothing to explain."""
+def _is_proven_sampled(difference: Difference) -> bool:
+    """Whether the recorded tokens are proven to be sampled, which leaves nothing to explain."""
     return difference.sampled and difference.severity is Severity.NOTE
 
 
-def _explain(
+def _find_known_causes(
     ways: OtherWays, recorded: Pieces, reference: Reference, out: list[Difference], numbers: Sequence[int]
 ) -> None:
-    """Give the differences of one sequence their constructions, starting with those that explain the most."""
-    explaining: list[tuple[Construction, list[int]]] = []
+    """Set the known causes of differences `numbers` of `out`, all of one sequence; the widest cause goes first."""
+    causes: list[tuple[KnownCause, list[int]]] = []
     for text, code, cause, what in ways.texts():
-        # The ranges of recorded tokens whose bytes differ from the text's.
+        # The ranges of recorded tokens that this way of writing does not explain.
         written, opens = reference.pieces(reference.encode_as(text, recorded.ids)), ways.observation.is_answered
         rest = [
             (start, end)
-            for kind, start, end, _, _ in align(recorded, written, open_end=not opens).differing()
+            for kind, start, end, _, _ in align(recorded, written, open_end=not opens).differing_blocks()
             if kind not in SAME_BYTES and (opens or start < len(recorded))
         ]
-        explained = [number for number in numbers if not any(_touch(out[number], part) for part in rest)]
-        if not explained or not all(any(_touch(out[number], part) for number in numbers) for part in rest):
+        explained = [number for number in numbers if not any(_touches(out[number], part) for part in rest)]
+        if not explained or not all(any(_touches(out[number], part) for number in numbers) for part in rest):
             continue
-        explaining.append((Construction(code, cause, what), explained))
-        if all(number in explained or _harmless(out[number]) for number in numbers):
+        causes.append((KnownCause(code, cause, what), explained))
+        if all(number in explained or _is_proven_sampled(out[number]) for number in numbers):
             break
-    for construction, explained in sorted(explaining, key=lambda pair: -len(pair[1])):
+    for known_cause, explained in sorted(causes, key=lambda pair: -len(pair[1])):
         for number in explained:
-            if out[number].construction is None:
-                out[number] = replace(out[number], construction=construction)
+            if out[number].known_cause is None:
+                out[number] = replace(out[number], known_cause=known_cause)
 
 
-def _touch(difference: Difference, stretch: tuple[int, int]) -> bool:
-    """Whether a stretch of recorded tokens is part of a difference, or next to it."""
+def _touches(difference: Difference, stretch: tuple[int, int]) -> bool:
+    """Whether a range of recorded tokens overlaps a difference, or lies right next to it."""
     return stretch[0] <= difference.end and difference.start <= stretch[1]

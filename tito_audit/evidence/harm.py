@@ -1,11 +1,11 @@
-"""Whether a repair would, under any possible reading, give a trained token another token's logprob."""
+"""Checks that a repair gives no trained token the logprob of another one, under any reading of the row."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tito_audit.evidence.fill import IMPOSSIBLE
 from tito_audit.evidence.judgement import judgement
+from tito_audit.evidence.logprob_values import IMPOSSIBLE
 from tito_audit.evidence.logprobs import ROUNDING
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Logprobs, Mask
@@ -13,11 +13,11 @@ from tito_audit.record.reading import TO_END, Slide
 from tito_audit.record.rollout import TrainingRow
 
 
-def harm(before: Evidence, after: Evidence) -> str | None:
-    """Why the row is worse after a repair, token by token with its logprob; None when it is not.
+def find_harm(before: Evidence, after: Evidence) -> str | None:
+    """Why the row is worse after a repair; None if it is not, or if its tokens changed.
 
-    Only for rows with unchanged tokens; None for others. A pair that was right under some reading of the old row
-    must stay or leave the loss, and no reading may find a new wrong pair. Beside calls only theirs counts.
+    A token with its logprob that is right under some reading of the old row must stay so or leave the loss. Where
+    calls show what was sampled, theirs is the only reading.
     """
     old, new = before.rollout.training_row, after.rollout.training_row
     if old is None or old.loss_mask is None or new is None or new.loss_mask is None:
@@ -30,45 +30,46 @@ def harm(before: Evidence, after: Evidence) -> str | None:
         wrong, expected = ~view.sampled & ~view.drifted, view.expected_logprobs
         if expected is not None and new.logprobs is not None:
             wrong |= np.isfinite(expected) & ~(np.abs(new.logprobs - expected) <= ROUNDING)
-        fresh = new.loss_mask & wrong & ~_same_pairs(old, new)
+        fresh = new.loss_mask & wrong & ~_keep_their_logprob(old, new)
         return (
             "a trained token would get a logprob that is not its own, as the calls show" if fresh.any() else None
         )
-    before_repair = judgement(before)
-    if before_repair is None:
+    judged = judgement(before)
+    if judged is None:
         return None
-    slides = [fit.slide for fit in before_repair.fits]
-    for slide in (Slide(), *slides) if before_repair.right or before_repair.missing or not slides else slides:
-        sampled = np.zeros(len(old.token_ids), np.bool_)
-        for span, end in zip(before_repair.spans, before_repair.ends, strict=True):
-            sampled[span.start : span.ends[-1] if end is None else end] = True
+    slides = [fit.slide for fit in judged.fits]
+    if judged.is_plausible or judged.may_lack_values or not slides:
+        slides = [Slide(), *slides]
+    sampled = np.zeros(len(old.token_ids), np.bool_)
+    for span, end in zip(judged.spans, judged.ends, strict=True):
+        sampled[span.start : span.ends[-1] if end is None else end] = True
+    for slide in slides:
         # `[T]` the value of each token if the column slid; NaN where it moved out of the row.
-        logprobs = old.logprobs
-        own = logprobs
+        own = logprobs = old.logprobs
         if logprobs is not None and slide.logprobs:
             own = logprobs.copy()
-            for number in range(slide.first, len(before_repair.spans) if slide.last == TO_END else slide.last + 1):
-                places = np.arange(before_repair.spans[number].start, before_repair.spans[number].ends[-1])
+            for span in judged.spans[slide.first : None if slide.last == TO_END else slide.last + 1]:
+                places = np.arange(span.start, span.ends[-1])
                 source = places + slide.logprobs
                 inside = (source >= 0) & (source < len(own))
                 own[places] = np.where(inside, logprobs[np.clip(source, 0, len(own) - 1)], np.nan)
-        wrong_before = old.loss_mask & ~_right(old, sampled, own)
-        wrong_after = new.loss_mask & ~_right(new, sampled, own)
+        wrong_before = old.loss_mask & ~_have_own_logprob(old, sampled, own)
+        wrong_after = new.loss_mask & ~_have_own_logprob(new, sampled, own)
         if bool((wrong_after & ~wrong_before).any()):
             return "a trained token would get a logprob that is not its own, as far as the row shows"
     return None
 
 
-def _right(row: TrainingRow, sampled: Mask, own: Logprobs | None) -> Mask:
-    """`[T]` True for tokens that were sampled and whose logprob is their own."""
+def _have_own_logprob(row: TrainingRow, sampled: Mask, own: Logprobs | None) -> Mask:
+    """`[T]` True for sampled tokens whose logprob is `own`; any logprob is, if `own` is None."""
     if own is None or row.logprobs is None:
         return sampled
     same = (row.logprobs == own) | (np.isnan(row.logprobs) & np.isnan(own))
     return np.asarray(sampled & (same | np.isclose(row.logprobs, own, rtol=1e-5, atol=1e-8)))
 
 
-def _same_pairs(old: TrainingRow, new: TrainingRow) -> Mask:
-    """`[T]` True for tokens that were trained with the same logprob, or as then with none."""
+def _keep_their_logprob(old: TrainingRow, new: TrainingRow) -> Mask:
+    """`[T]` True for tokens trained before whose logprob stays the same, or stays missing."""
     assert old.loss_mask is not None
     before, after = old.logprobs, new.logprobs
     if before is None or after is None:

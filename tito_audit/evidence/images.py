@@ -1,4 +1,4 @@
-"""Images in a conversation: the image parts of messages, and the tokens that represent images in ids."""
+"""Images in a conversation: the image parts of messages, and the placeholder tokens of images in ids."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ _VIDEOS = frozenset(("video", "video_url", "input_video", "video_file"))
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """How the tokenizers of one family write an image: between two tokens, or as a single token."""
+class ImageFamily:
+    """How one family of tokenizers writes an image: as placeholders between two tokens, or as a single token."""
 
     name: str
     pad: str
-    """The token that represents a piece of an image."""
+    """The placeholder for a piece of an image."""
     start: str | None = None
     end: str | None = None
     one_each: bool = True
-    """False where an image may be cut into several parts, each written like an image."""
+    """False if an image may be cut into several parts, each written like an image."""
     video: str | None = None
-    """The token for a piece of a video, between the same two tokens."""
+    """The placeholder for a piece of a video, between the same two tokens."""
     beside: str | None = None
-    """A token that only identifies the family."""
+    """Another token of the vocabulary that identifies the family."""
 
 
 FAMILIES = (
-    Family("Qwen-VL", "<|image_pad|>", "<|vision_start|>", "<|vision_end|>", video="<|video_pad|>"),
-    Family("Gemma 3", "<image_soft_token>", "<start_of_image>", "<end_of_image>", one_each=False),
-    Family("GLM-V", "<|image|>", "<|begin_of_image|>", "<|end_of_image|>"),
-    Family("InternVL", "<IMG_CONTEXT>", "<img>", "</img>"),
-    Family("Kimi-VL", "<|media_pad|>", "<|media_content|>", "<|media_end|>"),
-    Family("Gemma 4", "<|image|>", "<|image>", "<image|>", one_each=False),
-    Family("Pixtral", "[IMG]", None, "[IMG_END]"),
-    # Llama 4 writes it once for each image, before the patches.
-    Family("Llama Vision", "<|image|>", beside="<|begin_of_text|>"),
+    ImageFamily("Qwen-VL", "<|image_pad|>", "<|vision_start|>", "<|vision_end|>", video="<|video_pad|>"),
+    ImageFamily("Gemma 3", "<image_soft_token>", "<start_of_image>", "<end_of_image>", one_each=False),
+    ImageFamily("GLM-V", "<|image|>", "<|begin_of_image|>", "<|end_of_image|>"),
+    ImageFamily("InternVL", "<IMG_CONTEXT>", "<img>", "</img>"),
+    ImageFamily("Kimi-VL", "<|media_pad|>", "<|media_content|>", "<|media_end|>"),
+    ImageFamily("Gemma 4", "<|image|>", "<|image>", "<image|>", one_each=False),
+    ImageFamily("Pixtral", "[IMG]", None, "[IMG_END]"),
+    # Llama 4 writes the placeholder once for each image, before the patches.
+    ImageFamily("Llama Vision", "<|image|>", beside="<|begin_of_text|>"),
 )
 """Known families; the first whose tokens are all in the vocabulary is used."""
 
@@ -54,7 +54,7 @@ FAMILIES = (
 class ImageTokens:
     """The ids of a family in a vocabulary; -1 for a token that the family does not have."""
 
-    family: Family
+    family: ImageFamily
     pad: int
     start: int
     end: int
@@ -62,38 +62,38 @@ class ImageTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """One image in ids, with the tokens around it."""
+class ImageSpan:
+    """One image in ids: its placeholders and the tokens around them."""
 
     start: int
     stop: int
     pads: int
-    """Tokens that represent its pieces."""
+    """How many placeholders."""
     depth: int
-    """How often it was opened before it was closed: 1 normally, 2 if it was written twice."""
+    """How often it was opened before it was closed: 1 normally, 2 if its start was written twice."""
     video: bool = False
 
     @property
     def whole(self) -> bool:
-        """Whether it holds only its own tokens; text that spells such tokens holds other text too."""
+        """Whether the span holds image tokens only; a text that merely spells them holds other text too."""
         return self.stop - self.start in (1, self.pads + 2 * self.depth)
 
 
 @dataclass(frozen=True, slots=True)
-class Pictured:
-    """What messages say about images."""
+class StatedImages:
+    """The images and videos in messages."""
 
     images: tuple[str, ...]
-    """What each image is (a URL, data); "" where the message does not say."""
+    """The URL or data of each image; "" where the message has none."""
     videos: int
 
 
-_NOTHING = Pictured((), 0)
+_NOTHING = StatedImages((), 0)
 
 
 @memoized
 def image_tokens(vocabulary: Vocabulary) -> ImageTokens | None:
-    """The image tokens of a vocabulary; None if it belongs to no known family."""
+    """The image tokens of a vocabulary; None if it is of no known family."""
     added = {vocabulary.token_bytes(added_id): added_id for added_id in vocabulary.added_ids}
     for family in FAMILIES:
         names = (family.pad, family.start, family.end)
@@ -103,7 +103,7 @@ def image_tokens(vocabulary: Vocabulary) -> ImageTokens | None:
     return None
 
 
-def pictured(messages: Iterable[Message]) -> Pictured:
+def images_in_messages(messages: Iterable[Message]) -> StatedImages:
     """The images and videos of messages, in order."""
     images: list[str] = []
     videos = 0
@@ -115,7 +115,6 @@ def pictured(messages: Iterable[Message]) -> Pictured:
             if kind is not None and not isinstance(kind, str):
                 continue
             if kind in _IMAGES or (kind is None and _has(part, _IMAGES)):
-                # Which image a part holds; "" if it does not say.
                 value = next(
                     (part[name] for name in (*_IMAGES, "url", "source") if part.get(name) is not None), None
                 )
@@ -124,36 +123,36 @@ def pictured(messages: Iterable[Message]) -> Pictured:
                 images.append(value if isinstance(value, str) else "")
             elif kind in _VIDEOS or (kind is None and _has(part, _VIDEOS)):
                 videos += 1
-    return Pictured(tuple(images), videos)
+    return StatedImages(tuple(images), videos)
 
 
 def _has(part: Mapping[str, Any], names: frozenset[str]) -> bool:
     return any(part.get(name) is not None for name in names)
 
 
-def states_images(rollout: Rollout) -> bool:
-    """Whether a log shows images or videos: in the messages of a rollout or a call, or by their grids."""
+def has_images(rollout: Rollout) -> bool:
+    """Whether a rollout states images or videos: in its messages, in those of a call, or by their grids."""
     if rollout.stated.facts.get("image_grid_thw"):
         return True
     sent = [turn.prompt_messages for turn in rollout.turns if turn.prompt_messages]
     mixed = [
         message for messages in (rollout.messages, *sent) for message in messages if type(message.content) is tuple
     ]
-    return bool(mixed) and pictured(mixed) != _NOTHING
+    return bool(mixed) and images_in_messages(mixed) != _NOTHING
 
 
-def frames_in(ids: Ids, tokens: ImageTokens) -> list[Frame]:
-    """The images in ids, in order; an image where the prompt was cut off is left out.
+def images_in_ids(ids: Ids, tokens: ImageTokens) -> list[ImageSpan]:
+    """The images in ids, in order, without one that is cut off.
 
-    Before a processor expands them, images of some families are one token without an end.
+    In some families an image that no processor has expanded yet is one token without an end.
     """
     if tokens.end >= 0 and not (ids == tokens.end).any():
         lone = np.isin(ids, [token for token in (tokens.pad, tokens.start) if token >= 0])
         lone[1:] &= ~lone[:-1]
-        return [Frame(at, at + 1, int(ids[at] == tokens.pad), 1) for at in lone.nonzero()[0].tolist()]
+        return [ImageSpan(at, at + 1, int(ids[at] == tokens.pad), 1) for at in lone.nonzero()[0].tolist()]
     marks = [token for token in (tokens.pad, tokens.start, tokens.end, tokens.video) if token >= 0]
     at = np.isin(ids, marks).nonzero()[0]
-    frames: list[Frame] = []
+    frames: list[ImageSpan] = []
     opened = depth = deepest = pads = 0
     video = False
     for place, token in zip(at.tolist(), ids[at].tolist(), strict=True):
@@ -168,12 +167,12 @@ def frames_in(ids: Ids, tokens: ImageTokens) -> list[Frame]:
         if depth and (token == tokens.end or tokens.end < 0):
             depth -= 1
             if not depth:
-                frames.append(Frame(opened, place + 1, pads, deepest, video))
+                frames.append(ImageSpan(opened, place + 1, pads, deepest, video))
     return frames
 
 
 def is_expansion(difference: Difference, tokens: ImageTokens) -> bool:
-    """Whether a difference is just a processor's several placeholders where the template writes one."""
+    """Whether a difference is only an expanded image: several placeholders where the template writes one."""
     own = difference.recorded
     if difference.against is not Against.TEMPLATE or len(difference.canonical.ids) or not len(own.ids):
         return False

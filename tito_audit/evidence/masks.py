@@ -1,17 +1,16 @@
-"""The loss mask of a row compared with what was sampled, for rules and repairs."""
+"""Compares the loss mask of a row with what was sampled, for rules and repairs."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from operator import itemgetter
 
 import numpy as np
 
-from tito_audit.evidence.fill import FARTHEST, first_covered
+from tito_audit.evidence.logprob_values import MAX_SLIDE, first_covered
 from tito_audit.evidence.model import Evidence, RowView, SampledSpan
 from tito_audit.evidence.reference import headers_in, pieces_of
 from tito_audit.evidence.roles import TURN_END, UNKNOWN, ends_turn, token_roles, unclear_roles, unclear_tokens
@@ -22,12 +21,12 @@ from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT, unknown_role_name
 from tito_audit.record.testimony import AnswerEnds
 
-PREFILLED = 3
-"""The most first tokens of an answer that a harness is taken to write in every answer."""
+MAX_PREFILL = 3
+"""How many first tokens of every answer a harness may have written."""
 
 
 class WholeMask(StrEnum):
-    """How a mask is wrong as a whole, so its parts need no findings of their own."""
+    """How a mask is wrong as a whole, so that its parts need no findings."""
 
     NOTHING = "all zeros"
     EVERYTHING = "all ones"
@@ -36,7 +35,7 @@ class WholeMask(StrEnum):
 
 @memoized
 def trained_as_sampled(evidence: Evidence) -> bool:
-    """Whether the loss mask of the row trains exactly what was sampled."""
+    """Whether the loss mask trains exactly what was sampled."""
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.loss_mask is None or view is None:
         return False
@@ -44,8 +43,8 @@ def trained_as_sampled(evidence: Evidence) -> bool:
 
 
 @memoized
-def proven_slide(evidence: Evidence) -> int:
-    """How far the loss mask of the row slid, by `mask_slide`; 0 without a mask or a view of what was sampled."""
+def exact_mask_slide(evidence: Evidence) -> int:
+    """How far the loss mask slid off what was sampled, by `mask_slide`; 0 without a mask or a view."""
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.loss_mask is None or view is None or trained_as_sampled(evidence):
         return 0
@@ -54,38 +53,37 @@ def proven_slide(evidence: Evidence) -> int:
 
 @memoized
 def whole_mask(evidence: Evidence) -> WholeMask | None:
-    """What is wrong with the mask as a whole; None when only parts of it may be wrong."""
+    """What is wrong with the mask as a whole; None if only parts of it may be wrong."""
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.loss_mask is None or not len(row.token_ids):
         return None
     if not row.loss_mask.any():
         return WholeMask.NOTHING
     if row.loss_mask.all():
-        # Whether the row is known to start with given tokens.
         if row.prompt_length is not None:
             starts_with_prompt = row.prompt_length > 0
         else:
             starts_with_prompt = (
-                view is not None and not bool(view.sampled[0]) and (view.proven or view.roles[0] != UNKNOWN)
+                view is not None and not view.sampled[0] and (view.proven or view.roles[0] != UNKNOWN)
             )
         return WholeMask.EVERYTHING if starts_with_prompt else None
     if view is None or trained_as_sampled(evidence) or unclear_tokens(evidence).any():
         return None
-    # Inverted: what was given is trained and what was sampled left out, turn ends and prefilled tokens aside.
+    # Inverted: given tokens are trained and sampled ones are not, turn ends and prefilled tokens aside.
     first = first_covered(row, ColumnRole.LOSS_MASK)
     trained, sampled = row.loss_mask[first:], view.sampled[first:]
-    if not _beside_ends(trained & ~sampled, evidence, first) or not (sampled & ~trained).any():
+    if not _any_inside_turns(trained & ~sampled, evidence, first) or not (sampled & ~trained).any():
         return None
     alike = trained == sampled
     for start, end in trained_runs(sampled):
         before = int((~alike[start:end]).argmax())
-        if before <= PREFILLED:
+        if before <= MAX_PREFILL:
             alike[start : start + before] = False
-    return None if _beside_ends(alike, evidence, first) else WholeMask.INVERTED
+    return None if _any_inside_turns(alike, evidence, first) else WholeMask.INVERTED
 
 
-def _beside_ends(tokens: Mask, evidence: Evidence, first: int) -> bool:
-    """Whether any of these tokens of the row, from its token `first` on, ends no turn."""
+def _any_inside_turns(tokens: Mask, evidence: Evidence, first: int) -> bool:
+    """Whether any of these tokens is no turn end; `tokens` begins at token `first` of the row."""
     row, view = evidence.rollout.training_row, evidence.row
     assert row is not None
     assert view is not None
@@ -93,11 +91,10 @@ def _beside_ends(tokens: Mask, evidence: Evidence, first: int) -> bool:
     return any(not is_end(place, row.token_ids, view, evidence.end_ids) for place in places)
 
 
-def perhaps_inverted(evidence: Evidence) -> bool:
-    """Whether the mask trains all that was given and leaves some answers out as a whole.
+def may_be_inverted(evidence: Evidence) -> bool:
+    """Whether the mask trains all that was given and leaves some whole answers out.
 
-    Either it trains too much, or it is inverted, and then the answers that it trains are those that were left out
-    on purpose.
+    It then trains too much, or it is inverted and trains the very answers that were meant to be left out.
     """
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.loss_mask is None or view is None or whole_mask(evidence) is not None:
@@ -105,29 +102,29 @@ def perhaps_inverted(evidence: Evidence) -> bool:
     first = first_covered(row, ColumnRole.LOSS_MASK)
     trained, sampled = row.loss_mask[first:], view.sampled[first:]
     context = ~sampled & ~view.drifted[first:]
-    if _beside_ends(context & ~trained, evidence, first) or not _beside_ends(context, evidence, first):
+    if _any_inside_turns(context & ~trained, evidence, first) or not _any_inside_turns(context, evidence, first):
         return False
     in_loss = []
     for start, end in trained_runs(sampled):
         answer = np.zeros(len(sampled), np.bool_)
-        answer[min(start + PREFILLED, end) : end] = True
-        if not _beside_ends(answer, evidence, first):
+        answer[min(start + MAX_PREFILL, end) : end] = True
+        if not _any_inside_turns(answer, evidence, first):
             answer[start:end] = True
-        in_loss.append(_beside_ends(answer & trained, evidence, first))
+        in_loss.append(_any_inside_turns(answer & trained, evidence, first))
     return any(in_loss) and not all(in_loss)
 
 
 def mask_slide(trained: Mask, sampled: Mask) -> int:
-    """How far every trained run lies after (+) or before (-) a sampled run; 0 when there is no such number.
+    """How many places every trained run lies after (+) or before (-) a sampled run; 0 if there is no such number.
 
-    A run cut off by the end of the row may be shorter. There must be both a trained token that was not sampled and
-    a sampled token that is not trained; otherwise a run just has another length.
+    A run cut off by the end of the row may be shorter. Some trained token must not be sampled and some sampled
+    token not trained; otherwise a run just has another length.
     """
     if not (trained & ~sampled).any() or not (sampled & ~trained).any():
         return 0
     runs, full = set(trained_runs(sampled)), len(sampled)
     slid = trained_runs(trained)
-    for distance in range(1, FARTHEST + 1):
+    for distance in range(1, MAX_SLIDE + 1):
         for offset in (distance, -distance):
             if all(
                 (start - offset, end - offset) in runs or (end == full and (start - offset, full) in runs)
@@ -137,8 +134,8 @@ def mask_slide(trained: Mask, sampled: Mask) -> int:
     return 0
 
 
-def unslid(trained: Mask, sampled: Mask) -> Mask | None:
-    """`[T]` the mask with every trained run moved back onto its sampled run; None when it did not slide."""
+def slide_back(trained: Mask, sampled: Mask) -> Mask | None:
+    """`[T]` the mask with every trained run moved back onto its sampled run; None if it did not slide."""
     offset = mask_slide(trained, sampled)
     if not offset:
         return None
@@ -152,11 +149,11 @@ def unslid(trained: Mask, sampled: Mask) -> Mask | None:
 
 @memoized
 def sampled_turns(evidence: Evidence) -> list[tuple[int | None, list[tuple[int, int]]]]:
-    """The sampled ranges of the row by turn; turn None where no call says which."""
+    """(turn, its ranges) for everything sampled in the row; each range has turn None if no call shows its turn."""
     view = evidence.row
     if view is None:
         return []
-    # A range is cut where a sampled token and the sampled token before it belong to different turns.
+    # A run is cut where neighboring sampled tokens belong to different turns.
     turn, sampled = view.turn, view.sampled
     cuts = (((turn[1:] != turn[:-1]) & sampled[1:] & sampled[:-1]).nonzero()[0] + 1).tolist()
     turns: dict[int, list[tuple[int, int]]] = {}
@@ -168,22 +165,8 @@ def sampled_turns(evidence: Evidence) -> list[tuple[int | None, list[tuple[int, 
     return [(key if key >= 0 else None, spans) for key, spans in turns.items()]
 
 
-def runs_inside(runs: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
-    """The parts of these runs, given in order, that lie inside `[start, end)`."""
-    spans = []
-    for at in range(bisect_right(runs, start, key=itemgetter(1)), len(runs)):
-        first, last = max(runs[at][0], start), min(runs[at][1], end)
-        if first >= end:
-            break
-        spans.append((first, last))
-    return spans
-
-
-def spans_of(sampled: Mask, is_end: Callable[[int], bool]) -> tuple[SampledSpan, ...]:
-    """The parts of a row that count as sampled, each with its possible ends.
-
-    `is_end` says whether a token of the row ends a turn.
-    """
+def possible_spans(sampled: Mask, is_end: Callable[[int], bool]) -> tuple[SampledSpan, ...]:
+    """The sampled runs, each with its possible ends; `is_end` says whether a token of the row ends a turn."""
     spans = []
     for start, stop in trained_runs(sampled):
         first = stop
@@ -196,28 +179,25 @@ def spans_of(sampled: Mask, is_end: Callable[[int], bool]) -> tuple[SampledSpan,
 
 
 def is_end(position: int, ids: Ids, view: RowView, end_ids: frozenset[int]) -> bool:
-    """Whether a row token ends a turn, by its id or its role."""
+    """Whether a row token ends a turn by its id or its role."""
     return int(ids[position]) in end_ids or ends_turn(view.roles, position)
-
-
-# What a row leaves out of the loss on purpose: the first tokens, or the end, of every answer that it trains.
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Sampled tokens that a row leaves out of the loss in every answer that it trains."""
+    """The sampled tokens that a row leaves out of the loss on purpose, in every answer that it trains."""
 
     tokens: Mask
-    """`[T]` these tokens."""
+    """`[T]`"""
     first: int
-    """How many first tokens of each answer."""
+    """How many first tokens of each answer are left out."""
     ends: AnswerEnds | None
-    """What it does with the ends of answers; None if it has none."""
+    """Whether the ends of answers are trained; None if there are none."""
 
 
 @memoized
 def left_out(evidence: Evidence) -> LeftOut | None:
-    """What the row leaves out of every answer that it trains; None if it trains none, or nothing says what was
+    """What the row leaves out of every answer that it trains; None if it trains none, or if nothing says what was
     sampled."""
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.loss_mask is None or view is None:
@@ -226,15 +206,15 @@ def left_out(evidence: Evidence) -> LeftOut | None:
     first: set[int] = set()
     ends: list[AnswerEnds] = []
     places: list[tuple[int, int]] = []
-    for _, stretch in sampled_turns(evidence):
-        start, end = stretch[0][0], stretch[-1][1]
+    for _, ranges in sampled_turns(evidence):
+        start, end = ranges[0][0], ranges[-1][1]
         trained = mask[start:end]
         if not trained.any():
             continue
-        before = int(trained.argmax())
+        untrained = int(trained.argmax())
         ended = is_end(end - 1, row.token_ids, view, evidence.end_ids)
-        if before < end - start - ended:  # a shorter answer shows nothing
-            first.add(before)
+        if untrained < end - start - ended:  # a shorter answer shows nothing
+            first.add(untrained)
         if ended:
             ends.append(AnswerEnds.TRAINED if trained[-1] else AnswerEnds.KEPT)
         elif end < len(mask) and is_end(end, row.token_ids, view, evidence.end_ids) and not view.proven:
@@ -243,26 +223,25 @@ def left_out(evidence: Evidence) -> LeftOut | None:
     if not places:
         return None
     count = first.pop() if len(first) == 1 else 0
-    count = count if count <= PREFILLED else 0
+    count = count if count <= MAX_PREFILL else 0
     keeps_ends = AnswerEnds.KEPT in ends and AnswerEnds.TRAINED not in ends
     for start, end in places:
         tokens[start : start + count] = True
         tokens[end - 1] |= keeps_ends and is_end(end - 1, row.token_ids, view, evidence.end_ids)
-    # What a row does with its ends: one that is open was appended where others are known.
-    shown = {end for end in ends if end is not AnswerEnds.OPEN}
-    together = AnswerEnds.MIXED if len(shown) > 1 else shown.pop() if shown else AnswerEnds.OPEN if ends else None
-    return LeftOut(tokens & ~mask, count, together)
-
-
-# The loss mask that messages and role headers prove together in a row without logprobs.
+    # An open end counts only if all are open: where others are known, it was appended.
+    decided = {end for end in ends if end is not AnswerEnds.OPEN}
+    of_row = (
+        AnswerEnds.MIXED if len(decided) > 1 else decided.pop() if decided else AnswerEnds.OPEN if ends else None
+    )
+    return LeftOut(tokens & ~mask, count, of_row)
 
 
 @memoized
 def agreed_mask(evidence: Evidence) -> Mask | None:
     """`[T]` the loss mask on which messages and role headers agree; None if they do not, or if there are logprobs.
 
-    Every answer must follow its header and have the text of its message. The end of a turn counts as sampled
-    where the row's mask trains it. Rows with logprobs are left to `judgement`.
+    Every answer must follow its header and hold the text of its message. A turn end counts as sampled if the mask
+    of the row trains it. Rows with logprobs are left to `judgement`.
     """
     row, view, vocabulary = evidence.rollout.training_row, evidence.row, evidence.vocabulary
     if row is None or row.loss_mask is None or row.logprobs is not None or view is None or vocabulary is None:

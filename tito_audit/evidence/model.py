@@ -1,4 +1,4 @@
-"""Evidence: everything that a rule may look at."""
+"""The evidence on one rollout: all that a rule may look at."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 from tito_audit.align.blocks import BlockKind
 from tito_audit.align.pieces import Pieces
 from tito_audit.chains.links import Link
-from tito_audit.evidence.belonging import Unrelated
 from tito_audit.evidence.needs import Needs
+from tito_audit.evidence.unrelated import Unrelated
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Severity, Side, Where
 from tito_audit.record.reading import NO_CONVENTIONS, Conventions
@@ -33,17 +33,16 @@ class Against(StrEnum):
     TEMPLATE = "template"  # what the chat template writes for the messages
 
 
-class Sound(Flag):
-    """What is known to be right in a training row, so rules that look at nothing else need not run."""
+class Verified(Flag):
+    """What is proven right in a training row, so that rules which check nothing else need not run."""
 
     NOTHING = 0
     IDS = auto()
-    """Its ids are those of the rendered conversation, and the rollout has no others."""
+    """The ids are those of the rendered conversation, and the rollout has no others."""
     MASK = auto()
-    """Its mask trains exactly what was sampled."""
+    """The mask trains exactly what was sampled."""
     LOGPROBS = auto()
-    """Every trained token has a plausible logprob below zero, and no other token has one; the first two of each
-    run differ."""
+    """Exactly the trained tokens have logprobs, all plausible and below zero; the first two of each run differ."""
 
 
 CONTEXT_TOKENS = 3
@@ -52,50 +51,52 @@ CONTEXT_TOKENS = 3
 
 @dataclass(frozen=True, eq=False)
 class TextSide:
-    """One side of a difference with the text around it, to name a cause from.
-
-    It holds only its own text: a row may have as many differences as tokens.
-    """
+    """One side of a difference with the text around it, from which rules name a cause."""
 
     pieces: Pieces
-    """The whole sequence."""
+    """The whole sequence, or the part around the difference."""
     start: int
     end: int
-    """The tokens of the difference itself, half-open."""
+    """The tokens of the difference, half-open."""
 
     @cached_property
     def ids(self) -> Ids:
-        """`[N]` the tokens of the difference itself."""
+        """`[N]` the tokens of the difference."""
         return self.pieces.ids[self.start : self.end]
 
     @cached_property
     def data(self) -> bytes:
-        """Their bytes, control tokens as their literal text."""
+        """The bytes of these tokens, control tokens as their literal text."""
         return self.pieces.bytes_of(self.start, self.end)
 
     @property
     def before(self) -> bytes:
-        """What precedes it on this side, back to the nearest control token (included), up to a limit."""
+        """The text before them, back to the nearest control token (included), up to a limit."""
         return _around(self)[0]
 
     @property
     def after(self) -> bytes:
-        """What follows it on this side, through the next control token, up to a limit."""
+        """The text after them, through the next control token, up to a limit."""
         return _around(self)[1]
+
+    @property
+    def in_context(self) -> bytes:
+        """`data` with the text before and after it."""
+        return self.before + self.data + self.after
 
 
 @lru_cache(maxsize=4)
 def _around(side: TextSide) -> tuple[bytes, bytes]:
-    """The text before and after a side: several rules look at it, one difference after the other."""
-    return side.pieces.before(side.start), side.pieces.after(side.end)
+    """The text before and after a side; kept for a few sides only, since a row may have a difference a token."""
+    return side.pieces.bytes_before(side.start), side.pieces.bytes_after(side.end)
 
 
 @dataclass(frozen=True, slots=True)
-class Construction:
-    """An explanation of a difference: messages written this way give the recorded tokens there."""
+class KnownCause:
+    """Why recorded tokens differ, found by writing the messages another way, not read from the bytes."""
 
     code: str
-    """The rule that owns it."""
+    """The rule that owns the difference."""
     cause: str
     what: str
     """The cause as a clause for a message."""
@@ -103,19 +104,19 @@ class Construction:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One place where recorded and canonical tokens disagree, and what that did to training."""
+    """One place where recorded and canonical tokens disagree, and what that does to training."""
 
     against: Against
     kind: BlockKind
     where: Where
-    """The sequence that start and end index."""
+    """The sequence that `start` and `end` index."""
     turn: int | None
     start: int
     end: int
     recorded: TextSide
     canonical: TextSide
     severity: Severity
-    """ERROR when a later prompt or the training row holds the other tokens, NOTE when harmless."""
+    """ERROR if a later prompt or the training row holds the other tokens, NOTE if harmless."""
     effect: str
     """Its effect, as a clause: `turn 3's prompt holds the re-encoded form`."""
     sampled: bool
@@ -124,10 +125,15 @@ class Difference:
     """The message it lies in, when known."""
     later_turn: int | None = None
     """The turn whose prompt holds the other tokens, for `NEXT_PROMPT`."""
-    construction: Construction | None = None
-    """What gave the recorded tokens; None: unknown, and the cause is read from the bytes."""
+    known_cause: KnownCause | None = None
+    """None: rules read the cause from the bytes."""
     equal: tuple[int, int] = (0, 0)
-    """How many tokens right before and right after it are the same on both sides, at most `CONTEXT_TOKENS`."""
+    """How many tokens right before and right after are the same on both sides, at most `CONTEXT_TOKENS`."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for differences that replace the same tokens with the same others."""
+        return self.where, self.turn, self.start, self.end, self.canonical.ids.tobytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,53 +151,52 @@ class SampledSpan:
     """A span of the row that a model sampled."""
 
     start: int
-    """Its first token, right after the generation prompt."""
+    """The first token, right after the generation prompt."""
     ends: tuple[int, ...]
-    """Where it may end, in order: before the turn's end tokens, or after them if they were sampled too."""
+    """Where the span may end, in order: before the turn's end tokens, or after them if they were sampled too."""
     content: int = -1
-    """Where the turn's end tokens begin; -1: at the first of `ends`."""
+    """Where the turn's end tokens begin; -1: at the first of `ends`. Read it as `content_end`."""
 
     @property
-    def shut(self) -> int:
+    def content_end(self) -> int:
         """Where the turn's end tokens begin."""
         return self.ends[0] if self.content < 0 else self.content
 
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """What is known about each token of the training row. All columns are `[T]`, aligned to its ids."""
+    """What is known about each token of the training row; every column is `[T]`."""
 
     sampled: Mask
-    """True where the token was sampled, by the calls if there are any, else by the rendered messages."""
+    """True where the token was sampled, as the calls show, else the rendered messages or role markers."""
     proven: bool
-    """True when calls prove it, False when it is derived from the roles of the messages."""
+    """True if calls show it, False if it is derived from the roles of the messages."""
     roles: Sequence[str]
-    """The role of each token: `assistant`, `user`, `system`, `tool`, `template` (scaffold), `generation prompt`,
-    `turn end`, or `unknown`."""
+    """`assistant`, `user`, `system`, `tool`, `template` (scaffold), `generation prompt`, `turn end`, `unknown`."""
     turn: Ids
-    """`[T]` the turn that sampled it, -1 elsewhere."""
+    """The turn that sampled the token, -1 elsewhere."""
     turn_offset: Ids
-    """`[T]` its position in that turn's completion, -1 elsewhere."""
+    """The position in that turn's completion, -1 elsewhere."""
     expected_logprobs: Logprobs | None
-    """`[T]` the logprob that its call recorded; NaN elsewhere; None when no call recorded any."""
+    """The logprob that the call recorded; NaN elsewhere; None if no call recorded any."""
     drifted: Mask
-    """True where the row's token is in a difference from the calls or the rendering."""
+    """True inside a difference from the calls or the rendering."""
     spans: tuple[SampledSpan, ...] = ()
-    """What was sampled according to roles and messages, with the ends left open; () where calls prove it."""
-    sound: Sound = Sound.NOTHING
+    """What was sampled according to roles and messages, with open ends; () if calls show it."""
+    verified: Verified = Verified.NOTHING
 
 
-class RowFound(NamedTuple):
-    """What the training row was compared with, and what that shows."""
+class RowComparison(NamedTuple):
+    """What a comparison of the training row shows."""
 
     view: RowView | None = None
     differences: Sequence[Difference] = ()
     error: str | None = None
     """Why the template cannot write the messages."""
     unrelated: Unrelated | None = None
-    """What beside the row, or the row itself, is of another rollout."""
+    """The part of the rollout that belongs to another one: the row, or the messages."""
     unused: str = ""
-    """Why the messages were used for nothing, if they are of this rollout."""
+    """Why the messages could not be used, though they belong to this rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,25 +205,24 @@ class Evidence:
 
     rollout: Rollout
     vocabulary: Vocabulary | None
-    """To show pieces and look up ids; None without a tokenizer."""
+    """None without a tokenizer."""
     present: Needs = Needs.NOTHING
-    """Which of the needs of rules are met."""
+    """Which needs of rules are met."""
     bos_id: int | None = None
     end_ids: frozenset[int] = frozenset()
-    """Ids that end a turn: the tokenizer's end tokens and the control tokens that the template closes
-    a turn with."""
+    """Ids that end a turn: the tokenizer's end tokens and those of published templates."""
     differences: Sequence[Difference] = ()
     explained: Sequence[Explained] = ()
     links: tuple[Link, ...] = ()
     """One for every turn after the first whose prompt is known."""
     row: RowView | None = None
-    """None without a training row, or when nothing says which tokens were sampled."""
+    """None without a training row, or if nothing says which tokens were sampled."""
     render_errors: tuple[tuple[int | None, str], ...] = ()
-    """(turn or None for the whole conversation, message) where the template failed."""
+    """(turn, or None for the whole conversation; message) where the template failed."""
     rendered: frozenset[int | None] = frozenset()
-    """Turns whose prompt was compared with what the template writes; None: the whole conversation was."""
+    """Turns whose prompt was compared with the template; with None, the whole conversation was."""
     unrelated: tuple[Unrelated, ...] = ()
-    """Parts of the rollout that are of another one."""
+    """Parts of the rollout that belong to another one."""
     date_formats: tuple[str, ...] = ()
     """The formats in which the template asks for the date."""
     recovery_problems: tuple[tuple[int, str], ...] = ()
@@ -230,14 +234,13 @@ class Evidence:
     speakers: Speakers = DEFAULT_SPEAKERS
     """Which roles were sampled, as the settings say."""
     memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What several rules compute from this evidence, by name; not evidence itself."""
+    """Results that several rules share, see `once`."""
 
     @property
     def generated_in_row(self) -> Mask | None:
-        """`[T]` the generated tokens of the training row of a log without calls.
+        """`[T]` the tokens that the row's mask trains; without a mask, those sampled according to the messages.
 
-        The tokens that its mask trains; without a mask, those that were sampled according to the messages. None if
-        there are calls, or nothing says what was sampled.
+        None for a log with calls, or if nothing says what was sampled.
         """
         row = self.rollout.training_row
         if self.rollout.turns or row is None:
@@ -247,19 +250,19 @@ class Evidence:
         return self.row.sampled if self.row is not None else None
 
     @property
-    def sound(self) -> Sound:
-        """What is known to be right in the training row."""
-        return self.row.sound if self.row is not None else Sound.NOTHING
+    def verified(self) -> Verified:
+        """What is proven right in the training row."""
+        return self.row.verified if self.row is not None else Verified.NOTHING
 
     def once(self, name: str, work: Callable[[Evidence], T]) -> T:
-        """What `work` returns for this evidence, computed once."""
+        """What `work` returns for this evidence, computed at the first call and kept under `name`."""
         if name not in self.memo:
             self.memo[name] = work(self)
         value: T = self.memo[name]
         return value
 
     def sequence(self, where: Where, turn: int | None) -> Ids | None:
-        """`[N]` the recorded sequence that token ranges of that place index; None if it was not recorded."""
+        """`[N]` the recorded ids that token ranges of this place index; None if they were not recorded."""
         if where is Where.ROW:
             row = self.rollout.training_row
             return None if row is None else row.token_ids
@@ -269,7 +272,7 @@ class Evidence:
         return call.prompt_ids if where is Where.PROMPT else call.completion_ids
 
     def side(self, ids: Ids, label: str = "") -> Side:
-        """Ids and their pieces, for a finding, and what holds them; pieces are empty without a tokenizer."""
+        """Ids with their pieces for a finding, labelled with what holds them; no pieces without a tokenizer."""
         numbers = ids.tolist()
         pieces = () if self.vocabulary is None else self.vocabulary.pieces(numbers)
         return Side(tuple(numbers), pieces, label)

@@ -1,4 +1,4 @@
-"""What a rule may need, and the words for what is missing."""
+"""What a rule may need of a rollout, and the words for what is missing."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Needs(Flag):
     IMAGE_TOKENS = auto()
     """Image tokens that are known, or messages without images."""
     HISTORY = auto()
-    """Several calls, or a prompt that was rendered: what the history of a call is compared with."""
+    """Several calls, or a rendered prompt: something to compare the history of a call with."""
     TEMPLATE = auto()
     EXPERTS = auto()
     EXPERTS_READ = auto()
-    """Routed experts in a form that is known."""
+    """Routed experts in a known form."""
     KEPT_SETS = auto()
     KEPT_SETS_READ = auto()
     CREDIT = auto()
@@ -79,8 +79,7 @@ _LACKED: Final[Mapping[Needs, tuple[Absent, str]]] = {
     Needs.KEPT_SETS_READ: (Absent.MISSING, "the form of the kept-token sets is not known"),
     Needs.CREDIT: (Absent.NOTHING, "no advantages or rewards"),
 }
-"""What it means if a rollout lacks each of the needs, and how to say so; an alternative means the worst of its
-members."""
+"""For each need, what it means if a rollout lacks it, and how to say so."""
 _CALLS = Needs.PROMPTS | Needs.COMPLETIONS
 _IDS = _CALLS | Needs.ROW
 
@@ -89,32 +88,31 @@ RARE = frozenset(
     _LACKED[need][1]
     for need in (Needs.WEIGHT_VERSIONS, Needs.TRAINER_LOGPROBS, Needs.EXPERTS, Needs.KEPT_SETS, Needs.CREDIT)
 )
-"""What most logs lack by their nature, in words."""
-_WITHIN = {
+"""The words for what most logs do not have and need not have."""
+_DEPENDS_ON = {
     Needs.IMAGE_TOKENS: Needs.IMAGES,
     Needs.EXPERTS_READ: Needs.EXPERTS,
     Needs.KEPT_SETS_READ: Needs.KEPT_SETS,
 }
-"""What does not matter without something else: without images, how the tokenizer writes them."""
+"""A need that matters only if another one is met: image tokens, only if there are images."""
 
 
 _MISSING = re.compile(r" \([^()]* missing\)")
-"""What is said to be missing."""
-
+"""The part of a message that says what is missing."""
 _UNREAD = {
     Unread.MESSAGES: (Needs.MESSAGES, Needs.MESSAGES | Needs.RENDERING | Needs.SAMPLED | Needs.HISTORY),
     Unread.PROMPTS: (Needs.PROMPTS, Needs.PROMPTS | Needs.RENDERING | Needs.HISTORY),
     Unread.IDS: (Needs.COMPLETIONS | Needs.ROW, Needs.PROMPTS | Needs.COMPLETIONS | Needs.ROW),
     Unread.CALLS: (Needs.SAMPLED, Needs.SAMPLED),
 }
-"""What was not read: what a rollout then lacks, and which needs it leaves unmet."""
+"""For each thing a format did not read: what the rollout then lacks, and the needs that this leaves unmet."""
 
 
-def words_for(need: Needs, present: Needs = Needs.NOTHING, reasons: tuple[NotRead, ...] = ()) -> str:
-    """Why a rule that needs one of these could not look, for the summary, with the format's reasons."""
+def describe_missing(need: Needs, present: Needs = Needs.NOTHING, reasons: tuple[NotRead, ...] = ()) -> str:
+    """Why a rule that needs one of these could not run, in words for the summary, with the format's reasons."""
     named = need & ~Needs.ROW_LOGPROBS if Needs.COMPLETION_LOGPROBS in need else need  # "no logprobs" says both
-    if need in _WITHIN and not present & _WITHIN[need] and _LACKED[_WITHIN[need]][1]:
-        named = _WITHIN[need]
+    if need in _DEPENDS_ON and not present & _DEPENDS_ON[need] and _LACKED[_DEPENDS_ON[need]][1]:
+        named = _DEPENDS_ON[need]
     words = " and ".join(dict.fromkeys(words for name in named if (words := _LACKED[name][1])))
     explains = []
     for reason in reasons:
@@ -122,33 +120,33 @@ def words_for(need: Needs, present: Needs = Needs.NOTHING, reasons: tuple[NotRea
         if need & unmet and not lacked & present:
             explains.append(reason)
     if not all(reason.used for reason in explains):
-        words = _MISSING.sub("", words)  # it is there
+        words = _MISSING.sub("", words)  # the log has it
     return "; ".join((words, *map(str, explains)))
 
 
 def applies(needs: tuple[Needs, ...], present: Needs) -> bool:
     """Whether a rule with these needs has something to check in a rollout that has what is `present`.
 
-    False only if the rollout holds its ids, and by its nature nothing for the rule: a single call has no link to
-    check, a log of calls no training row to compare them with.
+    False if the rollout by its nature holds nothing for the rule, though no ids are missing: a single call has no
+    link to check, a log of calls no training row to compare them with.
     """
-    if any(need in _IDS and not need & present and not _nothing(need, present) for need in needs if need):
-        return True  # the ids that it would check are missing
-    return not any(need and _nothing(need, present) for need in needs)
+    if any(need in _IDS and not need & present and not _nothing_to_check(need, present) for need in needs if need):
+        return True  # the ids that the rule would check are missing
+    return not any(need and _nothing_to_check(need, present) for need in needs)
 
 
-def _nothing(need: Needs, present: Needs) -> bool:
-    """Whether a rollout holds nothing of any alternative, and nothing is missing for that."""
-    need = _WITHIN.get(need, need)
+def _nothing_to_check(need: Needs, present: Needs) -> bool:
+    """Whether a rollout meets no alternative of this need, and none of them is missing."""
+    need = _DEPENDS_ON.get(need, need)
     return not need & present and all(
-        absent is Absent.NOTHING or (absent is Absent.ELSEWHERE and _elsewhere(part, present))
+        absent is Absent.NOTHING or (absent is Absent.ELSEWHERE and _has_other_form(part, present))
         for part in need
         for absent, _ in [_LACKED[part]]
     )
 
 
-def _elsewhere(need: Needs, present: Needs) -> bool:
-    """Whether a rollout holds in its other form what it lacks in this one."""
+def _has_other_form(need: Needs, present: Needs) -> bool:
+    """Whether a rollout holds in its other form (calls, or a training row) what it lacks in this one."""
     if need in _CALLS:
         return Needs.ROW in present and not present & (_CALLS | Needs.SEVERAL_CALLS)
     if need is Needs.ROW:

@@ -1,8 +1,8 @@
-"""Every reading of a training row: the conventions and slides that its mask and logprobs allow.
+"""Finds every reading of a training row: the conventions and slides that its mask and logprobs allow.
 
 A writer may prefill the first tokens of each answer or leave them out of the loss, train the end of an answer or
 not, and leave out whole answers. A slide puts the mask, the logprobs or both some places off: in the whole row,
-from one answer on, or in one answer. `tests/truth` tries everything instead, and must leave the same standing.
+from one answer on, or in one answer. `tests/truth` tries every reading instead, and must find the same ones.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.evidence.fill import FARTHEST, Values
-from tito_audit.evidence.masks import PREFILLED
+from tito_audit.evidence.logprob_values import MAX_SLIDE, LogprobValues
+from tito_audit.evidence.masks import MAX_PREFILL
 from tito_audit.evidence.model import SampledSpan
 from tito_audit.record.arrays import Mask, Offsets
 from tito_audit.record.reading import TO_END, Conventions, EndConvention, FirstConvention, Slide
 from tito_audit.record.runs import trained_runs
 
-_PLACES = tuple(sorted(range(-FARTHEST, FARTHEST + 1), key=abs))
+_SLIDES = tuple(sorted(range(-MAX_SLIDE, MAX_SLIDE + 1), key=abs))
 _Flags = NDArray[np.bool_]
 
 
@@ -33,7 +33,7 @@ class Fit:
     answers: range
     """The answers in which something is off."""
     departures: int
-    """How many unusual things it supposes; the fewer, the simpler."""
+    """How many departures from the usual it supposes; the fewer, the simpler."""
     starts: Offsets
     """`[A]` the first trained token of each answer."""
     ends: Offsets
@@ -42,33 +42,35 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Column:
-    """A column that is some places off, held against the answers. All columns are `[A]`."""
+    """A mask or logprob column, if it is some places off, compared with each answer. All arrays are `[A]`."""
 
     fits: _Flags
+    """Whether it may be the column of this answer."""
     entries: Offsets
-    """How many of its runs, or values, lie in each answer."""
+    """How many of its runs, or values, lie in the answer."""
     starts: Offsets
     """The first token that is trained, or has a value."""
     ends: Offsets
     departs: _Flags
-    """Where it supposes that first tokens are left out."""
+    """Whether first tokens would be left out."""
 
 
 class Readings:
-    """The readings of one row. `[A]` columns have an entry for each of its answers, in order."""
+    """The readings of one row. `[A]` arrays have an entry for each of its answers, in order."""
 
     def __init__(
         self,
         spans: Sequence[SampledSpan],
         mask: Mask | None,
-        values: Values | None,
+        values: LogprobValues | None,
         first_covered: tuple[int, int],
         stated: Conventions,
     ) -> None:
-        bounds = np.array([(span.start, span.shut, span.ends[0], span.ends[-1]) for span in spans], np.int64)
-        self.starts, self.shut, self.least, self.last = bounds.reshape(-1, 4).T
-        if stated.first is FirstConvention.PREFILL:  # what was prefilled is no part of an answer
-            self.starts = np.minimum(self.starts + stated.tokens, self.shut)
+        # Where each answer begins, its turn end begins, and the answer ends at the earliest and at the latest.
+        bounds = [(span.start, span.content_end, span.ends[0], span.ends[-1]) for span in spans]
+        self.starts, self.closes, self.least, self.last = np.array(bounds, np.int64).reshape(-1, 4).T
+        if stated.first is FirstConvention.PREFILL:  # prefilled tokens are no part of an answer
+            self.starts = np.minimum(self.starts + stated.tokens, self.closes)
         self.stated, self.first_covered = stated, first_covered
         self.mask, self.values = mask, values
         real = values.real if values is not None else np.zeros(0 if mask is None else len(mask), np.bool_)
@@ -76,10 +78,10 @@ class Readings:
         runs = trained_runs(mask) if mask is not None else ()
         self.runs = np.array(runs, np.int64).reshape(-1, 2)
         self.counts = np.concatenate((np.zeros(1, np.int64), real.cumsum()))
-        self.certain = values is not None and values.certain
-        # The mask as it lies: parts of answers may be left out.
+        self.clear_fill = values is not None and values.clear_fill
+        # The mask in place: parts of answers may be left out.
         if not len(self.runs):
-            self.trained = self._nothing()
+            self.trained = self._empty_column()
         else:
             before = self.runs[:, 0].searchsorted(self.starts)
             after = np.maximum(self.runs[:, 1].searchsorted(self.last, side="right"), before)
@@ -89,54 +91,60 @@ class Readings:
             fits = np.ones(len(starts), np.bool_)
             if self.stated.first is not None:
                 tokens = self.stated.tokens if self.stated.first is FirstConvention.LEFT_OUT else 0
-                fits = ~some | (starts == np.minimum(self.starts + tokens, self.shut))
+                fits = ~some | (starts == np.minimum(self.starts + tokens, self.closes))
             if self.stated.end is EndConvention.UNTRAINED:
-                fits &= ends <= self.shut
+                fits &= ends <= self.closes
             self.trained = _Column(fits, after - before, starts, ends, some & (starts > self.starts))
         self.mask_in_place = int(self.trained.entries.sum()) == len(self.runs)
-        self.values_in_place = int(self._values_at(0, 0).entries.sum()) == int(self.counts[-1])
+        self.values_in_place = int(self._values_column(0, 0).entries.sum()) == int(self.counts[-1])
         """Whether every value is at a token that may have been sampled."""
-        self.lacks_values = bool(self.certain and mask is not None and (mask & ~real).any())
+        self.lacks_values = bool(self.clear_fill and mask is not None and (mask & ~real).any())
         """Whether trained tokens have the fill, which cannot be a logprob."""
 
     def departures_in_place(self) -> int | None:
-        """How many unusual things a reading without any fault supposes; None if none stands."""
+        """How many departures a reading without any fault supposes; None if no such reading is possible."""
         if not self.mask_in_place or not self.values_in_place or self.lacks_values:
             return None
-        unusual = self._unusual(self.trained, 0)
-        if unusual is None or not self.trained.fits.all():
+        departures = self._count_departures(self.trained, 0)
+        if departures is None or not self.trained.fits.all():
             return None
-        return unusual + (len(self.runs) > int((self.trained.ends > self.trained.starts).sum()))
+        return departures + (len(self.runs) > int((self.trained.ends > self.trained.starts).sum()))
 
-    def _unusual(self, mask: _Column, shifts: Offsets | int) -> int | None:
-        """How many unusual things a mask supposes if values are off by these shifts; None if it leaves out an end,
-        and the run states that ends are trained."""
+    def _count_departures(self, mask: _Column, shifts: Offsets | int) -> int | None:
+        """How many departures a mask supposes if values are off by these shifts; None if it leaves out an end that
+        the run says is trained."""
         trains = mask.ends > mask.starts
-        kept_ends = trains & (mask.ends <= self.shut) & (self._valued(self.shut + shifts, self.last + shifts) > 0)
+        kept_ends = (
+            trains
+            & (mask.ends <= self.closes)
+            & (self._count_values(self.closes + shifts, self.last + shifts) > 0)
+        )
         if self.stated.end is EndConvention.TRAINED and kept_ends.any():
             return None
         unusual = [mask.departs, kept_ends]
-        if self.values is not None and not self.certain:
-            unusual.append(trains & (self._valued(self.starts + shifts, mask.starts + shifts + 1) == 0))
+        if self.values is not None and not self.clear_fill:
+            unusual.append(trains & (self._count_values(self.starts + shifts, mask.starts + shifts + 1) == 0))
         return sum(bool(flags.any()) for flags in unusual)
 
     @property
-    def missing(self) -> bool:
-        """Whether both columns may be in place, with values missing that the loss needs."""
+    def may_lack_values(self) -> bool:
+        """Whether both columns may be in place, with logprobs missing that the loss needs."""
         return self.mask_in_place and self.values_in_place and self.lacks_values
 
     def ends(self, fit: Fit | None) -> tuple[int | None, ...]:
-        """Where the sampling of each answer ended by its mask and values, if they slid like this.
+        """Where the sampling of each answer ended, by its mask and values, if they slid by `fit`.
 
-        None where that is open: a certain end may have a logprob that equals the fill.
+        None if that is open: a certain end may have a logprob that equals the fill.
         """
         shifts, trained = np.zeros_like(self.starts), self.trained.ends
         if fit is not None:
             shifts[fit.slide.first : None if fit.slide.last == TO_END else fit.slide.last + 1] = fit.slide.logprobs
             trained = fit.ends
-        ends = np.maximum(trained, self.shut + self._valued(self.shut + shifts, self.last + shifts))
+        ends = np.maximum(trained, self.closes + self._count_values(self.closes + shifts, self.last + shifts))
         lost = self.last + shifts > self.size
-        sure = (self.least == self.last) | (ends > self.shut) | (trained > self.starts) | (self.certain & ~lost)
+        sure = (
+            (self.least == self.last) | (ends > self.closes) | (trained > self.starts) | (self.clear_fill & ~lost)
+        )
         pairs = zip(np.maximum(ends, self.least).tolist(), sure.tolist(), strict=True)
         return tuple(end if fits else None for end, fits in pairs)
 
@@ -149,95 +157,99 @@ class Readings:
         with_mask = with_mask and self.mask is not None
         masks: dict[int, dict[int, _Column]] = {}
         columns: dict[int, dict[int, _Column]] = {}
-        # How many first tokens of each answer are not trained, and how many of them have no value. Where the fill
-        # may be a logprob, a prefilled token looks like one that was certain.
+        # (first tokens of each answer that are not trained, those of them without a value). If the fill may be a
+        # logprob, a prefilled token looks like one that was certain.
         firsts = [(self.stated.tokens, 0)]
         if self.stated.first is not FirstConvention.LEFT_OUT:
-            most = 0 if self.stated.first is not None else PREFILLED
+            most = 0 if self.stated.first is not None else MAX_PREFILL
             firsts = [
                 (first, prefilled)
                 for first in range(most + 1)
-                for prefilled in sorted({0, first} if self.certain else {0})
+                for prefilled in sorted({0, first} if self.clear_fill else {0})
             ]
         for first, prefilled in firsts:
             if first not in masks:
-                masks[first] = {0: self._nothing()}
+                masks[first] = {0: self._empty_column()}
                 if with_mask and len(self.runs):
-                    masks[first] = self._masks(first, of_row=of_row)
+                    masks[first] = self._mask_columns(first, of_row=of_row)
             if prefilled not in columns:
-                columns[prefilled] = {0: self._nothing()}
+                columns[prefilled] = {0: self._empty_column()}
                 if self.values is not None:
-                    columns[prefilled] = {far: self._values_at(far, prefilled) for far in _PLACES}
+                    columns[prefilled] = {far: self._values_column(far, prefilled) for far in _SLIDES}
             runs = len(self.runs) if with_mask else 0
-            for fit in self._shaped(masks[first], columns[prefilled], runs, of_row=of_row):
-                right = explained.get(fit.slide)
-                if right is not None:
-                    # Two conventions allow the same slide: what both say was trained.
-                    starts, ends = np.maximum(fit.starts, right.starts), np.minimum(fit.ends, right.ends)
-                    simpler = fit if fit.departures <= right.departures else right
+            for fit in self._fits_of_any_shape(masks[first], columns[prefilled], runs, of_row=of_row):
+                other = explained.get(fit.slide)
+                if other is not None:
+                    # Two conventions allow the same slide: keep what both say was trained.
+                    starts, ends = np.maximum(fit.starts, other.starts), np.minimum(fit.ends, other.ends)
+                    simpler = fit if fit.departures <= other.departures else other
                     fit = replace(simpler, starts=starts, ends=np.maximum(starts, ends))
                 explained[fit.slide] = fit
         return sorted(explained.values(), key=lambda fit: (fit.departures, fit.slide))
 
-    def _nothing(self) -> _Column:
-        """A column that nothing is known of."""
+    def _empty_column(self) -> _Column:
+        """A column without entries, which fits every answer."""
         none = np.zeros(len(self.starts), np.bool_)
         return _Column(~none, none.astype(np.int64), self.starts, self.starts, none)
 
-    def _masks(self, first: int, *, of_row: bool) -> dict[int, _Column]:
-        """The mask, by how far it may be off, if it leaves out the first tokens of each answer.
+    def _mask_columns(self, first: int, *, of_row: bool) -> dict[int, _Column]:
+        """The mask for each number of places it may be off, if it leaves out the `first` tokens of each answer.
 
-        In a whole row, the first trained token has to be the first of an answer.
+        If the whole row slid, the first trained token has to be the first of an answer.
         """
-        starts, begins = np.minimum(self.starts + first, self.shut), int(self.runs[0, 0])
-        # What slid in front of the first place that the mask covers is lost.
-        cut = begins == self.first_covered[0] and int(starts[0]) - FARTHEST < begins
-        offsets: Sequence[int] = _PLACES
+        starts, begins = np.minimum(self.starts + first, self.closes), int(self.runs[0, 0])
+        # Entries that slid before the first place of the mask are lost.
+        cut = begins == self.first_covered[0] and int(starts[0]) - MAX_SLIDE < begins
+        offsets: Sequence[int] = _SLIDES
         if of_row and not cut:
-            offsets = tuple(set((begins - starts)[np.abs(begins - starts) <= FARTHEST].tolist()))
-        latest = self.shut if self.stated.end is EndConvention.UNTRAINED else self.last
+            offsets = tuple(set((begins - starts)[np.abs(begins - starts) <= MAX_SLIDE].tolist()))
+        latest = self.closes if self.stated.end is EndConvention.UNTRAINED else self.last
         masks = {}
         for far in offsets:
             moved = np.minimum(np.maximum(starts + far, self.first_covered[0]), self.size)  # np.clip costs more
             at = np.minimum(self.runs[:, 0].searchsorted(moved), len(self.runs) - 1)
             hit, run_ends = self.runs[at, 0] == moved, self.runs[at, 1]
-            # What slid past the end of the row is lost, so the answer may have ended later.
-            ends = np.where(run_ends == self.size, np.maximum(self.shut, self.size - far), run_ends - far)
-            fits = ~hit | ((ends >= self.shut) & (ends <= latest))
+            # Entries that slid past the end of the row are lost, so the answer may have ended later.
+            ends = np.where(run_ends == self.size, np.maximum(self.closes, self.size - far), run_ends - far)
+            fits = ~hit | ((ends >= self.closes) & (ends <= latest))
             left_out = hit & (starts > self.starts)
             masks[far] = _Column(fits, hit.astype(np.int64), starts, np.where(hit, ends, starts), left_out)
         return masks
 
-    def _values_at(self, far: int, prefilled: int) -> _Column:
-        """The logprobs if they are `far` off, and the first tokens of each answer were prefilled."""
-        starts = np.minimum(self.starts + prefilled, self.shut)
-        start, shut, last = np.minimum(
-            np.maximum(np.array((starts, self.shut, self.last)) + far, self.first_covered[1]), self.size
+    def _values_column(self, far: int, prefilled: int) -> _Column:
+        """The logprobs, if they are `far` places off and each answer has `prefilled` prefilled tokens."""
+        starts = np.minimum(self.starts + prefilled, self.closes)
+        start, closes, last = np.minimum(
+            np.maximum(np.array((starts, self.closes, self.last)) + far, self.first_covered[1]), self.size
         )
-        body, ending = self.counts[shut] - self.counts[start], self.counts[last] - self.counts[shut]
+        body = self.counts[closes] - self.counts[start]
+        ending = self.counts[last] - self.counts[closes]
         entries = body + ending
         # What slid past the end of the row is lost, so the answer may have ended later.
-        ends = np.where(last - shut < self.last - self.shut, self.last, self.shut + ending)
-        if not self.certain:
+        ends = np.where(last - closes < self.last - self.closes, self.last, self.closes + ending)
+        if not self.clear_fill:
             anywhere = np.ones(len(start), np.bool_)
             return _Column(anywhere, entries, starts, ends, ~anywhere)
-        together = self.counts[np.minimum(shut + ending, self.size)] - self.counts[shut] == ending
-        full = (body == shut - start) & together
+        together = self.counts[np.minimum(closes + ending, self.size)] - self.counts[closes] == ending
+        full = (body == closes - start) & together
         return _Column(full | (entries == 0), entries, starts, np.where(full, ends, starts), np.zeros_like(full))
 
-    def _valued(self, start: Offsets, end: Offsets) -> Offsets:
+    def _count_values(self, start: Offsets, end: Offsets) -> Offsets:
+        """How many values lie in each of these ranges."""
         start, end = np.minimum(np.maximum(np.array((start, end)), 0), self.size)
         return np.asarray(self.counts[np.maximum(end, start)] - self.counts[start])
 
-    def _shaped(
+    def _fits_of_any_shape(
         self, masks: dict[int, _Column], columns: dict[int, _Column], runs: int, *, of_row: bool
     ) -> Iterator[Fit]:
-        """The slides of every shape that one convention allows."""
-        by_mask = {far: _shapes(masks.get(0, mask), mask, runs, of_row) for far, mask in masks.items()}
+        """The slides, of every shape, that one convention allows."""
+        by_mask = {far: _possible_shapes(masks.get(0, mask), mask, runs, of_row) for far, mask in masks.items()}
         if not any(shapes.any() for shapes in by_mask.values()):
             return
         values = int(self.counts[-1])
-        by_values = {shift: _shapes(columns[0], column, values, of_row) for shift, column in columns.items()}
+        by_values = {
+            shift: _possible_shapes(columns[0], column, values, of_row) for shift, column in columns.items()
+        }
         for far, shift in product(masks, columns):
             shapes = by_mask[far] & by_values[shift]
             if (far or shift) and shapes.any():
@@ -245,17 +257,20 @@ class Readings:
                 for alone, answer in np.argwhere(shapes).tolist():
                     chosen = np.zeros(len(self.starts), np.bool_)
                     chosen[answer : answer + 1 if alone else None] = True
-                    both = _mixed(rests[0], masks[far], chosen), _mixed(rests[1], columns[shift], chosen)
-                    fit = self._fit(*both, chosen, far, shift)
+                    both = (
+                        _mix_columns(rests[0], masks[far], chosen),
+                        _mix_columns(rests[1], columns[shift], chosen),
+                    )
+                    fit = self._fit_slide(*both, chosen, far, shift)
                     if fit is not None:
                         yield fit
 
-    def _fit(self, mask: _Column, column: _Column, chosen: _Flags, far: int, shift: int) -> Fit | None:
-        """The slide of these answers; None if it moves nothing, or trained tokens would have no value."""
+    def _fit_slide(self, mask: _Column, column: _Column, chosen: _Flags, far: int, shift: int) -> Fit | None:
+        """The slide of the chosen answers; None if it moves nothing, or if trained tokens would have no value."""
         trains = mask.ends > mask.starts
-        if self.certain and (trains & ((mask.ends > column.ends) | (mask.starts < column.starts))).any():
+        if self.clear_fill and (trains & ((mask.ends > column.ends) | (mask.starts < column.starts))).any():
             return None
-        # Slides that differ only in answers of which nothing is trained are the same, unless they move only those.
+        # Slides that differ only in untrained answers are the same, unless they move only those.
         shown = (mask.entries > 0) | (column.entries > 0)
         of_trained = bool((trains & chosen).any())
         moved = (mask.entries > 0 if of_trained else shown).nonzero()[0]
@@ -265,22 +280,24 @@ class Readings:
         first = int(inside[0]) if inside[0] > moved[0] else 0
         last = TO_END if inside[-1] == moved[-1] else int(inside[-1])
         shifts, ends = np.where(chosen, shift, 0), mask.ends
-        if far > 0 and (trains & (ends > self.shut)).any():
-            # What slid past the end of the row is lost: a sampled end was trained there if it was elsewhere.
-            sampled = self.shut + self._valued(self.shut + shifts, self.last + shifts)
+        if far > 0 and (trains & (ends > self.closes)).any():
+            # Entries that slid past the end of the row are lost: a sampled end was trained if others were.
+            sampled = self.closes + self._count_values(self.closes + shifts, self.last + shifts)
             ends = np.where(trains & chosen & (self.last + far > self.size), np.maximum(ends, sampled), ends)
-        unusual = self._unusual(mask, shifts)
-        if unusual is None:
+        of_mask = self._count_departures(mask, shifts)
+        if of_mask is None:
             return None
-        departures = bool(far) + bool(shift) + bool(first or last != TO_END) + unusual
+        departures = bool(far) + bool(shift) + bool(first or last != TO_END) + of_mask
         inside = (chosen & shown).nonzero()[0]
         answers = range(int(inside[0]), int(inside[-1]) + 1)
         return Fit(Slide(far, shift, first, last), answers, departures, mask.starts, ends)
 
 
-def _shapes(rest: _Column, moved: _Column, entries: int, of_row: bool) -> _Flags:
-    """`[2, A]` whether a column of so many entries is off from answer a on, and whether in answer a alone;
-    `of_row`: `[1, 1]` whether it is in the whole row."""
+def _possible_shapes(rest: _Column, moved: _Column, entries: int, of_row: bool) -> _Flags:
+    """`[2, A]` whether a column with this many entries may be off from answer a on, and whether in answer a alone.
+
+    `rest` is the column in place, `moved` the one some places off. With `of_row`: `[1, 1]` whether all is off.
+    """
     if of_row:
         return np.array([[bool(moved.fits.all()) and int(moved.entries.sum()) == entries]])
     lies = np.concatenate((np.ones(1, np.bool_), np.logical_and.accumulate(rest.fits)))
@@ -293,8 +310,8 @@ def _shapes(rest: _Column, moved: _Column, entries: int, of_row: bool) -> _Flags
     return np.stack((onwards, alone))
 
 
-def _mixed(rest: _Column, moved: _Column, chosen: _Flags) -> _Column:
-    """The moved column in the chosen answers, the other elsewhere."""
+def _mix_columns(rest: _Column, moved: _Column, chosen: _Flags) -> _Column:
+    """The column that is `moved` in the chosen answers and `rest` in the others."""
     if rest is moved or chosen.all():
         return moved
     return _Column(

@@ -1,4 +1,4 @@
-"""The ids of tokens that a log holds only as strings and bytes; ambiguous tokens are counted."""
+"""Recovers the ids of tokens that a log holds only as strings and bytes."""
 
 from __future__ import annotations
 
@@ -22,65 +22,59 @@ class RecoveredIds:
     """The ids recovered from a list of token strings."""
 
     ids: Ids | None
-    """`[C]` the id of each token; None when a token has no id in the vocabulary."""
+    """`[C]` the id of each token; None if a token has no id in the vocabulary."""
     problem: str | None
-    """Which token has no id, and why; None when all were found."""
+    """Which token has no id, and why; None if all were found."""
     ambiguous: int
-    """Tokens whose bytes several ids spell; one of them was chosen."""
+    """How many tokens have bytes that several ids spell; one of these was chosen."""
 
 
 def recover_ids(
     token_texts: Sequence[TokenText], vocabulary: Vocabulary, end_ids: Collection[int]
 ) -> RecoveredIds:
-    """The id of each token, looked up from its bytes, or its string where the log has no bytes.
+    """Look up the id of each token by its bytes, or by its string if the log has no bytes.
 
-    Where several ids spell the same bytes, the lowest that is not an added token is taken. A token without
-    text at the end is the end token, if `end_ids` names any.
+    If several ids spell the same bytes, the lowest that is no added token is taken. A last token without text is
+    the end token, the lowest of `end_ids`.
     """
     ids: list[int] = []
     ambiguous = 0
     for position, token in enumerate(token_texts):
         candidates = _candidates(token, vocabulary)
-        if not candidates and _is_silent(token) and position == len(token_texts) - 1:
+        if not candidates and _has_no_text(token) and position == len(token_texts) - 1:
             candidates = tuple(sorted(end_ids))
         if not candidates:
-            problem = f"token {position} ({token.text!r}) {_reason(token)}"
-            return RecoveredIds(None, problem, ambiguous)
+            if _lost_bytes(token):
+                reason = "lost its bytes: the server wrote a replacement character where a character was cut"
+            elif _has_no_text(token):
+                reason = "has neither text nor bytes, so which special token it was is unknown"
+            else:
+                reason = "is not a token of this vocabulary: "
+                reason += "the log comes from another tokenizer, or the text was changed"
+            return RecoveredIds(None, f"token {position} ({token.text!r}) {reason}", ambiguous)
         ambiguous += len(candidates) > 1
         ids.append(min(candidates, key=lambda candidate: (candidate in vocabulary.added_ids, candidate)))
     return RecoveredIds(np.array(ids, np.int32), None, ambiguous)
 
 
 def _candidates(token: TokenText, vocabulary: Vocabulary) -> tuple[int, ...]:
-    if _lost_bytes(token) or _is_silent(token):
+    """The ids that may be this token; () if its bytes are unknown."""
+    if _lost_bytes(token) or _has_no_text(token):
         return ()
-    if token.data == b"":
-        # A special token has no bytes of its own; only its text identifies it.
-        named = vocabulary.ids_of_bytes(token.text.encode("utf-8", "surrogatepass"))
-        return tuple(token for token in named if token in vocabulary.added_ids)
-    if token.data is not None:
-        bytes_of = token.data
-    else:
-        spelled = _BYTES_STRING.fullmatch(token.text)
-        if spelled:
-            bytes_of = bytes.fromhex(spelled[1].replace("\\x", ""))
-        else:
-            bytes_of = token.text.encode("utf-8", "surrogatepass")
-    return vocabulary.ids_of_bytes(bytes_of)
+    if token.data:
+        return vocabulary.ids_of_bytes(token.data)
+    escaped = _BYTES_STRING.fullmatch(token.text)
+    if escaped and token.data is None:
+        return vocabulary.ids_of_bytes(bytes.fromhex(escaped[1].replace("\\x", "")))
+    ids = vocabulary.ids_of_bytes(token.text.encode("utf-8", "surrogatepass"))
+    # A special token may have text and empty bytes.
+    return ids if token.data is None else tuple(id_ for id_ in ids if id_ in vocabulary.added_ids)
 
 
 def _lost_bytes(token: TokenText) -> bool:
-    """True if a server wrote a replacement character where it could not decode the token alone."""
+    """Whether a server wrote a replacement character because it could not decode the token alone."""
     return _REPLACEMENT in token.text and token.data in (None, token.text.encode("utf-8", "surrogatepass"))
 
 
-def _is_silent(token: TokenText) -> bool:
+def _has_no_text(token: TokenText) -> bool:
     return not token.text and not token.data
-
-
-def _reason(token: TokenText) -> str:
-    if _lost_bytes(token):
-        return "lost its bytes: the server wrote a replacement character where a character was cut"
-    if _is_silent(token):
-        return "has neither text nor bytes, so which special token it was is unknown"
-    return "is not a token of this vocabulary: the log comes from another tokenizer, or the text was changed"

@@ -1,4 +1,4 @@
-"""The canonical side: what tokenizer and template write today, computed once per text."""
+"""The canonical side of every comparison: what tokenizer and template write today."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tito_audit.tokens.vocab import Prefix, Vocabulary, keeps_bytes
 from tito_audit.ways.recorded_values import turn_end_ids
 
 _ONE_IN = 1024
-"""One in this many segments equal to the recorded ids is checked with the reference encoder."""
+"""One in this many segments that equal the recorded ids is checked with the reference encoder."""
 
 
 @dataclass(slots=True)
 class Reference:
-    """A tokenizer and, if there is a chat template, its renderer."""
+    """A tokenizer and, if there is a chat template, the renderer."""
 
     tokenizer: Tokenizer
     renderer: Renderer | None
@@ -33,54 +33,51 @@ class Reference:
     """Which roles were sampled."""
 
     vocabulary: Vocabulary = field(init=False)
-    """The tokenizer's vocabulary."""
     _end_ids: frozenset[int] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.vocabulary = self.tokenizer.vocabulary
 
     def end_ids(self) -> frozenset[int]:
-        """Ids that end a turn: the tokenizer's own end tokens and those of published templates."""
+        """Ids that end a turn: the tokenizer's end tokens and those of published templates."""
         if self._end_ids is None:
             self._end_ids = turn_end_ids(self.vocabulary) | frozenset(self.tokenizer.eos_ids)
         return self._end_ids
 
     def headers(self, kwargs: Mapping[str, object]) -> Headers:
-        """The message headers of a row, given its template arguments."""
-        generation_prompt = self.renderer.opener(kwargs) if self.renderer is not None else ""
+        """The message headers that the template writes with these arguments."""
+        generation_prompt = self.renderer.generation_prompt(kwargs) if self.renderer is not None else ""
         return headers_in(self.vocabulary, generation_prompt, self.speakers)
 
     def pieces(self, ids: Ids, data: bytes | None = None) -> Pieces:
-        """Token ids with their bytes (`data`, if given); ids outside the vocabulary have none."""
-        return pieces_of(ids, self.tokenizer.vocabulary, data)
+        """Token ids with their bytes, which are `data` if given; ids outside the vocabulary have none."""
+        return pieces_of(ids, self.vocabulary, data)
 
     def has_bytes_of(self, ids: Ids, text: str) -> bool:
-        """Whether a text, encoded as these ids, has their bytes."""
+        """Whether these ids, an encoding of `text`, have its bytes; False if a normalizer changed them."""
         try:
             data = text.encode()
         except UnicodeEncodeError:  # a lone surrogate, which no tokenizer keeps
             return False
         if len(data) != self.vocabulary.byte_count(ids):
             return False
-        return keeps_bytes(self.tokenizer.normal_form, data) or self.vocabulary.data(ids) == data
+        return keeps_bytes(self.tokenizer.normal_form, data) or self.vocabulary.bytes_of(ids) == data
 
     def spells(self, ids: Ids, text: str) -> bool:
-        """Whether these ids spell exactly this text, in any tokens; False for a text with U+FFFD.
-
-        Broken characters decode to it, whatever their bytes.
-        """
+        """Whether these ids decode to exactly this text; False for a text with U+FFFD, which may stand for any
+        broken character."""
         return "\ufffd" not in text and self.text(ids) == text
 
     @property
     def reencodes_exactly(self) -> bool:
-        """Whether the ids of a text are also what their own text encodes as."""
+        """Whether decoding the ids of any text and encoding them again gives the same ids."""
         tokenizer, vocabulary = self.tokenizer, self.vocabulary
         if tokenizer.normal_form is None or vocabulary.prefix is not Prefix.NEVER:
             return False
-        return vocabulary.special_ids.issubset(tokenizer.cuts.tokens.values())
+        return vocabulary.special_ids.issubset(tokenizer.control_tokens.tokens.values())
 
     def tail_start(self, prompt: Ids) -> int:
-        """Where a prompt's last control token is, 0 without one; what follows it may merge with a completion."""
+        """The index of a prompt's last control token, 0 without one: what follows may merge with a completion."""
         end, size = len(prompt), 64
         while end:
             start = max(end - size, 0)
@@ -91,56 +88,56 @@ class Reference:
         return 0
 
     def text(self, ids: Ids) -> str:
-        """The text of these tokens, control tokens as their literal text."""
+        """The text of these ids, control tokens as their literal text."""
         return self.vocabulary.text(ids)
 
     def encode(self, text: str) -> Ids:
-        """`[N]` the tokens of a text today."""
+        """`[N]` today's ids of a text."""
         return self.tokenizer.encode(text)
 
     def encode_as(self, text: str, recorded: Ids, *, goes_on: bool = False) -> Ids:
-        """`[N]` the tokens of a text today, only for comparison with `recorded`, behind which it may go on.
+        """`[N]` today's ids of a text, to be compared with `recorded`; with `goes_on`, the text may be longer.
 
-        Where the fast encoder gives the recorded ids, they are accepted and a sample is checked. Differences are
-        checked with the reference encoder before they are reported.
+        If the fast encoder gives the recorded ids, they are accepted and a sample is checked; otherwise the
+        reference encoder decides.
         """
         (fast,) = self.tokenizer.encode_fast_batch([text])
         alike = starts_with(fast, recorded) if goes_on else same_ids(fast, recorded)
-        if alike and self.tokenizer.sampled_check([text], [fast], _ONE_IN):
+        if alike and self.tokenizer.check_sample([text], [fast], _ONE_IN):
             return fast
-        return self.tokenizer.proved(text, fast, recorded)
+        return self.tokenizer.prove(text, fast, recorded)
 
     def encode_all_as(self, texts: Sequence[str], recorded: Sequence[Ids]) -> list[Ids]:
-        """The same for several texts at a time."""
+        """What `encode_as` returns for each of several texts, encoded in one batch."""
         fast = self.tokenizer.encode_fast_batch(texts)
         alike = [same_ids(ids, own) for ids, own in zip(fast, recorded, strict=True)]
         equal = list(compress(texts, alike)), list(compress(fast, alike))
-        agreed = self.tokenizer.sampled_check(*equal, _ONE_IN)
+        agreed = self.tokenizer.check_sample(*equal, _ONE_IN)
         return [
-            ids if agreed and same else self.tokenizer.proved(text, ids, own)
+            ids if agreed and same else self.tokenizer.prove(text, ids, own)
             for text, ids, own, same in zip(texts, fast, recorded, alike, strict=True)
         ]
 
     def leads_to(self, text: str, recorded: Ids, *, goes_on: bool = False) -> bool:
-        """Whether a text encodes as these ids; with `goes_on`, as these and more."""
-        return self.tokenizer.leads_to(text, recorded, _ONE_IN, goes_on=goes_on)
+        """Whether a text encodes as these ids; with `goes_on`, as ids that start with these."""
+        return self.tokenizer.encodes_to(text, recorded, _ONE_IN, goes_on=goes_on)
 
 
 def pieces_of(ids: Ids, vocabulary: Vocabulary | None, data: bytes | None = None) -> Pieces:
-    """Token ids with their bytes (`data`, if given).
+    """Token ids with their bytes, which are `data` if given.
 
-    Without a vocabulary each id is its own four bytes, so ids are compared.
+    Without a vocabulary the bytes of an id are its own four, so comparing bytes compares ids.
     """
     if vocabulary is None:
         plain = np.ascontiguousarray(ids, np.int32)
         return Pieces(plain, 4 * np.arange(1, len(ids) + 1), plain.tobytes(), np.zeros(len(ids), np.bool_))
-    end, own, control = vocabulary.spelling(ids)
+    end, own, control = vocabulary.spell(ids)
     return Pieces(ids, end, own if data is None else data, control)
 
 
 @memoized
 def headers_in(vocabulary: Vocabulary, generation_prompt: str, speakers: Speakers) -> Headers:
-    """Message headers in the tokens of a vocabulary, for a template with this generation prompt."""
+    """The message headers of a template with this generation prompt, among the tokens of a vocabulary."""
     texts = {token: vocabulary.piece(token) for token in vocabulary.added_ids}
     headers = headers_of(generation_prompt, tuple(texts.values()), speakers)
     plain = vocabulary.added_ids - vocabulary.special_ids

@@ -1,4 +1,4 @@
-"""The whole conversation as the template writes it, with the role of each byte."""
+"""Renders the whole conversation as the template writes it, with the role of each token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.drift import align
+from tito_audit.align.alignment import align
 from tito_audit.errors import RenderError
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import (
@@ -19,7 +19,7 @@ from tito_audit.evidence.roles import (
     TEMPLATE,
     TURN_END,
     UNKNOWN,
-    LaterRoles,
+    LazyRoles,
     Roles,
     token_roles,
 )
@@ -28,26 +28,25 @@ from tito_audit.record.message import Message
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, unknown_role_name
+from tito_audit.render.marks import SpanKind
 from tito_audit.render.scaffolds import Scaffold
-from tito_audit.render.sentinels import SpanKind
-from tito_audit.render.spans import Rendering, Span, WrittenFast, spans, written_fast
+from tito_audit.render.spans import FastRendering, Rendering, Span, render_fast, render_spans
 from tito_audit.render.template import Template
-from tito_audit.tokens.segments import pattern_of, shared_start
+from tito_audit.tokens.segments import any_of, common_beginning
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Prefix
 
-# The model's turns in the ids that a template wrote, found by control tokens alone.
-
 Turns = tuple[tuple[int, int], ...]
-"""For each answer, the places of its first token and of its end token."""
+"""For each answer, the index of its first token and of its end token."""
 _Kind = tuple[object, ...]
 
 _ONE_IN = 256
-"""One in this many conversations of a kind is compared with what marks show."""
+"""One in this many conversations of a kind is read by marks as a check."""
 
 
 class TurnReader:
-    """Finds the turns of one template with one generation prompt in the ids of one tokenizer."""
+    """Finds the model's turns in rendered ids by control tokens alone, for one template, generation prompt and
+    tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Ids, end_ids: frozenset[int]) -> None:
         vocabulary = tokenizer.vocabulary
@@ -59,25 +58,25 @@ class TurnReader:
         """How many control tokens the generation prompt has."""
         self._ends = end_ids
         contents = sorted(vocabulary.piece(token) for token in vocabulary.special_ids)
-        self._opening = shared_start(contents[0], contents[-1])
-        """How every control token begins, to search for that first."""
-        self._spelled = re.compile(pattern_of(contents))
+        self._opening = common_beginning(contents[0], contents[-1])
+        """The text that every control token begins with, to search for first."""
+        self._spelled = re.compile(any_of(contents))
         self._seen: dict[_Kind, int] = {}
-        """How many conversations of each kind were read; -1 once marks showed something else."""
+        """How many conversations of each kind were read; -1 once marks showed other turns."""
         self._scaffolds: dict[Scaffold, tuple[_Kind, int]] = {}
         """The kind of conversations with a scaffold, and how many control tokens it seems to hold."""
 
     def turns(
-        self, rollout: Rollout, ids: Ids, written: WrittenFast, proof: Callable[[Turns], bool]
+        self, rollout: Rollout, ids: Ids, written: FastRendering, proof: Callable[[Turns], bool]
     ) -> Turns | None:
         """The turns in the ids `[N]` of a rendered conversation; None if control tokens do not show them.
 
-        `proof` compares them with what marks show; it is called for the first conversation of a kind and for one
-        in 256 of the rest.
+        `proof` says whether marks show the same turns. It is called for the first conversation of a kind and for
+        one in 256 of the rest.
         """
         kind, controls = self._scaffolds.get(written.scaffold, (None, -1)) if written.scaffold else (None, -1)
         if kind is None:
-            # What lets templates tell conversations apart: who speaks, and what there is besides plain text.
+            # The kind holds what a template may tell apart: who speaks, and what there is besides plain text.
             shapes = frozenset(
                 {
                     (
@@ -95,11 +94,11 @@ class TurnReader:
                 controls = sum(piece.count(self._opening) for piece in written.scaffold.pieces)
                 self._scaffolds[written.scaffold] = kind, controls
         seen = self._seen.get(kind, 0)
-        turns = self._found(rollout.messages, ids) if seen >= 0 else None
+        turns = self._find_turns(rollout.messages, ids) if seen >= 0 else None
         if turns is None:
             return None
-        # All that begins like a control token may be of the scaffold: then the messages spell none.
-        if written.text.count(self._opening) != controls and self._spells(rollout.messages):
+        # If the scaffold accounts for all that begins like a control token, the messages spell none.
+        if written.text.count(self._opening) != controls and self._spell_control_token(rollout.messages):
             return None
         if seen % _ONE_IN == 0 and not proof(turns):
             self._seen[kind] = -1
@@ -107,7 +106,7 @@ class TurnReader:
         self._seen[kind] = seen + 1
         return turns
 
-    def _found(self, messages: Sequence[Message], ids: Ids) -> Turns | None:
+    def _find_turns(self, messages: Sequence[Message], ids: Ids) -> Turns | None:
         at = self._vocabulary.control(ids).nonzero()[0]
         control, places = ids.take(at).tolist(), at.tolist()
         turns: list[tuple[int, int]] = []
@@ -115,17 +114,17 @@ class TurnReader:
             start, stop = place + self._size, number + self._controls
             if control[number] != self._first or ids[place:start].tobytes() != self._prompt:
                 continue
-            # The first control token from the start of the answer on has to be its end, and the only one.
+            # The next control token has to be the turn end, and no other end may come right before it.
             if stop >= len(places) or control[stop] not in self._ends or (turns and turns[-1][1] >= start):
                 return None
             closer = places[stop]
             if closer > start and int(ids[closer - 1]) in self._ends:
                 return None
             turns.append((start, closer))
-        return tuple(turns) if turns and len(turns) == _answers(messages) else None
+        return tuple(turns) if turns and len(turns) == _count_answers(messages) else None
 
-    def _spells(self, messages: Sequence[Message]) -> bool:
-        """Whether a text in these messages, or a key or text of an object in them, spells a control token."""
+    def _spell_control_token(self, messages: Sequence[Message]) -> bool:
+        """Whether a text or a key anywhere in these messages spells a control token."""
         texts: list[str] = []
         pending: list[Iterable[Any]] = [message.wire.values() for message in messages]
         for values in pending:
@@ -140,8 +139,8 @@ class TurnReader:
         return self._opening in wires and self._spelled.search(wires) is not None
 
 
-def _answers(messages: Sequence[Message]) -> int:
-    """How many of these messages were sampled; 0 unless each was sampled or given as its role says and every
+def _count_answers(messages: Sequence[Message]) -> int:
+    """How many of these messages were sampled; 0 unless each was sampled or given as its role says, and every
     answer is a single text."""
     answers = 0
     for message in messages:
@@ -159,14 +158,14 @@ def _answers(messages: Sequence[Message]) -> int:
 def turn_reader(
     tokenizer: Tokenizer, template: Template, prompt: str | None, end_ids: frozenset[int]
 ) -> TurnReader | None:
-    """The reader for what a template writes; None if its generation prompt does not show turns."""
+    """The reader for what a template writes; None if its generation prompt cannot show turns."""
     vocabulary = tokenizer.vocabulary
     if not prompt or not vocabulary.special_ids or not end_ids:
         return None
     readers: dict[str, TurnReader | None] = template.memo.setdefault((TurnReader, vocabulary), {})
     if prompt not in readers:
         (ids,) = tokenizer.encode_fast_batch([prompt])
-        # It has to open with a control token, and its tokens have to spell it.
+        # The prompt has to open with a control token, and to be what its own tokens decode to.
         shows = len(ids) > 0 and vocabulary.control(ids)[0] and vocabulary.text(ids) == prompt
         readers[prompt] = TurnReader(tokenizer, ids, end_ids) if shows else None
     return readers[prompt]
@@ -181,17 +180,16 @@ class ByteRoles:
     codes: NDArray[np.int16]
     """`[S]` the role of each span."""
     starts: Offsets
-    """`[S]` the first byte of each span, starting at 0; a span ends where the next begins."""
+    """`[S]` the first byte of each span, from 0 on; a span ends where the next begins."""
     sampled: tuple[tuple[int, int], ...]
-    """Byte ranges that the model would have sampled; none is empty."""
+    """Byte ranges that a model would sample; none is empty."""
     size: int
     """Total number of bytes, at least 1."""
 
     def of_tokens(self, at: Offsets) -> tuple[Roles, Mask]:
-        """The role of each token's first byte, and whether the model would sample it, `[N]` each.
+        """`[N]` each: the role of the first byte of each token, and whether a model would sample it.
 
-        `at` is the byte at which each token begins, in ascending order. A token past the last byte counts as that
-        byte.
+        `at` is the byte at which each token begins, in ascending order; past the last byte, the last one counts.
         """
         first = at.searchsorted(self.starts)
         counts = np.empty_like(first)
@@ -206,25 +204,25 @@ class ByteRoles:
 
 
 @dataclass(frozen=True, slots=True)
-class ToldTurns:
-    """The turns of a rendered conversation, as its control tokens show them."""
+class TurnsByControl:
+    """The turns of a rendered conversation as its control tokens show them."""
 
     turns: Turns
     roles: Callable[[], tuple[Roles, ByteRoles | None]]
-    """The role of each of its tokens, and of each byte if known; computed at each call."""
+    """The role of each token, and of each byte if known; computed at each call."""
 
-    def of_tokens(self, size: int) -> tuple[LaterRoles, Mask]:
-        """The role of each of its first tokens, and whether the model would sample it, `[N]` each."""
+    def of_tokens(self, size: int) -> tuple[LazyRoles, Mask]:
+        """`[size]` each: the role of each of the first tokens, and whether a model would sample it."""
         sampled, ends = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
         for start, closer in self.turns:
             sampled[start : closer + 1] = True
             ends[closer : closer + 1] = True
-        return LaterRoles(ends, lambda: self.roles()[0][:size]), sampled
+        return LazyRoles(ends, lambda: self.roles()[0][:size]), sampled
 
     def of_bytes(self, at: Offsets, starts: Offsets) -> tuple[Roles, Mask]:
-        """The same for tokens that begin at these bytes, `[T]`.
+        """`[T]` each: roles and what is sampled, for recorded tokens that begin at the bytes `at`, `[T]`.
 
-        `starts` is the byte at which each of the conversation's own tokens begins, `[N]`. Both ascend.
+        `starts`, `[N]`, is the byte at which each token of the conversation begins. Both ascend.
         """
 
         def roles_there() -> Roles:
@@ -239,7 +237,7 @@ class ToldTurns:
         for start, closer, end in at.searchsorted(bounds).tolist():
             sampled[start:end] = True
             ends[closer:end] = True
-        return LaterRoles(ends, roles_there), sampled
+        return LazyRoles(ends, roles_there), sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,31 +246,34 @@ class RenderedConversation:
 
     ids: Ids
     """`[N]` its tokens today."""
-    shown: ToldTurns | ByteRoles | None
-    """The turns that control tokens show, else the role of each byte; None when unknown."""
+    shown: TurnsByControl | ByteRoles | None
+    """The turns that control tokens show, else the role of each byte; None if neither is known."""
     data: bytes | None = None
     """The bytes of these tokens; None: not computed yet."""
     spelled: bool = False
     """Whether the recorded tokens have the same bytes."""
 
     def of_tokens(self, starts: Offsets) -> tuple[Roles, Mask] | None:
-        """The role of each token, and whether the model would sample it, `[N]` each; None when unknown.
+        """`[N]` each: the role of each token, and whether a model would sample it; None if unknown.
 
-        `starts` is the byte at which each begins.
+        `starts` is the byte at which each token begins.
         """
-        if isinstance(self.shown, ToldTurns):
+        if isinstance(self.shown, TurnsByControl):
             return self.shown.of_tokens(len(self.ids))
         return None if self.shown is None else self.shown.of_tokens(starts)
 
     def of_bytes(self, at: Offsets, starts: Offsets) -> tuple[Roles, Mask] | None:
-        """The same for tokens that begin at these bytes, `[T]`, given the byte at which each of its own begins."""
-        if isinstance(self.shown, ToldTurns):
+        """`[T]` each: the same for recorded tokens that begin at the bytes `at`, `[T]`."""
+        if isinstance(self.shown, TurnsByControl):
             return self.shown.of_bytes(at, starts)
         return None if self.shown is None else self.shown.of_tokens(at)
 
 
 def render_conversation(rollout: Rollout, reference: Reference) -> tuple[RenderedConversation | None, str | None]:
-    """All messages as the template writes them today, or None and why it cannot."""
+    """All messages as the template writes them today; or None, and why it cannot.
+
+    If the template may not know a role, the role assignment that shares most tokens with the row is taken.
+    """
     if COMMON_ROLES.issuperset([message.role for message in rollout.messages]):
         return _render(rollout, reference)
     recorded = rollout.training_row.token_ids if rollout.training_row is not None else empty_ids()
@@ -286,14 +287,14 @@ def render_conversation(rollout: Rollout, reference: Reference) -> tuple[Rendere
         if same_ids(rendering[0].ids, recorded):
             return rendering
         blocks = align(reference.pieces(recorded), reference.pieces(rendering[0].ids), open_end=True)
-        if (shared := len(blocks.matched()[0])) > most:
+        if (shared := len(blocks.matched_positions()[0])) > most:
             best, most = rendering, shared
     return best or first or (None, None)
 
 
 def role_assignments(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
-    """The messages in their own roles, then in roles that every template knows, mapped as loaders do before
-    rendering: tool outputs as `tool`, then as `user`."""
+    """The messages in their own roles, then in roles that every template knows, as loaders map them: tool outputs
+    as `tool`, then as `user`."""
     others = [message for message in messages if message.role not in COMMON_ROLES]
     yield messages
     for of_tools in (
@@ -313,62 +314,62 @@ def _render(rollout: Rollout, reference: Reference) -> tuple[RenderedConversatio
     renderer = reference.renderer
     assert renderer is not None
     recorded = rollout.training_row.token_ids if rollout.training_row is not None else empty_ids()
-    quick = written_fast(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
-    guess = None
+    fast_text = render_fast(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
     try:
-        ids, spelled = _confirmed(quick, rollout, recorded, reference) if quick is not None else (None, False)
-        if quick is not None and ids is not None:
-            turns_read = _told(rollout, quick, ids, reference)
-            if turns_read is not None:
-                return RenderedConversation(
-                    ids, turns_read, None if ids is recorded else quick.text.encode(), spelled
-                ), None
-            guess = quick.spans()
-            if guess is not None:
-                return _encoded(rollout, guess, ids, reference), None
-        rendering = spans(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
+        if fast_text is not None:
+            ids, spelled = _confirm_fast_text(fast_text, rollout, recorded, reference)
+            if ids is not None:
+                turns = _turns_by_control(rollout, fast_text, ids, reference)
+                if turns is not None:
+                    data = None if ids is recorded else fast_text.text.encode()
+                    return RenderedConversation(ids, turns, data, spelled), None
+                by_marks = fast_text.find_spans()
+                if by_marks is not None:
+                    return _with_byte_roles(rollout, by_marks, ids, reference), None
+        rendering = render_spans(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
     except RenderError as error:
         return None, str(error)
-    return _encoded(rollout, rendering, reference.encode_as(rendering.text, recorded), reference), None
+    return _with_byte_roles(rollout, rendering, reference.encode_as(rendering.text, recorded), reference), None
 
 
-def _confirmed(
-    quick: WrittenFast, rollout: Rollout, recorded: Ids, reference: Reference
+def _confirm_fast_text(
+    fast_text: FastRendering, rollout: Rollout, recorded: Ids, reference: Reference
 ) -> tuple[Ids | None, bool]:
-    """The tokens of a text by the fast engine, if it is what the template writes; RenderError if the template
-    raises. Recorded tokens confirm it, today's or others that spell it; else the template itself must write it.
+    """Today's ids of a text by the fast engine, None if the template writes another one; and whether the recorded
+    ids are others with the same bytes.
 
-    Also whether others have its bytes.
+    Recorded ids confirm the text if they spell it. Otherwise the template itself has to write it; RenderError if
+    it refuses.
     """
-    ids = _behind_last_end(quick.text, recorded, reference)
+    ids = _encode_after_last_end(fast_text.text, recorded, reference)
     if ids is not None:
         return ids, False
-    if reference.leads_to(quick.text, recorded):
+    if reference.leads_to(fast_text.text, recorded):
         return recorded, False
-    spelled = reference.spells(recorded, quick.text)
+    spelled = reference.spells(recorded, fast_text.text)
     if not spelled:
-        chat, text = quick.renderer.accepted(
+        chat, text = fast_text.renderer.render_chat(
             rollout.messages,
             rollout.tools,
             add_generation_prompt=False,
             template_kwargs=rollout.template_kwargs,
         )
-        if text != quick.text or chat != quick.chat:
+        if text != fast_text.text or chat != fast_text.chat:
             return None, False
-    return reference.encode_as(quick.text, recorded), spelled and reference.vocabulary.prefix is Prefix.NEVER
+    return reference.encode_as(fast_text.text, recorded), spelled and reference.vocabulary.prefix is Prefix.NEVER
 
 
-def _behind_last_end(text: str, recorded: Ids, reference: Reference) -> Ids | None:
-    """The tokens of a text that goes on behind the end of its last turn, where recorded tokens stop; else None.
+def _encode_after_last_end(text: str, recorded: Ids, reference: Reference) -> Ids | None:
+    """The ids of a text that goes on after the end of its last turn, where the recorded ids stop; None otherwise.
 
-    Rows mostly do: the template writes a line feed behind the end that was sampled.
+    Most rows stop there: the template writes a line feed after the turn end, which no model samples.
     """
     end = int(recorded[-1]) if len(recorded) else -1
     if end not in reference.end_ids():
         return None
     spelling = reference.vocabulary.piece(end)
     size = text.rfind(spelling) + len(spelling)
-    if not len(spelling) <= size < len(text) or reference.tokenizer.cuts.tokens.get(spelling) != end:
+    if not len(spelling) <= size < len(text) or reference.tokenizer.control_tokens.tokens.get(spelling) != end:
         return None
     if not reference.leads_to(text[:size], recorded):
         return None
@@ -376,45 +377,49 @@ def _behind_last_end(text: str, recorded: Ids, reference: Reference) -> Ids | No
     return np.concatenate((recorded, rest))
 
 
-def _told(rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference) -> ToldTurns | None:
-    """The turns in the ids of a text by control tokens; None where these do not show them."""
-    template = quick.renderer.template(bool(rollout.tools))
-    reader = turn_reader(reference.tokenizer, template, quick.generation_prompt, reference.end_ids())
-    if reader is None or not reference.has_bytes_of(ids, quick.text):
+def _turns_by_control(
+    rollout: Rollout, fast_text: FastRendering, ids: Ids, reference: Reference
+) -> TurnsByControl | None:
+    """The turns in the ids of a text by control tokens; None if these do not show them."""
+    template = fast_text.renderer.template(bool(rollout.tools))
+    reader = turn_reader(reference.tokenizer, template, fast_text.generation_prompt, reference.end_ids())
+    if reader is None or not reference.has_bytes_of(ids, fast_text.text):
         return None
 
     def marked() -> tuple[Roles, Mask, ByteRoles] | None:
-        """What marks show: the role of each token and what was sampled, `[N]` each, and the role of each byte."""
-        guess = quick.spans()
-        shown = _encoded(rollout, guess, ids, reference).shown if guess is not None else None
+        """What marks in the template's text show: `[N]` roles and what is sampled, and the role of each byte."""
+        rendering = fast_text.find_spans()
+        shown = None if rendering is None else _with_byte_roles(rollout, rendering, ids, reference).shown
         if not isinstance(shown, ByteRoles):
             return None
         lengths = reference.vocabulary.byte_lengths(ids)
         return *shown.of_tokens(lengths.cumsum() - lengths), shown
 
     def is_proved(turns: Turns) -> bool:
-        """Whether marks show exactly these turns, and no role is unclear."""
+        """Whether marks show exactly these turns and no role is unclear."""
         by_marks = marked()
         if by_marks is None:
             return False
         roles, sampled, _ = by_marks
-        ends, generated = ToldTurns(turns, lambda: (roles, None)).of_tokens(len(ids))
+        ends, generated = TurnsByControl(turns, lambda: (roles, None)).of_tokens(len(ids))
         alike = np.array_equal(generated, sampled) and np.array_equal(roles.among((TURN_END,)), ends.turn_ends)
         return alike and not roles.unclear().any()
 
     def roles() -> tuple[Roles, ByteRoles | None]:
-        """The role of each token by marks, else by control tokens; and of each byte, if marks show it."""
+        """The role of each token by marks, else by control tokens; and of each byte if marks show it."""
         by_marks = marked()
         if by_marks is not None:
             return by_marks[0], by_marks[2]
         headers = reference.headers(rollout.template_kwargs)
         return token_roles(reference.pieces(ids), reference.end_ids(), headers), None
 
-    turns = reader.turns(rollout, ids, quick, is_proved)
-    return None if turns is None else ToldTurns(turns, roles)
+    turns = reader.turns(rollout, ids, fast_text, is_proved)
+    return None if turns is None else TurnsByControl(turns, roles)
 
 
-def _encoded(rollout: Rollout, rendering: Rendering, ids: Ids, reference: Reference) -> RenderedConversation:
+def _with_byte_roles(
+    rollout: Rollout, rendering: Rendering, ids: Ids, reference: Reference
+) -> RenderedConversation:
     # If a normalizer changed the text, its spans do not fit the bytes of the tokens.
     exact = reference.has_bytes_of(ids, rendering.text)
     size = reference.vocabulary.byte_count(ids)
@@ -422,7 +427,7 @@ def _encoded(rollout: Rollout, rendering: Rendering, ids: Ids, reference: Refere
 
 
 def _byte_roles(rollout: Rollout, rendering: Rendering, size: int) -> ByteRoles | None:
-    """The role of each byte of a text; None if one of the model's answers is not found in it."""
+    """The role of each byte of a text; None if an answer of the model is not found in it."""
     ranges = [rendering.sampled.get(i) for i, message in enumerate(rollout.messages) if message.sampled]
     sampled = [span for span in ranges if span is not None]
     if not size or not ranges or len(sampled) < len(ranges):
@@ -450,7 +455,7 @@ def _role_name(span: Span, messages: Sequence[Message]) -> str:
 
 
 def _byte_offsets(text: str, places: Iterable[int]) -> dict[int, int]:
-    """The byte offset in UTF-8 of each of these characters."""
+    """The UTF-8 byte offset of each of these character offsets."""
     if text.isascii():
         return {place: place for place in places}
     out: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""The role of each token, read from control tokens alone, by the headers of published templates."""
+"""Reads the role of each token from control tokens alone, by the headers of published templates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Opener(NamedTuple):
     close: bytes = b"\n"
     """The text that ends the role, where no control token does."""
     role: str | None = None
-    """The role if the words after it are another name, or there are none."""
+    """The role if the words after the token name none, or there are none."""
 
 
 class Speaker(NamedTuple):
@@ -37,13 +37,13 @@ class Speaker(NamedTuple):
 
 
 HARMONY = "<|start|>"
-"""What opens a message of gpt-oss; after its own name the model writes the header itself."""
+"""Opens a message of gpt-oss; the model writes the rest of the header after its own name."""
 HARMONY_END = "<|end|>"
-"""What ends a message of gpt-oss; the same call may go on with another message."""
+"""Ends a message of gpt-oss; the same call may continue with another message."""
 TOOL_END = "<｜tool▁output▁end｜>"
-"""What DeepSeek writes after a tool's output."""
+"""DeepSeek's end of the output of a tool."""
 SAMPLED_HEADERS = frozenset(("<|channel|>", "<|constrain|>", "<|message|>"))
-"""Header tokens that a model writes itself (the harmony format of gpt-oss)."""
+"""Header tokens that the model itself writes (harmony, the format of gpt-oss)."""
 _TOOL = re.compile(rb"functions\.|.*\sto=assistant\b")
 _WORD = re.compile(rb"[ \t]*([^\s<>|:,;]+)")
 
@@ -83,8 +83,7 @@ _PREFILL = re.compile(r"<\|?(?:\w+:)?think(?:ing)?\b|<\|?START_THINKING|\[THINK\
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """Message headers, of published templates and of this template before an answer, and which roles were
-    sampled."""
+    """Message headers of published templates, and this template's own before an answer."""
 
     speakers: Speakers = field(default_factory=Speakers)
     openers: Mapping[str, Opener] = field(default_factory=lambda: _OPENERS)
@@ -94,13 +93,13 @@ class Headers:
     word: bytes = b"model"
     """The template's name for the role that answers."""
     given: bytes = b""
-    """What a generation prompt writes after the header, such as an empty <think> block."""
+    """The text of a generation prompt after its header, such as an empty <think> block."""
     ids: frozenset[int] = frozenset()
     """Header tokens that the tokenizer does not mark as special."""
 
     @property
     def literals(self) -> frozenset[str]:
-        """The texts of the control tokens in headers."""
+        """The texts of control tokens in headers."""
         return frozenset((*self.openers, *self.ends, *self.named, TOOL_END))
 
     def speaker(self, header: bytes, opener: str) -> str | None:
@@ -119,12 +118,12 @@ class Headers:
         return own if default is None else self.speakers.speaker(default)
 
     def knows(self, header: bytes, opener: str) -> bool:
-        """Whether these words, after a token that opens messages, are a message header with a known role."""
+        """Whether these words, after a token that opens messages, are a header with a known role."""
         speaker = self.speaker(header, opener)
         return speaker is not None and unknown_role_name(speaker) is None
 
     def own_words(self, header: bytes, opener: str) -> int:
-        """How many bytes of a header were given if the model writes the rest; 0 if it does not."""
+        """How many bytes of a header were given, if the model writes the rest; 0 if it does not."""
         match = _WORD.match(header) if opener == HARMONY else None
         return match.end() if match is not None else 0
 
@@ -158,9 +157,9 @@ COMMON_ROLES = frozenset(("system", "user", "assistant", "tool"))
 """Roles that every template knows."""
 
 _NAMES = (UNKNOWN, TEMPLATE, GENERATION_PROMPT, ASSISTANT, TURN_END, "system", "user", "tool", GIVEN_ANSWER)
-"""Every role that control tokens name, indexed by its code; 0 is unknown. Other role names come after these."""
+"""Every role that control tokens name, indexed by code; 0 is unknown. Codes of other roles come after these."""
 _GROUP, _GROUP_END = "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>"
-"""What older DeepSeek templates put around all tool outputs of a turn."""
+"""Older DeepSeek templates write these around all tool outputs of a turn."""
 
 
 class Roles(Sequence[str]):
@@ -194,32 +193,32 @@ class Roles(Sequence[str]):
         return map(self._names.__getitem__, self._codes.tolist())
 
     def at(self, places: Offsets) -> Roles:
-        """The roles of the tokens at these places, in their order."""
+        """The roles of the tokens at these indices."""
         return Roles(self._names, self._codes[places])
 
     def among(self, names: Collection[str]) -> Mask:
-        """`[N]` bool, True where a token has one of these roles."""
+        """`[N]` True where a token has one of these roles."""
         wanted: Mask = np.array([name in names for name in self._names], np.bool_)[self._codes]
         return wanted
 
     def unclear(self) -> Mask:
-        """`[N]` bool, True where the role is unknown, and so is whether the token was sampled."""
+        """`[N]` True where the role is unknown, so that it is open whether the token was sampled."""
         return self.among([name for name in self._names if unknown_role_name(name) is not None])
 
     def with_role(self, name: str, mask: Mask) -> Roles:
-        """The same roles, with this one where the mask, `[N]` bool, is True."""
+        """These roles, with `name` where the mask, `[N]`, is True."""
         names = self._names if name in self._names else (*self._names, name)
         return Roles(names, np.where(mask, np.int16(names.index(name)), self._codes))
 
     def token_counts(self, mask: Mask) -> dict[str, tuple[int, int]]:
-        """For each role with tokens, how many of them are in the mask, `[N]` bool, and how many are not."""
+        """For each role, how many of its tokens are in the mask, `[N]`, and how many are not."""
         counts = np.bincount(2 * self._codes + mask, minlength=2 * len(self._names)).tolist()
         pairs = zip(self._names, counts[1::2], counts[::2], strict=True)
         return {name: (with_it, without) for name, with_it, without in pairs if with_it or without}
 
 
-class LaterRoles(Roles):
-    """Roles that are all known, computed when a rule or a viewer needs one; for most rows none does."""
+class LazyRoles(Roles):
+    """Roles that are all known, but computed only if a rule or a viewer needs one; for most rows none does."""
 
     def __init__(self, turn_ends: Mask, compute: Callable[[], Roles]) -> None:
         self.turn_ends = turn_ends
@@ -247,14 +246,14 @@ class LaterRoles(Roles):
 
 
 def ends_turn(roles: Sequence[str], place: int) -> bool:
-    """Whether the token at a place has the role `turn end`."""
-    return bool(roles.turn_ends[place]) if isinstance(roles, LaterRoles) else roles[place] == TURN_END
+    """Whether the token at this index has the role `turn end`, without computing lazy roles."""
+    return bool(roles.turn_ends[place]) if isinstance(roles, LazyRoles) else roles[place] == TURN_END
 
 
 def token_roles(pieces: Pieces, end_ids: frozenset[int], headers: Headers | None = None) -> Roles:
     """`[N]` the role of each token: a message's own, `template`, `generation prompt` or `turn end`.
 
-    Read from role markers such as `<|im_start|>assistant` or `<｜Assistant｜>`; `unknown` before the first marker
+    Roles come from markers such as `<|im_start|>assistant` or `<｜Assistant｜>`: `unknown` before the first one,
     and for templates that mark roles in plain text. A token that spans a header and the text after it belongs to
     the header.
     """
@@ -262,15 +261,15 @@ def token_roles(pieces: Pieces, end_ids: frozenset[int], headers: Headers | None
     if headers.ids:
         marked = np.isin(pieces.ids, np.fromiter(headers.ids, np.int64))
         pieces = replace(pieces, control=pieces.control | marked)
-    walk = _Walk(pieces, end_ids, headers)
-    units = pieces.units()
+    reader = _RoleReader(pieces, end_ids, headers)
+    units = pieces.split_at_control()
     ids = pieces.ids[[start for start, _ in units]].tolist()
-    for (start, end), (is_control, data), id_ in zip(units, pieces.keys(units), ids, strict=True):
+    for (start, end), (is_control, data), id_ in zip(units, pieces.range_keys(units), ids, strict=True):
         if is_control:
-            walk.control(start, id_, data.decode("utf-8", "replace"))
+            reader.read_control(start, id_, data.decode("utf-8", "replace"))
         else:
-            walk.text(start, end, data)
-    return walk.roles()
+            reader.read_text(start, end, data)
+    return reader.roles()
 
 
 def unknown_roles(size: int) -> Roles:
@@ -281,8 +280,8 @@ def unknown_roles(size: int) -> Roles:
 _PUBLISHED = Headers()
 
 
-class _Walk:
-    """Reads a sequence from control token to control token and tracks the role that speaks."""
+class _RoleReader:
+    """Reads a sequence from control token to control token and tracks who speaks."""
 
     def __init__(self, pieces: Pieces, end_ids: frozenset[int], headers: Headers) -> None:
         self._pieces = pieces
@@ -292,32 +291,32 @@ class _Walk:
         self._codes = np.zeros(len(pieces), np.int16)
         self._role = UNKNOWN
         self._opener: str | None = None
-        """What opened the current header."""
+        """The control token that opened the current header; None outside headers."""
         self._close = b""
         """What the template writes before the next text."""
         self._grouped = False
-        self._own = False
-        """Whether the current header was sampled."""
+        """Whether the current tool output is one of a group."""
+        self._sampled_header = False
+        """Whether the model wrote the current header."""
         self._answered = -1
         """Where the last answer ended, if its call may continue after that token."""
-        self._begun: list[int] = []
+        self._answer_starts: list[int] = []
         """The bytes at which answers begin."""
 
     def roles(self) -> Roles:
-        """`[N]` the roles found."""
-        by_others = self._headers.given
-        if by_others and self._begun:
+        """`[N]` the roles of the tokens read."""
+        prefix = self._headers.given
+        if prefix and self._answer_starts:
             starts = self._pieces.start
-            for begin in self._begun:
-                if self._pieces.data.startswith(by_others, begin):
-                    first, last = starts.searchsorted([begin, begin + len(by_others)]).tolist()
+            for begin in self._answer_starts:
+                if self._pieces.data.startswith(prefix, begin):
+                    first, last = starts.searchsorted([begin, begin + len(prefix)]).tolist()
                     self._codes[first:last] = self._names[GENERATION_PROMPT]
         return Roles(tuple(self._names), self._codes)
 
-    def control(self, at: int, id_: int, literal: str) -> None:
-        """Take a control token."""
+    def read_control(self, at: int, id_: int, literal: str) -> None:
+        """Give a control token its role and update who speaks; inside an answer, it is part of the answer."""
         self._close = b""
-        # The role of a control token; inside an answer, it is the answer's.
         headers, role = self._headers, self._role
         if id_ in self._end_ids:
             self._answered = at if role == ASSISTANT and literal == HARMONY_END else -1
@@ -327,22 +326,21 @@ class _Walk:
             )
         elif literal in headers.openers and self._opens(at, literal):
             self._role, self._opener = UNKNOWN, literal
-            of_control = ASSISTANT if self._own else TEMPLATE
+            of_control = ASSISTANT if self._sampled_header else TEMPLATE
         elif literal in headers.named or literal == TOOL_END:
-            # The role of a control token that is a role by itself.
             self._opener = None
             if literal in (_GROUP, _GROUP_END):
                 self._grouped = literal == _GROUP
             if literal == TOOL_END and self._grouped:
                 of_control = TEMPLATE
             else:
-                named = self._headers.named.get(literal, Speaker(ASSISTANT))
-                self._role, self._close = self._headers.speakers.speaker(named.role), named.close
-                self._begins(at + 1)
+                named = headers.named.get(literal, Speaker(ASSISTANT))
+                self._role, self._close = headers.speakers.speaker(named.role), named.close
+                self._note_answer_start(at + 1)
                 of_control = GENERATION_PROMPT if self._role == ASSISTANT else TEMPLATE
         elif literal in headers.ends and self._opener is not None:
             self._opener, self._close = None, headers.ends[literal]
-            self._begins(at + 1)
+            self._note_answer_start(at + 1)
             of_control = GENERATION_PROMPT if role == ASSISTANT else TEMPLATE
         else:
             if literal in SAMPLED_HEADERS:
@@ -351,31 +349,34 @@ class _Walk:
         self._codes[at] = self._code(of_control)
 
     def _opens(self, at: int, literal: str) -> bool:
-        """Whether a token that opens messages does so here, and is not part of a message's text."""
+        """Whether a token that opens messages does so here, and is not part of the text of one."""
         goes_on = literal == HARMONY and at == self._answered + 1
-        self._own = goes_on and self._headers.speaker(self._line_after(at), literal) == ASSISTANT
-        is_answer = self._role not in (UNKNOWN, TEMPLATE) and self._opener is None
-        return not is_answer or self._headers.knows(self._line_after(at), literal)
+        self._sampled_header = goes_on and self._headers.speaker(self._line_after(at), literal) == ASSISTANT
+        in_message = self._role not in (UNKNOWN, TEMPLATE) and self._opener is None
+        return not in_message or self._headers.knows(self._line_after(at), literal)
 
-    def text(self, start: int, end: int, data: bytes) -> None:
-        """Give a run of text tokens their role; header tokens are template."""
-        headed = self._opener is not None
-        header = self._header(data) if headed else common_byte_prefix(data, self._close) if self._close else 0
+    def read_text(self, start: int, end: int, data: bytes) -> None:
+        """Give a run of text tokens their role; the tokens of a header are template."""
+        in_header = self._opener is not None
+        if in_header:
+            header = self._read_header(data)
+        else:
+            header = common_byte_prefix(data, self._close) if self._close else 0
         self._close = b""
-        if headed and self._role != ASSISTANT and data[header:].lstrip().startswith(b"<tool_response>"):
+        if in_header and self._role != ASSISTANT and data[header:].lstrip().startswith(b"<tool_response>"):
             self._role = self._headers.speakers.speaker("tool")
-        own = start
+        text_start = start
         if header:
             offset = int(self._pieces.end[start - 1]) if start else 0
-            own += 1 + int(self._pieces.end[start : end - 1].searchsorted(offset + header))
-            self._begins(own, offset + header)
+            text_start += 1 + int(self._pieces.end[start : end - 1].searchsorted(offset + header))
+            self._note_answer_start(text_start, offset + header)
         scaffold = GENERATION_PROMPT if self._role == ASSISTANT else TEMPLATE
-        self._codes[start:own] = self._code(ASSISTANT if self._own else scaffold)
-        self._codes[own:end] = self._code(self._role)
-        self._own = self._own and self._opener is not None
+        self._codes[start:text_start] = self._code(ASSISTANT if self._sampled_header else scaffold)
+        self._codes[text_start:end] = self._code(self._role)
+        self._sampled_header = self._sampled_header and self._opener is not None
 
-    def _header(self, data: bytes) -> int:
-        """How many bytes of a text belong to the header that was opened before it."""
+    def _read_header(self, data: bytes) -> int:
+        """Read who speaks from the text after an opener; returns how many of its bytes belong to the header."""
         opener = self._opener
         assert opener is not None
         line, newline, _ = data.partition(b"\n")
@@ -388,11 +389,11 @@ class _Walk:
         close = self._headers.openers[opener].close
         return len(line) + max(common_byte_prefix(data[len(line) :], close), len(newline))
 
-    def _begins(self, at: int, byte: int | None = None) -> None:
-        """Remember where an answer begins: at its first token, or at this byte if given."""
-        if self._role == ASSISTANT and not self._own:
+    def _note_answer_start(self, at: int, byte: int | None = None) -> None:
+        """Note that an answer begins at token `at`, or inside it at `byte`, if the model speaks."""
+        if self._role == ASSISTANT and not self._sampled_header:
             before = int(self._pieces.end[at - 1]) if at else 0
-            self._begun.append(before if byte is None else byte)
+            self._answer_starts.append(before if byte is None else byte)
 
     def _line_after(self, at: int) -> bytes:
         """The line after a control token, up to the next control token and no longer than a header."""
@@ -404,22 +405,19 @@ class _Walk:
         return self._names.setdefault(name, len(self._names))
 
 
-# Unknown roles in a training row, whose tokens may or may not have been sampled.
-
-
 @dataclass(frozen=True, slots=True)
-class Unclear:
-    """Roles that are not known to be sampled or given."""
+class UnclearRoles:
+    """Roles in a training row that are not known to be sampled or given."""
 
     names: tuple[str, ...]
     """As logged, those of trained tokens first."""
     tokens: Mask
-    """`[T]` the trained tokens of the row in such a role."""
+    """`[T]` the trained tokens in such a role."""
 
 
 @memoized
 def unclear_tokens(evidence: Evidence) -> Mask:
-    """`[T]` bool, True where the role of a row token is unknown, including the end of its turn."""
+    """`[T]` True where the role of a row token is unknown, turn ends of unknown roles included."""
     view, row = evidence.row, evidence.rollout.training_row
     if view is None or view.proven or row is None or not isinstance(view.roles, Roles):
         return np.zeros(len(row.token_ids) if row is not None else 0, np.bool_)
@@ -432,8 +430,8 @@ def unclear_tokens(evidence: Evidence) -> Mask:
 
 
 @memoized
-def unclear_roles(evidence: Evidence) -> Unclear | None:
-    """The roles that leave open which row tokens were sampled; None if there are none, or calls prove it."""
+def unclear_roles(evidence: Evidence) -> UnclearRoles | None:
+    """The roles that leave open which row tokens were sampled; None without such roles, or if calls show it."""
     view, row = evidence.row, evidence.rollout.training_row
     if view is None or view.proven or row is None or row.loss_mask is None:
         return None
@@ -446,4 +444,4 @@ def unclear_roles(evidence: Evidence) -> Unclear | None:
     tokens = unclear & row.loss_mask
     in_row = [unknown_role_name(view.roles[at]) for at in tokens.nonzero()[0].tolist()]
     names = tuple(dict.fromkeys(name for name in (*in_row, *unknown) if name is not None))
-    return Unclear(names, tokens) if names else None
+    return UnclearRoles(names, tokens) if names else None

@@ -1,4 +1,4 @@
-"""The training row compared with its calls, else with the rendered messages, else with its re-encoding."""
+"""Compares the training row with its calls, else with the rendered messages, else with its own re-encoding."""
 
 from __future__ import annotations
 
@@ -8,35 +8,24 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.blocks import BlockKind, Blocks, GrowingBlocks
-from tito_audit.align.drift import align
+from tito_audit.align.alignment import align
+from tito_audit.align.blocks import BlockKind, Blocks, BlocksBuilder
 from tito_audit.align.pieces import Pieces
 from tito_audit.chains.links import LinkKind, last_calls
-from tito_audit.evidence.belonging import (
-    MESSAGES,
-    TRAINING_ROW,
-    Unrelated,
-    common_offset,
-    said,
-    share_words,
-    shares_answer,
-    spoken,
-)
 from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.differences import (
-    Region,
+    CompletionSpan,
     Stretch,
+    completion_at,
     difference,
-    first_of_each,
-    normalised,
-    region_of,
+    find_normal_form,
     starting_before,
     stretches,
 )
-from tito_audit.evidence.fill import FARTHEST
-from tito_audit.evidence.model import Against, Difference, RowFound, RowView, SampledSpan, Sound
+from tito_audit.evidence.logprob_values import MAX_SLIDE
+from tito_audit.evidence.model import Against, Difference, RowComparison, RowView, SampledSpan, Verified
 from tito_audit.evidence.reference import Reference, pieces_of
-from tito_audit.evidence.rendered import RenderedConversation, ToldTurns, render_conversation
+from tito_audit.evidence.rendered import RenderedConversation, TurnsByControl, render_conversation
 from tito_audit.evidence.roles import (
     COMMON_ROLES,
     GENERATION_PROMPT,
@@ -48,6 +37,16 @@ from tito_audit.evidence.roles import (
     unknown_roles,
 )
 from tito_audit.evidence.sft import is_sft
+from tito_audit.evidence.unrelated import (
+    MESSAGES,
+    TRAINING_ROW,
+    Unrelated,
+    constant_id_offset,
+    content_bytes,
+    full_text,
+    share_an_answer,
+    share_words,
+)
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import as_message
@@ -58,62 +57,56 @@ from tito_audit.record.speakers import ASSISTANT, UNSAMPLED_SPEAKERS, unknown_ro
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.ways.recorded_values import holds_marker
 
-# Where the answers of a training row begin, and whether logprobs prove that their tokens were sampled.
-
 
 def has_template_markers(recorded: Pieces, canonical: Pieces, reference: Reference) -> bool:
-    """Whether a row has any template marker other than BOS and turn ends; also True if the template writes
-    none."""
+    """Whether a row has a template marker other than BOS and turn ends; also True if the template writes none."""
     return not _has_markers(canonical, reference) or _has_markers(recorded, reference)
 
 
 def _has_markers(pieces: Pieces, reference: Reference) -> bool:
     first = 1 if len(pieces) and int(pieces.ids[0]) == reference.tokenizer.bos_id else 0
-    rest = pieces.part(first, len(pieces))
+    rest = pieces.slice(first, len(pieces))
     if (rest.control & ~np.isin(rest.ids, list(reference.end_ids()))).any():
         return True
     return holds_marker(reference.text(rest.ids[~rest.control]))
 
 
 def with_answer_starts(view: RowView, rollout: Rollout, recorded: Pieces, blocks: Blocks) -> RowView:
-    """The view with the tokens between a generation prompt and the template's first answer token assigned.
+    """The view with each token between a generation prompt and the first answer token of the template assigned.
 
-    The template writes nothing there, so they belong to the answer, unless they repeat the header or are white
-    space that nothing shows to be sampled.
+    The template writes nothing there, so such tokens belong to the answer, unless they repeat the header or are
+    white space that nothing shows to be sampled.
     """
-    generated = np.zeros(len(recorded), np.bool_)
-    lone = np.zeros(len(recorded), np.bool_)
-    for kind, start, end, _, _ in blocks.differing():
+    added = np.zeros(len(recorded), np.bool_)
+    removed = np.zeros(len(recorded), np.bool_)
+    for kind, start, end, _, _ in blocks.differing_blocks():
         if (
             kind is BlockKind.EXTRA
             and start > 0
             and view.roles[start - 1] == GENERATION_PROMPT
             and (end == len(view.sampled) or view.sampled[end])
         ):
-            own = generated if _was_sampled(view, rollout, recorded, start, end) else lone
-            own[start:end] = True
+            mask = added if _was_sampled(view, rollout, recorded, start, end) else removed
+            mask[start:end] = True
         if kind is BlockKind.MISSING:
-            # A turn end beside it may be that of the missing answer.
+            # A lone turn end right beside is that of the missing answer.
             for at in (start - 1, start):
-                if 0 <= at < len(lone) and view.sampled[at] and view.roles[at] == TURN_END:
+                if 0 <= at < len(removed) and view.sampled[at] and view.roles[at] == TURN_END:
                     before = at > 0 and view.sampled[at - 1]
-                    after = at + 1 < len(lone) and view.sampled[at + 1]
+                    after = at + 1 < len(removed) and view.sampled[at + 1]
                     opened = at > 0 and view.roles[at - 1] == GENERATION_PROMPT
-                    lone[at] |= not before and not after and not opened
-    if not generated.any() and not lone.any():
+                    removed[at] |= not before and not after and not opened
+    if not added.any() and not removed.any():
         return view
-    sampled = (view.sampled | generated) & ~lone
-    roles = view.roles
-    assert isinstance(roles, Roles)
-    roles = roles.with_role(ASSISTANT, generated).with_role(TEMPLATE, lone)
-    return replace(view, sampled=sampled, roles=roles, spans=())
+    assert isinstance(view.roles, Roles)
+    roles = view.roles.with_role(ASSISTANT, added).with_role(TEMPLATE, removed)
+    return replace(view, sampled=(view.sampled | added) & ~removed, roles=roles, spans=())
 
 
-def answer_at(view: RowView | None, written: Mask | None, stretch: Stretch) -> slice | None:
+def answer_at(view: RowView | None, generated: Mask | None, stretch: Stretch) -> slice | None:
     """The row tokens of a stretch in an answer; for an empty stretch, the sampled tokens next to it.
 
-    `written`, `[N]`, marks the canonical tokens that a model would sample. None when the stretch touches no
-    answer.
+    `generated`, `[N]`, marks the canonical tokens that a model would sample. None without an answer there.
     """
     if view is None:
         return None
@@ -121,41 +114,40 @@ def answer_at(view: RowView | None, written: Mask | None, stretch: Stretch) -> s
     if start < end:
         return slice(start, end) if view.sampled[start:end].any() else None
     around = slice(max(start - 1, 0), start + 1)
-    if written is not None:
-        inside = bool(written[stretch.canonical_start : stretch.canonical_end].all())
+    if generated is not None:
+        inside = bool(generated[stretch.canonical_start : stretch.canonical_end].all())
     else:
         inside = start > 0 and bool(view.sampled[around].all())
     return around if inside and view.sampled[around].any() else None
 
 
 def logprobs_prove_sampled(row: TrainingRow, view: RowView, where: slice) -> bool:
-    """Whether logprobs prove that the answer tokens in `where` were sampled: none is missing, and not all are
-    fill.
+    """Whether logprobs prove that the answer tokens in `where` were sampled: none is missing, not all are fill.
 
-    The fill is the most common value outside the loss, or the format's own. The judgement's fill is not available
-    yet: it needs the spans of the view that is being made.
+    The fill is the most common value outside the loss, or the format's own: the judgement, which finds it exactly,
+    needs the spans of the view that is being made here.
     """
     if row.logprobs is None:
         return False
     sampled = view.sampled[where]
     if row.loss_mask is not None and (sampled & row.loss_mask[where]).any():
         sampled = sampled & row.loss_mask[where]  # tokens outside the loss may have lost their logprob
-    return _real(row, row.logprobs[where][sampled])
+    return _come_from_sampler(row, row.logprobs[where][sampled])
 
 
-def _real(row: TrainingRow, values: Logprobs) -> bool:
-    """Whether these logprobs come from a sampler: all finite, none above 0, and at least one is not fill."""
+def _come_from_sampler(row: TrainingRow, values: Logprobs) -> bool:
+    """Whether a sampler wrote these logprobs: all finite, none above 0, and at least one is no fill."""
     if not len(values) or not np.isfinite(values).all() or (values > 0).any():
         return False
     real = values < 0
-    for fill in (_commonest_outside(row), row.sentinel):
+    for fill in (_commonest_untrained(row), row.sentinel):
         if fill is not None:
             real &= values != fill
     return bool(real.any())
 
 
-def _commonest_outside(row: TrainingRow) -> float | None:
-    """The most common logprob outside the loss; None without a mask, or where none is a number."""
+def _commonest_untrained(row: TrainingRow) -> float | None:
+    """The most common logprob outside the loss; None without a mask, or if none is finite."""
     if row.loss_mask is None or row.logprobs is None:
         return None
     outside = ~row.loss_mask
@@ -169,7 +161,7 @@ def _commonest_outside(row: TrainingRow) -> float | None:
 
 
 def _was_sampled(view: RowView, rollout: Rollout, recorded: Pieces, start: int, end: int) -> bool:
-    """Whether tokens after a generation prompt were sampled, as far as the row and its messages show."""
+    """Whether tokens after a generation prompt were sampled, as far as the row and the messages show."""
     data = recorded.bytes_of(start, end)
     if data.strip():
         first = start
@@ -181,107 +173,119 @@ def _was_sampled(view: RowView, rollout: Rollout, recorded: Pieces, start: int, 
     assert row is not None
     if row.loss_mask is not None and row.loss_mask[start:end].all():
         return True
-    if row.logprobs is not None and _real(row, row.logprobs[start:end]):
+    if row.logprobs is not None and _come_from_sampler(row, row.logprobs[start:end]):
         return True
-    begun = data.decode("utf-8", "replace") + recorded.bytes_of(end, min(end + 4, len(recorded))).decode(
-        "utf-8", "ignore"
-    )
-    return any(message.role == ASSISTANT and message.text.startswith(begun) for message in rollout.messages)
+    following = recorded.bytes_of(end, min(end + 4, len(recorded)))
+    start_text = data.decode("utf-8", "replace") + following.decode("utf-8", "ignore")
+    return any(message.role == ASSISTANT and message.text.startswith(start_text) for message in rollout.messages)
 
 
-def row_against_template(rollout: Rollout, rendered: RenderedConversation, reference: Reference) -> RowFound:
-    """The role of each row token by the rendered messages, and where the template writes other tokens."""
+def compare_row_to_template(
+    rollout: Rollout, rendered: RenderedConversation, reference: Reference
+) -> RowComparison:
+    """The role of each row token as the rendered messages show it, and where the template writes other tokens."""
     row = rollout.training_row
     assert row is not None
     size = len(row.token_ids)
-    if isinstance(rendered.shown, ToldTurns) and np.array_equal(row.token_ids, rendered.ids[:size]):
+    if isinstance(rendered.shown, TurnsByControl) and np.array_equal(row.token_ids, rendered.ids[:size]):
         spans = tuple([SampledSpan(at, (end, end + 1)) for at, end in rendered.shown.turns if at < size])
         if not spans or spans[-1].ends[0] < size:  # it does not end inside an answer
-            sound = Sound.NOTHING if rollout.turns else Sound.IDS
-            return RowFound(_view(*rendered.shown.of_tokens(size), spans, sound))
+            verified = Verified.NOTHING if rollout.turns else Verified.IDS
+            return RowComparison(_view_of(*rendered.shown.of_tokens(size), spans, verified))
     if row.token_ids is rendered.ids or same_ids(row.token_ids, rendered.ids):
         pieces = reference.pieces(rendered.ids)
         shown = rendered.of_tokens(pieces.start)
-        return RowFound(_view_by_roles(pieces, rollout, reference) if shown is None else _view(*shown))
+        return RowComparison(_view_by_roles(pieces, rollout, reference) if shown is None else _view_of(*shown))
     canonical = reference.pieces(rendered.ids, rendered.data)
     recorded = reference.pieces(row.token_ids, canonical.data if rendered.spelled else None)
     blocks = align(recorded, canonical, open_end=True)
-    other = not canonical.data.startswith(recorded.data)
-    headed = _view_by_roles(recorded, rollout, reference) if other else None
-    shown = rendered.of_bytes(_canonical_bytes(recorded, canonical, blocks), canonical.start)
+    text_differs = not canonical.data.startswith(recorded.data)
+    by_headers = _view_by_roles(recorded, rollout, reference) if text_differs else None
+    shown = rendered.of_bytes(_canonical_byte_offsets(recorded, canonical, blocks), canonical.start)
     if shown is None:
         view = _view_by_roles(recorded, rollout, reference)
-    elif headed is not None and _is_clear(headed, rollout):
-        view = headed  # the row's own headers fit better than those of a different text
+    elif by_headers is not None and _headers_show_answers(by_headers, rollout):
+        view = by_headers  # the row's own headers fit better than those of a different text
     else:
-        view = _view(*shown)
-    written = rendered.of_tokens(canonical.start)
-    generated = None if written is None else written[1]
-    if other and generated is not None and _are_of_others(row, recorded, headed, canonical, generated, blocks):
-        return row_against_itself(rollout, reference)._replace(unrelated=OTHER_MESSAGES)
+        view = _view_of(*shown)
+    of_canonical = rendered.of_tokens(canonical.start)
+    generated = None if of_canonical is None else of_canonical[1]
+    if (
+        text_differs
+        and generated is not None
+        and _are_unrelated(row, recorded, by_headers, canonical, generated, blocks)
+    ):
+        return compare_row_to_itself(rollout, reference)._replace(unrelated=UNRELATED_MESSAGES)
     if not has_template_markers(recorded, canonical, reference):
-        view = None  # encoded without the template, so nothing shows where its messages are
+        view = None  # the row was encoded without the template, so nothing shows where its messages are
     if view is not None:
         view = with_answer_starts(view, rollout, recorded, blocks)
-        for _, start, end, _, _ in blocks.differing():
+        for _, start, end, _, _ in blocks.differing_blocks():
             view.drifted[start:end] = True
     out: list[Difference] = []
-    # The row may end before the template does.
+    # What the template writes after the end of the row is no difference.
     for stretch in starting_before(stretches(recorded, canonical, blocks), len(recorded)):
         if _names_role(stretch, rollout):
             continue  # a role unknown to the template was rendered as a known one
-        own = answer_at(view, generated, stretch)
-        in_answer = own is not None
+        where = answer_at(view, generated, stretch)
+        in_answer = where is not None
         texts = stretch.recorded.data, stretch.canonical.data
-        same_text = texts[0] == texts[1] or normalised(*texts) is not None
-        proven = own is not None and view is not None and logprobs_prove_sampled(row, view, own)
-        # What a row for SFT lacks inside an answer counts as trained with the tokens beside it.
+        same_text = texts[0] == texts[1] or find_normal_form(*texts) is not None
+        proven = where is not None and view is not None and logprobs_prove_sampled(row, view, where)
+        # Tokens that a row for SFT lacks inside an answer count as trained if a token beside them is.
         beside = int(is_sft(rollout) and stretch.start == stretch.end)
         near = slice(max(stretch.start - beside, 0), stretch.end + beside)
         trained = row.loss_mask is None or bool(row.loss_mask[near].any())
-        harmless = in_answer and (same_text or not trained or proven or _is_certain(row, view, stretch))
+        harmless = in_answer and (same_text or not trained or proven or _may_be_certain(row, view, stretch))
         severity = Severity.NOTE if harmless else Severity.WARNING
         effect = _effect(in_answer, proven, lacking=stretch.start == stretch.end, of_sft=is_sft(rollout))
         out.append(replace(difference(stretch, Against.TEMPLATE, severity, effect), sampled=in_answer))
-    return RowFound(view, out)
+    return RowComparison(view, out)
 
 
-def _is_certain(row: TrainingRow, view: RowView | None, stretch: Stretch) -> bool:
-    """Whether all that the row holds there has the logprob of certain tokens, and a right row may hold it: white
-    space, which parsers strip, or what lies at an edge of an answer, such as another end or marker."""
+def _may_be_certain(row: TrainingRow, view: RowView | None, stretch: Stretch) -> bool:
+    """Whether all recorded tokens of a stretch have the logprob of certain tokens, and a right row may hold
+    them: white space, which parsers strip, or tokens at an edge of an answer, such as another end or marker."""
     values = None if row.logprobs is None else row.logprobs[stretch.start : stretch.end]
     if view is None or values is None or not len(values) or values.any():
         return False
-    before, after = max(stretch.start - FARTHEST, 0), stretch.end + FARTHEST
+    before, after = max(stretch.start - MAX_SLIDE, 0), stretch.end + MAX_SLIDE
     at_edge = after > len(row.token_ids) or not view.sampled[before:after].all()
     return at_edge or stretch.recorded.data.strip() == stretch.canonical.data.strip()
 
 
-OTHER_MESSAGES = Unrelated(
+UNRELATED_MESSAGES = Unrelated(
     MESSAGES,
     "messages of another conversation",
     "the messages are of another conversation: none of their answers is in the ids; they are used for nothing",
 )
 
 
-def _are_of_others(
-    row: TrainingRow, recorded: Pieces, headed: RowView | None, canonical: Pieces, generated: Mask, blocks: Blocks
+def _are_unrelated(
+    row: TrainingRow,
+    recorded: Pieces,
+    by_headers: RowView | None,
+    canonical: Pieces,
+    generated: Mask,
+    blocks: Blocks,
 ) -> bool:
-    """Whether none of the answers in rendered messages, `generated` `[N]`, is in a row.
+    """Whether a row holds none of the answers in the rendered messages, which `generated` `[N]` marks.
 
-    The row's answers are what it trains and what its own headers, in `headed`, show.
+    The answers of the row are what it trains and what its own headers show.
     """
     answers = trained_runs(generated)
     own = np.zeros(len(recorded), np.bool_) if row.loss_mask is None else row.loss_mask
-    own = own if headed is None else own | headed.sampled
+    own = own if by_headers is None else own | by_headers.sampled
     runs = trained_runs(own if own.any() else ~own)
     # The same alignment with its sides swapped.
     swapped = {BlockKind.MERGE: BlockKind.SPLIT, BlockKind.EXTRA: BlockKind.MISSING}
     swapped |= {other: kind for kind, other in swapped.items()}
     kinds = np.array([swapped.get(kind, kind) for kind in BlockKind], np.int8)[blocks.kind]
-    if shares_answer(canonical, answers, recorded, runs, Blocks(blocks.canonical_end, blocks.recorded_end, kinds)):
+    if share_an_answer(
+        canonical, answers, recorded, runs, Blocks(blocks.canonical_end, blocks.recorded_end, kinds)
+    ):
         return False
-    return not share_words(spoken(canonical, answers), spoken(recorded, runs))
+    return not share_words(content_bytes(canonical, answers), content_bytes(recorded, runs))
 
 
 def _names_role(stretch: Stretch, rollout: Rollout) -> bool:
@@ -294,7 +298,7 @@ def _names_role(stretch: Stretch, rollout: Rollout) -> bool:
 
 
 def _effect(in_answer: bool, proven: bool, *, lacking: bool, of_sft: bool = False) -> str:
-    """The effect of a difference from the template, as a clause; `lacking`: the row has nothing there."""
+    """The effect of a difference from the template, as a clause; with `lacking`, the row has no tokens there."""
     if of_sft and in_answer:
         return "the set trains another answer than the template writes for these messages"
     if lacking and in_answer:
@@ -310,32 +314,28 @@ def _effect(in_answer: bool, proven: bool, *, lacking: bool, of_sft: bool = Fals
     return "the row holds tokens that the template does not write for these messages"
 
 
-def row_against_itself(rollout: Rollout, reference: Reference) -> RowFound:
-    """The role of each row token by its control tokens, and where the row differs from its re-encoding."""
+def compare_row_to_itself(rollout: Rollout, reference: Reference) -> RowComparison:
+    """The role of each row token as control tokens show it, and where the row differs from its re-encoding."""
     row = rollout.training_row
     assert row is not None
     recorded = reference.pieces(row.token_ids)
+    view = _view_by_roles(recorded, rollout, reference)
     encoded = reference.encode_as(reference.text(row.token_ids), row.token_ids)
     if same_ids(encoded, row.token_ids):
-        return RowFound(_view_by_roles(recorded, rollout, reference))
+        return RowComparison(view)
     canonical = reference.pieces(encoded)
     if is_sft(rollout):
-        harmless = "the set holds these tokens, and a prompt of the same text would hold others"
+        effect = "the set holds these tokens, and a prompt of the same text would hold others"
     else:
-        harmless = "harmless if it was sampled this way, but would drift if the text were re-encoded"
-    return RowFound(
-        _view_by_roles(recorded, rollout, reference),
-        [
-            difference(stretch, Against.REENCODED, Severity.NOTE, harmless)
-            for stretch in stretches(recorded, canonical, align(recorded, canonical))
-        ],
-    )
+        effect = "harmless if it was sampled this way, but would drift if the text were re-encoded"
+    differing = stretches(recorded, canonical, align(recorded, canonical))
+    return RowComparison(view, [difference(each, Against.REENCODED, Severity.NOTE, effect) for each in differing])
 
 
-def holds_given_turns(rollout: Rollout, reference: Reference) -> bool:
+def response_holds_given_turns(rollout: Rollout, reference: Reference) -> bool:
     """Whether a response, logged with a mask that trains all of it, holds turns of a user or a tool.
 
-    A model rarely writes their headers itself. Where the sampler has a logprob for each of these tokens, it did.
+    A model rarely writes their headers itself; it did if the sampler has a logprob for each of these tokens.
     """
     if len(rollout.turns) != 1 or rollout.training_row is not None:
         return False
@@ -356,20 +356,20 @@ def holds_given_turns(rollout: Rollout, reference: Reference) -> bool:
 
 
 def _view_by_roles(recorded: Pieces, rollout: Rollout, reference: Reference) -> RowView | None:
-    """What was sampled, by the role markers; None when there are none."""
+    """What was sampled, as role markers show it; None if there are none."""
     roles = token_roles(recorded, reference.end_ids(), reference.headers(rollout.template_kwargs))
     sampled = roles.among((ASSISTANT, TURN_END))
     nameless = any(unknown_role_name(message.speaker) is not None for message in rollout.messages)
     row = rollout.training_row
     if is_sft(rollout) and row is not None and row.loss_mask is not None and not sampled.any():
-        # It may end before an answer begins, or train inside of what was given.
+        # The row may end before an answer begins, or train parts of what was given.
         by_others = roles.among(UNSAMPLED_SPEAKERS)
         nameless |= bool((by_others & row.loss_mask if row.loss_mask.any() else by_others).any())
-    return _view(roles, sampled) if nameless or sampled.any() or roles.unclear().any() else None
+    return _view_of(roles, sampled) if nameless or sampled.any() or roles.unclear().any() else None
 
 
-def _is_clear(view: RowView, rollout: Rollout) -> bool:
-    """Whether role markers show as many answers as the messages, or who wrote each token, and the mask trains
+def _headers_show_answers(view: RowView, rollout: Rollout) -> bool:
+    """Whether role markers show as many answers as there are messages; or who wrote each token, if the mask trains
     nothing but answers."""
     answers, row = len(trained_runs(view.sampled)), rollout.training_row
     if answers == sum(message.sampled for message in rollout.messages):
@@ -380,15 +380,17 @@ def _is_clear(view: RowView, rollout: Rollout) -> bool:
     return row is None or row.loss_mask is None or not (row.loss_mask & ~view.sampled).any()
 
 
-def _view(
-    roles: Sequence[str], sampled: Mask, spans: tuple[SampledSpan, ...] = (), sound: Sound = Sound.NOTHING
+def _view_of(
+    roles: Sequence[str], sampled: Mask, spans: tuple[SampledSpan, ...] = (), verified: Verified = Verified.NOTHING
 ) -> RowView:
     no_turn = np.full(len(sampled), -1, np.int32)
-    return RowView(sampled, False, roles, no_turn, no_turn, None, np.zeros(len(sampled), np.bool_), spans, sound)
+    return RowView(
+        sampled, False, roles, no_turn, no_turn, None, np.zeros(len(sampled), np.bool_), spans, verified
+    )
 
 
-def _canonical_bytes(recorded: Pieces, canonical: Pieces, blocks: Blocks) -> NDArray[np.int64]:
-    """`[T]` the byte of the canonical text at which each row token lies."""
+def _canonical_byte_offsets(recorded: Pieces, canonical: Pieces, blocks: Blocks) -> NDArray[np.int64]:
+    """`[T]` the byte of the canonical text at which each row token begins, scaled to the block it lies in."""
     block_of = blocks.recorded_end.searchsorted(np.arange(len(recorded)), side="right")
     ends = np.concatenate((np.zeros(1, np.int64), recorded.end))
     canonical_ends = np.concatenate((np.zeros(1, np.int64), canonical.end))
@@ -400,53 +402,51 @@ def _canonical_bytes(recorded: Pieces, canonical: Pieces, blocks: Blocks) -> NDA
     return np.minimum(base + within, last)
 
 
-# The row compared with messages as they were sent: without the answer to them.
-
-
-def is_as_sent(rollout: Rollout) -> bool:
-    """Whether the messages end with one that was given, as a sampler gets them."""
+def lacks_answer(rollout: Rollout) -> bool:
+    """Whether the messages end with one that was known_unsampled, as they are sent to a sampler."""
     return bool(rollout.messages) and rollout.messages[-1].known_unsampled
 
 
-def answer_to(rollout: Rollout, reference: Reference) -> tuple[int, int] | None:
-    """The tokens of the row that answer its messages; None where neither its headers nor its mask show them.
+def answer_in_row(rollout: Rollout, reference: Reference) -> tuple[int, int] | None:
+    """The tokens of the row that answer its messages; None if neither headers nor mask show them.
 
-    A row with fewer answers lacks an exchange, unless its last one is that of the messages: then it was cut.
+    If the row has no more answers than the messages, its last one counts, unless that is the messages' own last
+    answer: then the row was cut.
     """
     row, answers = rollout.training_row, sum(message.sampled for message in rollout.messages)
     assert row is not None
-    view = row_against_itself(rollout, reference).view
+    view = compare_row_to_itself(rollout, reference).view
     by_headers = [] if view is None else trained_runs(view.sampled)
     by_mask = [] if row.loss_mask is None else trained_runs(row.loss_mask)
     span = next((runs[answers] for runs in (by_headers, by_mask) if len(runs) > answers), None)
     fewer = by_headers or by_mask
     if span is None and len(fewer):
-        last = next((said(message) for message in reversed(rollout.messages) if message.sampled), "")
+        last = next((full_text(message) for message in reversed(rollout.messages) if message.sampled), "")
         cut = share_words(
-            last.encode("utf-8", "surrogatepass"), spoken(reference.pieces(row.token_ids), fewer[-1:])
+            last.encode("utf-8", "surrogatepass"), content_bytes(reference.pieces(row.token_ids), fewer[-1:])
         )
         span = None if cut else fewer[-1]
     return span
 
 
-def row_against_request(rollout: Rollout, reference: Reference) -> RowFound | None:
-    """The row compared up to the answer to its messages, and its roles by its headers; None if that is not shown.
+def compare_row_to_request(rollout: Rollout, reference: Reference) -> RowComparison | None:
+    """Compare the row up to the answer to its messages, with roles by headers; None if nothing shows that answer.
 
     The messages are rendered with the answer that the row holds, which is not compared.
     """
-    row, answer = rollout.training_row, answer_to(rollout, reference)
+    row, answer = rollout.training_row, answer_in_row(rollout, reference)
     if row is None or answer is None:
         return None
-    itself, (start, end) = row_against_itself(rollout, reference), answer
+    itself, (start, end) = compare_row_to_itself(rollout, reference), answer
     before = reference.text(row.token_ids[:start])
-    questions = [said(message).strip() for message in rollout.messages if message.speaker in ("user", "tool")]
+    questions = [full_text(message).strip() for message in rollout.messages if message.speaker in ("user", "tool")]
     if questions and not any(
         question in before
         or share_words(question.encode("utf-8", "surrogatepass"), before.encode("utf-8", "surrogatepass"))
         for question in questions
         if question
     ):
-        return itself._replace(unrelated=OTHER_MESSAGES)
+        return itself._replace(unrelated=UNRELATED_MESSAGES)
     text_end = end
     while text_end > start and int(row.token_ids[text_end - 1]) in reference.end_ids():
         text_end -= 1
@@ -456,7 +456,7 @@ def row_against_request(rollout: Rollout, reference: Reference) -> RowFound | No
     headless = (view is None or not view.sampled[start]) and end == len(row.token_ids)
     closing = row.token_ids[:0]
     if headless and text_end == end:
-        # A cut answer gets the end of the others: between two gaps its tokens would be taken for other text.
+        # A cut answer gets the turn end of the others, so that alignment does not take its tokens for other text.
         ends = row.token_ids[:start]
         closing = ends[np.isin(ends, sorted(reference.end_ids()))][:1]
     more = len(closing)
@@ -472,7 +472,7 @@ def row_against_request(rollout: Rollout, reference: Reference) -> RowFound | No
     written, error = render_conversation(whole, reference)
     if written is None:
         return itself._replace(error=error)
-    compared = row_against_template(whole, written, reference)
+    compared = compare_row_to_template(whole, written, reference)
     if headless:  # the header of the answer is missing from the row
         view = view if more and view is not None else compared.view
     if more and view is not None:
@@ -491,81 +491,80 @@ def row_against_request(rollout: Rollout, reference: Reference) -> RowFound | No
         for difference in compared.differences
         if difference.start < start or difference.start == difference.end == start
     ]
-    return RowFound(
+    return RowComparison(
         view, [*differences, *(difference for difference in itself.differences if difference.start >= start)]
     )
 
 
-# The row compared with the calls beside it.
-
-_Laid = tuple[int, Pieces, Blocks]
-"""The last call of a chain, what it saw and sampled, and the row aligned with that."""
+_AlignedChain = tuple[int, Pieces, Blocks]
+"""The last call of a chain, what it saw and sampled, and the blocks that align this with the row."""
 
 
-def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | None) -> RowFound:
-    """Which row tokens were sampled according to the calls, and where the row holds others.
+def compare_row_to_calls(rollout: Rollout, chains: Chains, reference: Reference | None) -> RowComparison:
+    """Which row tokens the calls sampled, and where the row holds other tokens.
 
-    Chain by chain: the first, which the row holds most of, then those that it holds half of.
+    Goes chain by chain: first the one that the row holds most of, then those of which it holds at least half.
     """
     row = rollout.training_row
     assert row is not None
     vocabulary, size = reference.vocabulary if reference is not None else None, len(row.token_ids)
     pieces = pieces_of(row.token_ids, vocabulary)
     aligned = _align_chains(chains, pieces, vocabulary)
-    unrelated = _not_of_calls(row, pieces, aligned, chains, texts=reference is not None)
+    unrelated = _find_unrelated_calls(row, pieces, aligned, chains, texts=reference is not None)
     if unrelated is not None:
-        return RowFound(unrelated=unrelated)
+        return RowComparison(unrelated=unrelated)
     end_ids = reference.end_ids() if reference is not None else frozenset()
     turns, offsets = np.full(size, -1, np.int32), np.full(size, -1, np.int32)
     logprobs, drifted = np.full(size, np.nan), np.zeros(size, np.bool_)
-    laid = scored = False
+    has_chain = has_logprobs = False
     windowed = any(link.kind is LinkKind.REWRITTEN for link in chains.links)
-    out: list[Difference] = []
+    differences: dict[tuple[object, ...], Difference] = {}
 
     def claimed(start: int, end: int) -> bool:
-        """Whether a call of an earlier chain sampled these tokens; for an empty range, those on both sides."""
+        """Whether an earlier chain sampled these tokens; for an empty range, the tokens on both sides of it."""
         if start == end:
             start, end = start - 1, end + 1
         return start >= 0 and end <= size and bool((turns[start:end] >= 0).all())
 
     for leaf, recorded, blocks in aligned:
-        regions, (own, places) = chains.regions[leaf], blocks.matched()
-        if not regions or (laid and len(own) * 2 < regions[-1].end):
+        completions, (own, places) = chains.completions[leaf], blocks.matched_positions()
+        if not completions or (has_chain and len(own) * 2 < completions[-1].end):
             continue  # the row belongs to another chain and holds little of this one
-        laid = True
+        has_chain = True
         for stretch in starting_before(stretches(recorded, pieces, blocks), len(recorded)):
             lacking = stretch.canonical_start == stretch.canonical_end
             # An answer dropped from the history on purpose is not drift.
             if not claimed(stretch.canonical_start, stretch.canonical_end) and not (windowed and lacking):
-                severity, effect = _effect_beside_calls(row, region_of(stretch, regions), stretch, end_ids)
-                out.append(difference(stretch, Against.ROW, severity, effect, leaf, regions))
-        for _, start, _, first, last in blocks.differing():
-            if start < regions[-1].end and not claimed(first, last):
+                severity, effect = _effect_beside_calls(row, completion_at(stretch, completions), stretch, end_ids)
+                new = difference(stretch, Against.ROW, severity, effect, leaf, completions)
+                differences.setdefault(new.key, new)
+        for _, start, _, first, last in blocks.differing_blocks():
+            if start < completions[-1].end and not claimed(first, last):
                 drifted[first:last] = True
         unclaimed = turns[places] < 0
-        bounds = own.searchsorted([(region.start, region.end) for region in regions])
-        for region, (first, last) in zip(regions, bounds.tolist(), strict=True):
+        bounds = own.searchsorted([(completion.start, completion.end) for completion in completions])
+        for completion, (first, last) in zip(completions, bounds.tolist(), strict=True):
             inside = unclaimed[first:last].nonzero()[0] + first
-            where, offset = places[inside], own[inside] - region.start
-            turns[where], offsets[where] = region.turn, offset
-            recorded_logprobs = rollout.turns[region.turn].completion_logprobs
+            where, offset = places[inside], own[inside] - completion.start
+            turns[where], offsets[where] = completion.turn, offset
+            recorded_logprobs = rollout.turns[completion.turn].completion_logprobs
             if recorded_logprobs is not None:
-                logprobs[where], scored = recorded_logprobs[offset], True
+                logprobs[where], has_logprobs = recorded_logprobs[offset], True
     view = None
-    if laid:
+    if has_chain:
         sampled = turns >= 0
         roles = token_roles(pieces, end_ids) if reference is not None else unknown_roles(size)
         roles = roles.with_role(ASSISTANT, sampled)
         roles = roles.with_role(TURN_END, sampled & np.isin(row.token_ids, list(end_ids)))
-        view = RowView(sampled, True, roles, turns, offsets, logprobs if scored else None, drifted)
-    return RowFound(view, first_of_each(out))
+        view = RowView(sampled, True, roles, turns, offsets, logprobs if has_logprobs else None, drifted)
+    return RowComparison(view, list(differences.values()))
 
 
 def _effect_beside_calls(
-    row: TrainingRow, region: Region | None, stretch: Stretch, end_ids: frozenset[int]
+    row: TrainingRow, completion: CompletionSpan | None, stretch: Stretch, end_ids: frozenset[int]
 ) -> tuple[Severity, str]:
-    """What a difference from the calls did: ERROR where the row trains on what was not sampled, WARNING for
-    drifted context, and NOTE where the row ends early and lacks more than the end of a turn."""
+    """The severity and effect of a difference from the calls: ERROR if the row trains on what was not sampled,
+    WARNING for drifted context, and NOTE if the row ends early and lacks more than the end of a turn."""
     place, mask = slice(stretch.canonical_start, stretch.canonical_end), row.loss_mask
     lacking, lacked = place.start == place.stop, stretch.recorded
     if (
@@ -575,51 +574,54 @@ def _effect_beside_calls(
         and not end_ids.issuperset(lacked.ids.tolist())
     ):
         return Severity.NOTE, "the row ends before these tokens; what it holds was sampled"
-    # For tokens that the row lacks, their neighbors show whether the answer is trained there.
+    # If the row lacks the tokens, their neighbors show whether the answer is trained there.
     around = slice(max(place.start - 1, 0), place.stop + 1) if lacking else place
     severity = Severity.ERROR if mask is None or mask[around].any() else Severity.WARNING
-    if region is None or place.stop == 0:
-        severity = Severity.WARNING  # also an answer that the start of the row was cut out of
+    if completion is None or place.stop == 0:
+        severity = Severity.WARNING  # given, or part of an answer in which the row begins
     if lacking:
-        return severity, f"the row lacks tokens that were {'given' if region is None else 'sampled'}"
+        return severity, f"the row lacks tokens that were {'given' if completion is None else 'sampled'}"
     if stretch.start == stretch.end and mask is not None and not mask[place].any():
         return severity, "the row holds tokens that were neither given nor sampled"
     return severity, "the trainer would learn from tokens that were not sampled"
 
 
-def _not_of_calls(
-    row: TrainingRow, pieces: Pieces, aligned: Sequence[_Laid], chains: Chains, *, texts: bool
+def _find_unrelated_calls(
+    row: TrainingRow, pieces: Pieces, aligned: Sequence[_AlignedChain], chains: Chains, *, texts: bool
 ) -> Unrelated | None:
-    """Why a row that trains something is not of the calls beside it; None if it may be.
+    """Why a row that trains something does not belong to its calls; None if it may.
 
-    `texts` says whether pieces are texts. Drift changes tokens, and some words of an answer. A row with none of
-    the answers, nor most of the words of what it trains, is of other calls.
+    Drift changes tokens, and some words of an answer. A row with none of the answers, nor half of their words,
+    belongs to other calls. `texts` says whether pieces hold text, not just ids.
     """
     runs = [(0, len(pieces))] if row.loss_mask is None else trained_runs(row.loss_mask)
     if not len(runs) or not aligned or any(seen is None for seen in chains.seen):
         return None
     span = runs[0][0], runs[-1][1]
-    offset = next((far for _, seen, _ in aligned if (far := common_offset(row.token_ids, seen.ids))), 0)
+    offset = next((far for _, seen, _ in aligned if (far := constant_id_offset(row.token_ids, seen.ids))), 0)
     if offset:
         what = f"its ids are those of its calls {'plus' if offset > 0 else 'minus'} {abs(offset):,}"
         return Unrelated(TRAINING_ROW, "ids at an offset", f"{what}: every token is another one", span)
-    answers = {leaf: [(region.start, region.end) for region in chains.regions[leaf]] for leaf, _, _ in aligned}
-    if any(shares_answer(seen, answers[leaf], pieces, runs, blocks) for leaf, seen, blocks in aligned):
+    answers = {
+        leaf: [(completion.start, completion.end) for completion in chains.completions[leaf]]
+        for leaf, _, _ in aligned
+    }
+    if any(share_an_answer(seen, answers[leaf], pieces, runs, blocks) for leaf, seen, blocks in aligned):
         return None
     if texts:
-        sampled = b" ".join(spoken(seen, answers[leaf]) for leaf, seen, _ in aligned)
-        if share_words(sampled, spoken(pieces, runs)):
+        sampled = b" ".join(content_bytes(seen, answers[leaf]) for leaf, seen, _ in aligned)
+        if share_words(sampled, content_bytes(pieces, runs)):
             return None
-    elif any(2 * len(blocks.matched()[0]) >= len(seen) for _, seen, blocks in aligned):
+    elif any(2 * len(blocks.matched_positions()[0]) >= len(seen) for _, seen, blocks in aligned):
         return None  # without a tokenizer, drift of a whole answer looks like another answer
     what = "nothing that it trains was sampled by the calls beside it"
     return Unrelated(TRAINING_ROW, "row of other calls", f"the training row is not of these calls: {what}", span)
 
 
-def _align_chains(chains: Chains, pieces: Pieces, vocabulary: Vocabulary | None) -> list[_Laid]:
-    """The chain of every leaf aligned with the row, starting with the one that the row holds most of."""
+def _align_chains(chains: Chains, pieces: Pieces, vocabulary: Vocabulary | None) -> list[_AlignedChain]:
+    """Every chain aligned with the row, starting with the one that the row holds most of."""
     aligned = []
-    # Turns that no later turn continues: their prompt + completion holds a whole chain.
+    # The prompt + completion of a turn that no later turn continues holds a whole chain.
     parents = {
         link.turn: link.parent
         for link in chains.links
@@ -629,23 +631,23 @@ def _align_chains(chains: Chains, pieces: Pieces, vocabulary: Vocabulary | None)
         seen = chains.seen[leaf]
         assert seen is not None
         recorded = pieces_of(seen, vocabulary)
-        at = _start_inside(seen, pieces.ids)
+        at = _find_in_history(seen, pieces.ids)
         if at is None:
             blocks = align(recorded, pieces, open_end=True)
         else:
-            growing = GrowingBlocks()
-            growing.block(BlockKind.MISSING, at, 0)
-            growing.block(BlockKind.SAME, len(pieces), len(pieces))
-            growing.block(BlockKind.MISSING, len(seen) - at - len(pieces), 0)
-            blocks = growing.done()
+            growing = BlocksBuilder()
+            growing.add(BlockKind.MISSING, at, 0)
+            growing.add(BlockKind.SAME, len(pieces), len(pieces))
+            growing.add(BlockKind.MISSING, len(seen) - at - len(pieces), 0)
+            blocks = growing.build()
         aligned.append((leaf, recorded, blocks))
-    return sorted(aligned, key=lambda laid: -len(laid[2].matched()[0]))
+    return sorted(aligned, key=lambda chain: -len(chain[2].matched_positions()[0]))
 
 
-def _start_inside(seen: Ids, ids: Ids) -> int | None:
-    """Where in what a chain saw a row of these ids begins, if it was cut at its start; else None.
+def _find_in_history(seen: Ids, ids: Ids) -> int | None:
+    """Where the ids of a row begin in what a chain saw, if the start of the row was cut off; else None.
 
-    A row that was cut keeps the end of its chain, so of several places the last.
+    A cut row keeps the end of its chain, so the last of several places counts.
     """
     if not 0 < len(ids) < len(seen) or np.array_equal(seen[: len(ids)], ids):
         return None

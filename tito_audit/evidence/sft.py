@@ -1,4 +1,4 @@
-"""Rows for SFT: what their writers train beside the answers, and what each row shows of its mask."""
+"""Rows for SFT: which tokens next to an answer their writers train, and what each row shows of its mask."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def is_sft(rollout: Rollout) -> bool:
     return not _OF_SFT.isdisjoint(names) and _OF_RL.isdisjoint(names)
 
 
-def with_edges(view: RowView, row: TrainingRow, reference: Reference) -> RowView:
-    """The view with what its writer trains at the edges of whole answers counted as theirs.
+def with_trained_edges(view: RowView, row: TrainingRow, reference: Reference) -> RowView:
+    """The view with tokens that are trained right before and after a whole answer counted as the answer's.
 
     Trainers train white space after a turn end (the line feed in LLaMA-Factory's templates and inside TRL's
-    `{% generation %}`, with an end of sequence behind the last one), and some the header of the answer too (TRL's
+    `{% generation %}`, and an end of sequence after the last one), and some the header of the answer too (TRL's
     template for DeepSeek-V3).
     """
     if row.loss_mask is None or view.proven or not isinstance(view.roles, Roles):
         return view
     mask, out = effective_loss_mask(row), view.sampled.copy()
     assert mask is not None
-    shut = np.zeros_like(out)
+    new_ends = np.zeros_like(out)
     header = view.roles.among((GENERATION_PROMPT,))
     closing = np.isin(row.token_ids, list(reference.end_ids()))
     after, ends = view.roles.among((TEMPLATE,)) & ~closing, view.roles.among((TURN_END,))
@@ -74,18 +74,18 @@ def with_edges(view: RowView, row: TrainingRow, reference: Reference) -> RowView
         if reference.text(row.token_ids[end:last]).strip():
             last = end
         elif end < last == len(mask) - 1 and mask[last] and closing[last]:
-            last += 1  # an end of sequence behind the last turn
+            last += 1  # an end of sequence after the last turn
         elif last < len(mask) and mask[last]:
             last = end
         out[first:last] = True
-        shut[end:last] = ends[end - 1]  # an answer whose end is not trained lacks both
+        new_ends[end:last] = ends[end - 1]  # an answer whose end is not trained lacks both
     if np.array_equal(out, view.sampled):
         return view
-    return replace(view, sampled=out, roles=view.roles.with_role(TURN_END, shut), spans=())
+    return replace(view, sampled=out, roles=view.roles.with_role(TURN_END, new_ends), spans=())
 
 
-def with_ends(view: RowView) -> RowView:
-    """The view with the turn end behind each answer counted as the answer's: its writer put both there."""
+def with_sampled_ends(view: RowView) -> RowView:
+    """The view with the turn end after each answer counted as sampled: one writer wrote both."""
     if view.proven or not isinstance(view.roles, Roles):
         return view
     ends, out = view.roles.among((TURN_END,)), view.sampled.copy()
@@ -96,20 +96,15 @@ def with_ends(view: RowView) -> RowView:
     return view if np.array_equal(out, view.sampled) else replace(view, sampled=out)
 
 
-def of_sft(evidence: Evidence) -> bool:
-    """Whether the evidence is on a row for SFT."""
-    return is_sft(evidence.rollout)
-
-
 def sft_facts(evidence: Evidence) -> dict[str, int]:
-    """What a row for SFT shows, each a count; {} of other rollouts."""
+    """What a row for SFT shows, each fact a count; {} for other rollouts."""
     row = evidence.rollout.training_row
     if row is None or (row.logprobs is not None and evidence.rollout.stated.kind is None):
         return {}  # as nearly every row
-    return evidence.once("sft facts", _facts) if is_sft(evidence.rollout) else {}
+    return evidence.once("sft facts", _count_facts) if is_sft(evidence.rollout) else {}
 
 
-def _facts(evidence: Evidence) -> dict[str, int]:
+def _count_facts(evidence: Evidence) -> dict[str, int]:
     row, view = evidence.rollout.training_row, evidence.row
     if row is None:
         return {}
@@ -120,7 +115,7 @@ def _facts(evidence: Evidence) -> dict[str, int]:
         facts |= {TRAINED: int(np.count_nonzero(mask)), NOTHING: int(not mask.any())}
     if evidence.bos_id is not None and size > 1 and (row.token_ids[:2] == evidence.bos_id).all():
         facts |= {TWO_BOS: 1, BOS_ALONE: int(not evidence.rendered)}
-    data = b" " if evidence.vocabulary is None else evidence.vocabulary.data(row.token_ids)
+    data = b" " if evidence.vocabulary is None else evidence.vocabulary.bytes_of(row.token_ids)
     if b" " in data:
         facts[SPACED] = 1
     elif len(data.translate(None, _OTHERS)) >= 200:  # neither short, nor written in other letters
@@ -144,4 +139,4 @@ _SETS = frozenset(("fireworks", "llamafactory"))
 """Formats of sets for SFT."""
 _OF_SFT = frozenset(("labels", "assistant_masks", "assistant_mask", "completion_mask"))
 _OF_RL = frozenset(("advantages", "advantage", "returns", "rewards", "old_logprobs", "ref_logprobs"))
-"""Names of columns that rows for SFT have, and that they never have."""
+"""Names of columns that rows for SFT have, and names of columns that they never have."""

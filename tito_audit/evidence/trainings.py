@@ -1,4 +1,4 @@
-"""Records of what a rollout trains, for comparing the rows of a run with each other."""
+"""Records what a rollout trains, so that the rows of a run can be compared with each other."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from tito_audit.record.column import Column, ColumnRole, MaskEncoding, decode_ma
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.prefix import starts_with
 from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, effective_loss_mask, visible_range
-from tito_audit.record.runs import Run
+from tito_audit.record.runs import Run, trained_runs
 from tito_audit.record.trainings import SEQUENCE, SPAN, TrainedAgain, Trainings
 
 _LEAST = -50.0
-"""A logprob below this is a sentinel: no sampler draws such a token."""
+"""A lower logprob is a sentinel: no sampler draws such a token."""
 _ANSWER_ID = re.compile(r"(?:chatcmpl|cmpl|resp|gen|msg)[-_].{6,}", re.DOTALL)
 """An id that a server gives to each answer."""
 _LEFT_OUT = ("sample_loss_mask", "sample_mask")
-"""Facts that are 0 where the trainer leaves out the whole row (NeMo-RL)."""
+"""Facts that are 0 if the trainer leaves out the whole row (NeMo-RL)."""
 
 _Span = tuple[int, int, int, float]
 """Hash, end, tokens and logprob of a span, as in SPAN."""
 
 
 def trainings_of(rollout: Rollout) -> Trainings | None:
-    """What a rollout trains, in its training row and in each of its calls; None if nothing is known."""
+    """Records of what a rollout trains, in its training row and in each call; None if nothing is known."""
     if rollout.stated.side is not None:
         return None  # several preference pairs may share an answer
     sequences: list[tuple[int, int, int]] = []
     spans: list[_Span] = []
     row, stated, turns = rollout.training_row, rollout.stated, rollout.turns
-    if row is not None and len(trained := _of_row(row, stated.facts)):
+    if row is not None and (trained := _spans_of_row(row, stated.facts)):
         sequences.append((len(trained), -1, 0))
         spans += trained
     ids = stated.answer_ids or ((stated.facts.get("id"),) if len(turns) == 1 else ())
@@ -45,13 +45,14 @@ def trainings_of(rollout: Rollout) -> Trainings | None:
             continue  # its context is unknown
         if not starts_with(prompt, hashed):
             hasher, hashed = blake2b(digest_size=8), empty_ids()
-        more = prompt[len(hashed) :]  # most prompts go on from the one before
-        hasher.update(np.ascontiguousarray(more, np.int32).data)
+        hasher.update(
+            np.ascontiguousarray(prompt[len(hashed) :], np.int32).data
+        )  # most prompts extend the last one
         hashed = prompt
         if not len(completion):
             continue
-        sampled = _sampled(turn.columns, len(completion))
-        runs = [(0, len(completion))] if sampled is None else _runs(sampled)
+        sampled = _trained_in_completion(turn.columns, len(completion))
+        runs = [(0, len(completion))] if sampled is None else trained_runs(sampled)
         if trained := _spans(completion, runs, turn.completion_logprobs, hasher.copy(), len(prompt)):
             answer_id = _answer_id(ids[number]) if len(ids) == len(turns) else 0
             sequences.append((len(trained), number, answer_id))
@@ -62,27 +63,26 @@ def trainings_of(rollout: Rollout) -> Trainings | None:
     return Trainings(*records, stated.calls_at)
 
 
-def hit_again(again: TrainedAgain) -> Hit:
-    """What a row trains again, or what of a call is never trained, as a hit from the first such token to the
-    last."""
+def retraining_hit(again: TrainedAgain) -> Hit:
+    """A hit from the first to the last token that a row trains again, or that is never trained though sampled."""
     where = Where.ROW if again.turn is None else Where.COMPLETION
     severity = None if again.trained else Severity.NOTE
     return Hit(where, again.runs[0][0], again.runs[-1][1], again.message, again.turn, again.cause, severity)
 
 
-def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:
+def _spans_of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:
     mask = effective_loss_mask(row)
     flags = [facts[name] for name in _LEFT_OUT if name in facts]
     if mask is None or any(isinstance(flag, int | float | np.generic) and flag == 0 for flag in flags):
         return []
     start, end = visible_range(row)
     if start or (len(mask) and mask[0]):
-        return []  # The context is unknown: a first token is never sampled, nor is padding part of a prompt.
-    return _spans(row.token_ids[:end], _runs(mask[:end]), row.logprobs, blake2b(digest_size=8))
+        return []  # the context is unknown: a first token is never sampled, nor is padding part of a prompt
+    return _spans(row.token_ids[:end], trained_runs(mask[:end]), row.logprobs, blake2b(digest_size=8))
 
 
-def _sampled(columns: Sequence[Column], size: int) -> Mask | None:
-    """`[C]` what its mask trains in a completion; None without a mask."""
+def _trained_in_completion(columns: Sequence[Column], size: int) -> Mask | None:
+    """`[C]` the tokens of a completion that its own mask trains; None without such a mask."""
     for column in columns:
         if column.role is ColumnRole.LOSS_MASK and column.encoding is not None and len(column.values) == size:
             if column.encoding in (MaskEncoding.IMPLIED, MaskEncoding.ABSENT):
@@ -91,21 +91,13 @@ def _sampled(columns: Sequence[Column], size: int) -> Mask | None:
     return None
 
 
-def _runs(mask: Mask) -> list[Run]:
-    """What `trained_runs` returns, without a copy of the mask."""
-    if not len(mask):
-        return []
-    edges = (mask[1:] != mask[:-1]).nonzero()[0] + 1
-    bounds = [*([0] if mask[0] else []), *edges.tolist(), *([len(mask)] if mask[-1] else [])]
-    return list(zip(bounds[::2], bounds[1::2], strict=True))
-
-
 def _spans(
     ids: Ids, runs: Sequence[Run], logprobs: Logprobs | None, hasher: blake2b, before: int = 0
 ) -> list[_Span]:
     """The records of these trained runs, of the token after each, and of the end of the ids.
 
-    This lets a row that trains a turn end match one that does not. `hasher` has the `before` tokens before them.
+    With the token after, a row that trains a turn end matches one that does not. `hasher` has already read the
+    `before` tokens that precede `ids`.
     """
     if not runs:
         return []
@@ -121,15 +113,15 @@ def _spans(
     for start, end in edges:
         hasher.update(data[4 * at : 4 * end])
         at = end
-        total = np.nan if logprobs is None or start == end else _sum(logprobs[start:end])
+        total = np.nan if logprobs is None or start == end else _total_logprob(logprobs[start:end])
         spans.append((int.from_bytes(hasher.digest(), "little"), before + end, end - start, total))
     return spans
 
 
-def _sum(values: Logprobs) -> float:
-    """An upper bound of these tokens' total logprob: what is not a logprob counts as certain; NaN if none is one.
+def _total_logprob(values: Logprobs) -> float:
+    """An upper bound of the total logprob of these tokens: an entry that is no logprob counts as 0.
 
-    Values that are all the same are a placeholder.
+    NaN if none is a logprob; several equal values are a placeholder.
     """
     real, lowest, highest = values, np.minimum.reduce(values), np.maximum.reduce(values)
     if not (lowest > _LEAST and highest < 0):

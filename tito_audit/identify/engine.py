@@ -16,10 +16,10 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.identify.tokenizer_fit import (
     TestableRows,
     count_unknown_ids,
-    find_misfit,
     find_misfits_by_text,
     roundtrip_share,
     select_testable,
+    tokenizer_misfit,
     unsampled_ids,
 )
 from tito_audit.record.arrays import Ids
@@ -196,7 +196,7 @@ def _fit_tokenizer(rows: TestableRows, tokenizer: Tokenizer) -> TokenizerFit:
         renderer = None
     reference = Reference(tokenizer, renderer)
     try:
-        why = find_misfit(rows, reference)
+        why = tokenizer_misfit(rows, reference)
         if why is not None:
             return TokenizerFit(tokenizer.name, False, why)
         unsampled = [ids for rollout, _ in rows for ids in unsampled_ids(rollout)]

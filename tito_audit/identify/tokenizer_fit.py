@@ -83,7 +83,7 @@ def select_testable(rollouts: Sequence[Rollout]) -> TestableRows:
     return rows
 
 
-def find_misfit(rows: TestableRows, reference: Reference) -> str | None:
+def tokenizer_misfit(rows: TestableRows, reference: Reference) -> str | None:
     """Why the tokenizer cannot have written these rows; None if it can."""
     seen = _count_fit(rows, reference.tokenizer)
     words = _describe_counts(seen)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
-from tito_audit.formats import calls_unknown_tools, chat_tools, format_named, pick_format, with_updates
+from tito_audit.formats import calls_unknown_tools, chat_tools, format_named, pick_format, with_trainer_updates
 from tito_audit.join._call_rows import BatchAnswers, MapBatches, ReadBatch, map_in_process
 from tito_audit.join._calls import CallsOfRollout, gathered_format
 from tito_audit.join._gathering import Captures, Gathering, JoinedCalls
@@ -123,7 +123,7 @@ class Annotations:
 
     def apply_to(self, form: Format, row: Row) -> Row:
         """The row with the updates of its traces applied."""
-        return with_updates(row, self.updates_of) if form.name == "verifiers_v1" and self._at else row
+        return with_trainer_updates(row, self.updates_of) if form.name == "verifiers_v1" and self._at else row
 
     def notices(self) -> Iterator[str]:
         """How many there are, for the summary."""

@@ -23,7 +23,7 @@ from tito_audit.join.history import HistoryIndex, JoinedConversations
 from tito_audit.join.traces import CallTraits, Decode, Trace, Tracer
 from tito_audit.storage import Log, Output, RawRow
 from tito_audit.storage.chunks import RandomAccess, RowBatch, Ticket
-from tito_audit.storage.spool import Spool, unpacked
+from tito_audit.storage.spool import Spool, unpack_entry
 from tito_audit.storage.streams import ParseRow
 
 Rows = NDArray[np.uint32]
@@ -111,7 +111,7 @@ class CallEdits:
         elif edits == _DROP:
             out.replace(line, [])
         else:
-            old, new = pickle.loads(unpacked(self._spool.packed(edits - _CHANGED)))  # written by this run
+            old, new = pickle.loads(unpack_entry(self._spool.entry_at(edits - _CHANGED)))  # written by this run
             out.replace(replace(line, value=old), new)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from tito_audit.chains.histories import History, closest
 from tito_audit.chains.links import Chain
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats import LoggedCall, format_named, part_of
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats import LoggedCall, build_thread, format_named
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message
 from tito_audit.record.prefix import same_ids
@@ -21,7 +21,6 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import NOTHING_STATED
-from tito_audit.signature import Signature
 from tito_audit.storage import RawRow
 
 CAPTURE = "nemo_gym_tokens"
@@ -102,7 +101,7 @@ def _read_gathered(row: Row, place: Place) -> Sequence[Rollout]:
         turn = replace(call.turns[0], message_index=None, prompt_messages=None)
         sent, answer = request_and_answer(call)
         logged.append(LoggedCall(turn, CallSource, sent, answer, call.tools, call.template_kwargs, call.stated))
-    main = part_of([logged[k] for k in chain], place, row.form, NOTHING_STATED).rollout
+    main = build_thread([logged[k] for k in chain], place, row.form, NOTHING_STATED).rollout
     turns_of_chain = dict(zip(chain, main.turns, strict=True))
     turns = tuple(
         turns_of_chain.get(k) or replace(each.turn, prompt_messages=each.prompt or None)

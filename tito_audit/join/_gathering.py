@@ -19,10 +19,10 @@ from tito_audit.join._sessions import joined_notices
 from tito_audit.join.traces import Decode
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Log, Output, RawRow, open_log
-from tito_audit.storage.chunks import Chunk, Reading, Ticket, line_at
+from tito_audit.storage.chunks import Chunk, ChunkReader, Ticket, line_at
 from tito_audit.storage.log import TABLES
 from tito_audit.storage.row import RowSample
-from tito_audit.storage.spool import row_of, unpacked
+from tito_audit.storage.spool import unpack_entry, unpack_row
 from tito_audit.storage.streams import ParseRow
 
 
@@ -61,7 +61,7 @@ class Gathering:
             for row, passed in self._wanted_heads():
                 rows = self._rows
                 places = map(rows.place, rows.members(row))
-                packed = [(file, ticket, rows.readers[file].packed(ticket)) for file, ticket in places]
+                packed = [(file, ticket, rows.readers[file].spool_entry(ticket)) for file, ticket in places]
                 part.append((rows.form(row), packed))
                 left_out.append(passed - before)
                 gathered_rows += len(packed)
@@ -125,7 +125,7 @@ class _GatheredChunk(Chunk):
     left_out: Sequence[int] = field(default=())
     """Conversations left out before each, and in total; () if none are."""
 
-    def rows(self, reading: Reading) -> Iterator[RawRow]:
+    def rows(self, reading: ChunkReader) -> Iterator[RawRow]:
         """A row for each conversation. The size of the reading stays 0, as rows have their numbers already."""
         with ExitStack() as stack:
             opened: dict[int, BinaryIO] = {}
@@ -135,7 +135,7 @@ class _GatheredChunk(Chunk):
                 raws = []
                 for file, ticket, entry in members:
                     if entry is not None:
-                        raws.append(row_of(unpacked(entry), self.parse))
+                        raws.append(unpack_row(unpack_entry(entry), self.parse))
                         continue
                     if file not in opened:
                         opened[file] = stack.enter_context(self.files[file].open("rb"))
@@ -292,7 +292,7 @@ class JoinedCalls:
         settings = self._settings
         with suppress(StorageError):  # reported when the log is read
             rows = open_log(log, max_row_bytes=settings.max_row_bytes, arrays=number_columns(settings.columns))
-            rows.quick = True
+            rows.skip_binary = True
             if rows.kind not in TABLES:
                 return self._calls_in(rows, 2, wanted)
             rows.only = 0

@@ -18,7 +18,7 @@ from tito_audit.format import Row
 from tito_audit.join.history import CallsByValue
 from tito_audit.join.traces import hash_text
 from tito_audit.record.rollout import Place
-from tito_audit.storage import open_log, path_of
+from tito_audit.storage import open_log, path_from_name
 from tito_audit.storage.chunks import RandomAccess
 from tito_audit.storage.spool import Spool
 from tito_audit.terminal.escape import elided
@@ -70,7 +70,7 @@ class JoinKeys:
         if self.occurrences is not None:
             counts = self.occurrences.get(file)
             parts.append(str(counts[index]) if counts is not None and index < len(counts) else "0")
-        return _compose_id([_rollout_of_log(path_of(file)), *parts] if self.scoped else parts)
+        return _compose_id([_rollout_of_log(path_from_name(file)), *parts] if self.scoped else parts)
 
     def id_in_other(self, row: Row, file: Path) -> str | None:
         """The id of a row of the other file; None if it has none."""

@@ -12,7 +12,7 @@ from tito_audit.record.finding import Finding
 from tito_audit.record.move_row import MovedRow
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._carry import chain_tokens, rebuilt_row, untrained_turns
+from tito_audit.repairs._carry import chain_tokens, rebuild_row, untrained_turns
 from tito_audit.settings.model import RepairChoices
 
 _UNTRAINED = frozenset({"MSK403"})
@@ -75,7 +75,7 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
         if rollout.training_row is not None:
             trained = set(row.trained) - untrained_turns(evidence, row.calls, findings)
             target = chain_tokens(turns, row.calls, empty_ids())
-            moves.append(rebuilt_row(rollout.training_row, evidence.row, target, turns, trained))
+            moves.append(rebuild_row(rollout.training_row, evidence.row, target, turns, trained))
             part = replace(part, training_row=moves[-1].row)
         parts.append(RepairedRollout(part, own))
     row_count, more_tokens = fork_cost(calls, rows)

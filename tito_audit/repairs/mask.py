@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.evidence.judgement import contested, judgement
-from tito_audit.evidence.masks import WholeMask, agreed_mask, perhaps_inverted, whole_mask
+from tito_audit.evidence.judgement import judgement, may_have_slid
+from tito_audit.evidence.masks import WholeMask, agreed_mask, may_be_inverted, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.roles import unclear_tokens
 from tito_audit.record.arrays import Mask, Offsets
@@ -18,7 +18,7 @@ from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._carry import PERHAPS_INVERTED, UNTRAINED, column_of, restated, with_row
+from tito_audit.repairs._carry import PERHAPS_INVERTED, UNTRAINED, column_of, edit_row, with_row
 from tito_audit.settings.model import RepairChoices
 from tito_audit.terminal.words import many
 
@@ -28,25 +28,25 @@ class _CoveredTokens:
     """The tokens of the row that one finding covers."""
 
     positions: Offsets
-    """Tokens to take out, where they are trained."""
+    """Tokens to take out of the loss."""
     first: int
-    """Where it begins, even if the row holds none of its tokens."""
+    """Where the finding begins, even if the row holds none of its tokens."""
     turn: int = -1
-    """The turn it lies in, if a call says so; else -1."""
+    """The turn it lies in, if a call shows it; else -1."""
     in_answer: bool = True
     """Whether it lies in an answer, so that the whole turn can be taken out."""
     diverges: bool = False
-    """Whether the context from there on differs from the one it was sampled in."""
+    """Whether later tokens stand in another context than the one they were sampled in."""
 
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """Whether it covers a trained token of a row whose mask can leave it out."""
+    """Whether the finding covers a trained token of a row whose mask can leave it out."""
     row = evidence.rollout.training_row
     if row is None or row.loss_mask is None or column_of(row, ColumnRole.LOSS_MASK) is None:
         return False
-    if perhaps_inverted(evidence):
+    if may_be_inverted(evidence):
         return False
-    place = _place(evidence, row, finding)
+    place = _covered_tokens(evidence, row, finding)
     return place is not None and bool(row.loss_mask[place.positions].any())
 
 
@@ -88,26 +88,26 @@ def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     row, judged = evidence.rollout.training_row, judgement(evidence)
     if row is None or row.loss_mask is None or column_of(row, ColumnRole.LOSS_MASK) is None:
         return None
-    if judged is not None and judged.several and evidence.row is not None and not evidence.row.proven:
+    if judged is not None and judged.is_ambiguous and evidence.row is not None and not evidence.row.proven:
         raise RecordError("the row alone does not show how far its columns are shifted")
-    if perhaps_inverted(evidence):
+    if may_be_inverted(evidence):
         raise RecordError(PERHAPS_INVERTED)
     out = np.zeros(len(row.token_ids), np.bool_)
     for finding in findings:
         parts: Iterable[Finding] = (finding,)
         if choices.mask_by == "turn":
-            # Each place may widen to other turns, so folded ones are looked at one by one.
+            # Each place may widen to other turns, so the places of a folded finding are taken one by one.
             parts = (
                 replace(finding, hit=replace(finding.hit, turn=turn, start=start, end=end), folded=None)
                 for turn, start, end in finding.spans()
             )
         for part in parts:
-            place = _place(evidence, row, part)
+            place = _covered_tokens(evidence, row, part)
             if place is None:
                 continue
             out[place.positions] = True
             if choices.mask_by == "turn" and place.in_answer:
-                out |= _turns_of(evidence, row, place)
+                out |= _turns_around(evidence, row, place)
             elif choices.mask_by == "first-divergence" and place.diverges:
                 out[place.first :] = True
     count = int((row.loss_mask & out).sum())
@@ -116,16 +116,16 @@ def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     left = row.loss_mask & ~out
     notes = [f"{count:,} of {int(row.loss_mask.sum()):,} trained tokens left the loss"]
     if not left.any():
-        left = _sampled(evidence)
+        left = _sampled_tokens(evidence)
         notes.append(f"{many(int(left.sum()), 'sampled token')} entered it, none of them trained before")
-    return Proposal(with_row(evidence, restated(row, loss_mask=left)), notes=tuple(notes), adds=UNTRAINED)
+    return Proposal(with_row(evidence, edit_row(row, loss_mask=left)), notes=tuple(notes), adds=UNTRAINED)
 
 
-def _sampled(evidence: Evidence) -> Mask:
-    """`[T]` tokens that were sampled and have a logprob, for a mask that trains none of them.
+def _sampled_tokens(evidence: Evidence) -> Mask:
+    """`[T]` the sampled tokens with a logprob, for a mask that trains none of them.
 
-    RecordError unless what was sampled is proven: by values that lie on exactly these tokens or, without logprobs,
-    by messages and headers that agree. Rollouts with calls are left to `splice`.
+    RecordError unless it is proven what was sampled: by values on exactly these tokens or, without logprobs, by
+    messages and headers that agree. Rollouts with calls are left to `splice`.
     """
     judged, view = judgement(evidence), evidence.row
     if judged is None or view is None or view.proven:
@@ -135,7 +135,7 @@ def _sampled(evidence: Evidence) -> Mask:
         if agreed is None or not agreed.any():
             raise RecordError("nothing would be left to train")
         return agreed
-    if not judged.sure:
+    if not judged.logprobs_in_place:
         raise RecordError("nothing would be left to train, and the logprobs are not on the sampled tokens")
     sampled = view.sampled & judged.values.real
     if not sampled.any():
@@ -143,18 +143,18 @@ def _sampled(evidence: Evidence) -> Mask:
     return sampled
 
 
-def _place(evidence: Evidence, row: TrainingRow, finding: Finding) -> _CoveredTokens | None:
-    """The tokens of the row that a finding covers; None when a mask cannot leave them out."""
+def _covered_tokens(evidence: Evidence, row: TrainingRow, finding: Finding) -> _CoveredTokens | None:
+    """The tokens of the row that a finding covers; None if a mask cannot or must not leave them out."""
     hit, view = finding.hit, evidence.row
     if finding.code.startswith(("TOK", "TPL")) and hit.where is not Where.ROW:
-        return _drifted(view, evidence, finding) if view is not None and view.proven else None
+        return _drifted_tokens(view, evidence, finding) if view is not None and view.proven else None
     if hit.where is not Where.ROW:
         return None
     if finding.folded is None:
         span, first = np.arange(hit.start, hit.end), hit.start
     else:
         _, starts, ends = finding.folded.places.T
-        # At each position, how many ranges have begun and not ended.
+        # The running sum is how many ranges have begun and not ended at each position.
         size = len(row.token_ids) + 1
         opened = np.bincount(starts, minlength=size) - np.bincount(ends, minlength=size)
         span, first = np.flatnonzero(np.cumsum(opened)), int(starts.min())
@@ -162,12 +162,12 @@ def _place(evidence: Evidence, row: TrainingRow, finding: Finding) -> _CoveredTo
         return _CoveredTokens(span, first, diverges=True)
     if finding.code.startswith("MSK"):
         if whole_mask(evidence) is WholeMask.INVERTED:
-            return None  # taking out what it trains would leave nothing; `normalize` inverts it
-        if contested(evidence):
+            return None  # nothing would be left to train; `normalize` inverts the mask
+        if may_have_slid(evidence):
             return None  # several slides explain the row, and what lies outside the answers is evidence of them
         unsampled = span[~(view.sampled | unclear_tokens(evidence))[span]] if view is not None else span[:0]
         return _CoveredTokens(unsampled, first, in_answer=False)
-    if finding.code in ("LPR503", "LPR505") and contested(evidence):
+    if finding.code in ("LPR503", "LPR505") and may_have_slid(evidence):
         return None  # the gap may be the only sign that the column is shifted
     if finding.code == "LPR504" and row.logprobs is not None and row.loss_mask is not None:
         values = row.logprobs[row.loss_mask & np.isfinite(row.logprobs)]
@@ -176,9 +176,10 @@ def _place(evidence: Evidence, row: TrainingRow, finding: Finding) -> _CoveredTo
     return _CoveredTokens(span, first)
 
 
-def _drifted(view: RowView, evidence: Evidence, finding: Finding) -> _CoveredTokens:
-    """The drifted row tokens that correspond to ranges of calls' prompts or completions: for each range, those
-    between the sampled tokens that the row holds before and after it.
+def _drifted_tokens(view: RowView, evidence: Evidence, finding: Finding) -> _CoveredTokens:
+    """The drifted row tokens that correspond to a finding in a prompt or completion of a call.
+
+    These are, for each range of the finding, those between the sampled tokens that the row holds before and after.
     """
     hit, sampled_at = finding.hit, np.flatnonzero(view.turn >= 0)
     starts: dict[int, list[int]] = {}
@@ -210,8 +211,8 @@ def _drifted(view: RowView, evidence: Evidence, finding: Finding) -> _CoveredTok
     return _CoveredTokens(positions, first, turn, in_answer=in_answer, diverges=True)
 
 
-def _turns_of(evidence: Evidence, row: TrainingRow, place: _CoveredTokens) -> Mask:
-    """`[T]` the turns that a place lies in: by the calls, else by the sampled or trained runs."""
+def _turns_around(evidence: Evidence, row: TrainingRow, place: _CoveredTokens) -> Mask:
+    """`[T]` the turns that the covered tokens lie in: by the calls, else by the sampled or trained runs."""
     view, out = evidence.row, np.zeros(len(row.token_ids), np.bool_)
     positions = place.positions if len(place.positions) else np.array([place.first])
     positions = positions[positions < len(out)]

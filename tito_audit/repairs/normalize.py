@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.evidence.fill import IMPOSSIBLE
-from tito_audit.evidence.judgement import contested, judgement
+from tito_audit.evidence.judgement import judgement, may_have_slid
+from tito_audit.evidence.logprob_values import IMPOSSIBLE
 from tito_audit.evidence.logprobs import shifts
 from tito_audit.evidence.masks import WholeMask, whole_mask
 from tito_audit.evidence.model import Evidence
@@ -17,7 +17,7 @@ from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.finding import Finding
 from tito_audit.record.rollout import Padding, TrainingRow
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._carry import UNTRAINED, column_of, restated, with_row
+from tito_audit.repairs._carry import UNTRAINED, column_of, edit_row, with_row
 from tito_audit.settings.model import RepairChoices
 
 
@@ -61,9 +61,9 @@ def normalize(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
     notes: list[str] = []
     before = row
     if findings:
-        row = _turned(evidence, row, notes)
+        row = _with_mask_inverted_back(evidence, row, notes)
     row = _with_sentinel(evidence, row, choices, notes)
-    row = _in_style(row, choices, notes)
+    row = _with_mask_style(row, choices, notes)
     total = row.padding.left + row.padding.right
     wanted = {"left": Padding(total, 0), "right": Padding(0, total), "none": Padding()}.get(choices.padding or "")
     if wanted is not None and wanted != row.padding:
@@ -76,7 +76,7 @@ def normalize(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
     return Proposal(with_row(evidence, row), notes=tuple(notes), adds=UNTRAINED if inverted else frozenset())
 
 
-def _turned(evidence: Evidence, row: TrainingRow, notes: list[str]) -> TrainingRow:
+def _with_mask_inverted_back(evidence: Evidence, row: TrainingRow, notes: list[str]) -> TrainingRow:
     """The row with its inverted mask inverted back."""
     view = evidence.row
     if whole_mask(evidence) is not WholeMask.INVERTED or view is None or row.loss_mask is None:
@@ -84,7 +84,7 @@ def _turned(evidence: Evidence, row: TrainingRow, notes: list[str]) -> TrainingR
     if column_of(row, ColumnRole.LOSS_MASK) is None:
         raise RecordError("the row has no mask column that could be inverted back")
     mask, judged = view.sampled if view.proven else view.sampled & ~row.loss_mask, judgement(evidence)
-    if judged is not None and judged.values is not None and not judged.sure:
+    if judged is not None and judged.values is not None and not judged.logprobs_in_place:
         raise RecordError("the logprobs are not on the sampled tokens, and nothing else shows what they belong to")
     if row.logprobs is not None and all(column.alignment is not Alignment.SAMPLED for column in row.columns):
         # A token without a logprob has no ratio to train with.
@@ -92,45 +92,44 @@ def _turned(evidence: Evidence, row: TrainingRow, notes: list[str]) -> TrainingR
     if not mask.any():
         raise RecordError("nothing would be left to train: no sampled token has a logprob")
     notes.append("the inverted mask was inverted back")
-    return restated(row, loss_mask=mask)
+    return edit_row(row, loss_mask=mask)
 
 
 def _with_sentinel(evidence: Evidence, row: TrainingRow, choices: RepairChoices, notes: list[str]) -> TrainingRow:
-    """The row with the chosen value at every token that was neither sampled nor trained."""
+    """The row with the chosen sentinel at every token that was neither sampled nor trained."""
     column = column_of(row, ColumnRole.LOGPROBS)
     view = evidence.row
     masks = [mask for mask in (row.loss_mask, view.sampled if view is not None else None) if mask is not None]
     if choices.sentinel is None or column is None or row.logprobs is None or not masks:
         return row
     unused = ~np.logical_or.reduce(masks)
-    mark = np.nan if choices.sentinel == "null" else float(choices.sentinel)
-    part = _cut(unused, column, row)
+    value = np.nan if choices.sentinel == "null" else float(choices.sentinel)
+    part = _cut_to_column(unused, column, row)
     if part is None:
         return row
-    if shifts(evidence) or contested(evidence):
+    if shifts(evidence) or may_have_slid(evidence):
         raise RecordError(
             f"column {column.name!r} may be shifted, and the values that show it would be overwritten: run "
             "`realign` first"
         )
-    values = np.where(part, mark, column.values)
+    values = np.where(part, value, column.values)
     changed = int((~(values == column.values) & ~(np.isnan(values) & np.isnan(column.values))).sum())
     if not changed:
         return row
-    shown = "null" if np.isnan(mark) else f"{mark:g}"
-    notes.append(f"{changed:,} entries of {column.name} became {shown}")
-    sentinel = None if np.isnan(mark) else mark
+    notes.append(f"{changed:,} entries of {column.name} became {'null' if np.isnan(value) else f'{value:g}'}")
+    sentinel = None if np.isnan(value) else value
     new = replace(column, values=values.astype(column.values.dtype), sentinel=sentinel)
     columns = tuple(new if each is column else each for each in row.columns)
-    if column.alignment is Alignment.RESPONSE:  # it has no entry for the prompt
+    if column.alignment is Alignment.RESPONSE:  # without entries for the prompt
         unused[: row.prompt_length] = False
     elif column.alignment is Alignment.SHIFTED:
         unused[:1] = False
-    logprobs = np.where(unused, mark, row.logprobs)
+    logprobs = np.where(unused, value, row.logprobs)
     return replace(row, logprobs=logprobs, sentinel=sentinel, columns=columns)
 
 
-def _cut(entries: Mask, column: Column, row: TrainingRow) -> Mask | None:
-    """The entries `[T]` cut to what the column covers; None for a column of trained tokens only."""
+def _cut_to_column(entries: Mask, column: Column, row: TrainingRow) -> Mask | None:
+    """The entries, `[T]`, that the column covers; None if it covers trained tokens only."""
     if column.alignment is Alignment.FULL:
         return entries
     if column.alignment is Alignment.RESPONSE:
@@ -138,7 +137,7 @@ def _cut(entries: Mask, column: Column, row: TrainingRow) -> Mask | None:
     return entries[1:] if column.alignment is Alignment.SHIFTED else None
 
 
-def _in_style(row: TrainingRow, choices: RepairChoices, notes: list[str]) -> TrainingRow:
+def _with_mask_style(row: TrainingRow, choices: RepairChoices, notes: list[str]) -> TrainingRow:
     """The row with its mask in the chosen style."""
     column = column_of(row, ColumnRole.LOSS_MASK)
     if choices.mask_style is None or column is None or row.loss_mask is None:
@@ -149,7 +148,7 @@ def _in_style(row: TrainingRow, choices: RepairChoices, notes: list[str]) -> Tra
     weights = column.values[column.values > 0] if column.encoding is MaskEncoding.FLOAT else np.ones(1)
     if (weights != 1).any():
         raise RecordError(f"column {column.name!r} holds weights, which the style {style} cannot express")
-    trained = _cut(row.loss_mask, column, row)
+    trained = _cut_to_column(row.loss_mask, column, row)
     if trained is None:
         return row
     ids = row.token_ids[len(row.token_ids) - len(trained) :]

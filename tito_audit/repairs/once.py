@@ -7,7 +7,7 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Finding
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._carry import UNTRAINED, column_of, restated, with_row
+from tito_audit.repairs._carry import UNTRAINED, column_of, edit_row, with_row
 from tito_audit.settings.model import RepairChoices
 
 _EMPTY = frozenset({*UNTRAINED, "MSK403"})
@@ -71,4 +71,4 @@ def once(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     if not left.any():
         notes.append("the row trains nothing now and can be left out")
     adds = UNTRAINED if left.any() else _EMPTY
-    return Proposal(with_row(evidence, restated(row, loss_mask=left)), notes=tuple(notes), adds=adds)
+    return Proposal(with_row(evidence, edit_row(row, loss_mask=left)), notes=tuple(notes), adds=adds)

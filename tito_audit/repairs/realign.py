@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.evidence.fill import IMPOSSIBLE, first_covered
-from tito_audit.evidence.judgement import judgement, restored_logprobs, restored_mask, row_slide
+from tito_audit.evidence.judgement import judgement, restored_logprobs, restored_mask, row_mask_slide
+from tito_audit.evidence.logprob_values import IMPOSSIBLE, first_covered
 from tito_audit.evidence.logprobs import ROUNDING, shifts
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Logprobs, Mask
@@ -18,21 +18,21 @@ from tito_audit.record.finding import Finding, Where
 from tito_audit.record.repaired import unrepaired
 from tito_audit.record.rollout import TrainingRow, Turn
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._carry import UNTRAINED, column_of, restated
+from tito_audit.repairs._carry import UNTRAINED, column_of, edit_row
 from tito_audit.settings.model import RepairChoices
 
 
-def _moved_back(evidence: Evidence) -> tuple[Logprobs, Mask, bool] | None:
-    """The logprobs of the row back on their tokens, the tokens whose value fell off an end and is not recorded
-    elsewhere, and whether the calls prove it; None when they are not shifted.
+def _logprobs_moved_back(evidence: Evidence) -> tuple[Logprobs, Mask, bool] | None:
+    """The logprobs of the row back on their tokens; the tokens whose value fell off an end and is not recorded
+    elsewhere; and whether the calls prove it. None if the logprobs are not shifted.
 
-    RecordError when they are wrong and no offset is proven to put them right.
+    RecordError if they are wrong and no offset is proven to put them right.
     """
     shifted, row, view = shifts(evidence), evidence.rollout.training_row, evidence.row
     if not shifted or row is None or row.logprobs is None:
         return None
     offset = shifted[0].offset
-    if shifted[0].undecided:
+    if shifted[0].is_undecided:
         raise RecordError("the row alone does not show how far its logprobs are shifted")
     if not offset:
         raise RecordError("the row's logprobs do not match the calls' at any offset")
@@ -40,7 +40,7 @@ def _moved_back(evidence: Evidence) -> tuple[Logprobs, Mask, bool] | None:
     if not shifted[0].by_calls and judged is not None:
         logprobs, lost = restored_logprobs(row, judged)
         return logprobs, lost, False
-    fill, first = _filler(evidence, row), first_covered(row)
+    fill, first = _find_fill(evidence, row), first_covered(row)
     source = np.arange(len(row.logprobs)) + offset
     inside = (source >= first) & (source - offset >= first) & (source < len(source))
     source = np.where(inside, source, 0)
@@ -50,15 +50,14 @@ def _moved_back(evidence: Evidence) -> tuple[Logprobs, Mask, bool] | None:
     assert view.expected_logprobs is not None
     expected = view.expected_logprobs
     right = inside & (np.abs(row.logprobs[source] - expected) <= ROUNDING)
-    # Whether all turns, and so the whole column, are shifted by the same offset.
-    together = inside & (view.turn >= 0) & (view.turn == view.turn[source])
-    together &= view.turn_offset[source] - view.turn_offset == source - np.arange(len(source))
-    if not (together & np.isfinite(expected) & ~right & ~view.drifted).any():
-        # The call supplies a value that fell off an end.
+    within_turn = inside & (view.turn >= 0) & (view.turn == view.turn[source])
+    within_turn &= view.turn_offset[source] - view.turn_offset == source - np.arange(len(source))
+    if not (within_turn & np.isfinite(expected) & ~right & ~view.drifted).any():
+        # The whole column is shifted by this offset. The call supplies a value that fell off an end.
         values = np.where(np.isfinite(expected) & ~right, expected, whole)
         lost = ~inside & ~np.isfinite(expected)
     else:
-        # Only the shifted turns move back; a value outside its turn leaves a fill value behind.
+        # Only the shifted turns move back; a value that lay outside its turn leaves fill behind.
         moving = np.isin(view.turn, [shift.turn for shift in shifted if shift.turn is not None])
         values = row.logprobs.copy()
         vacated = source[moving & right]
@@ -70,36 +69,32 @@ def _moved_back(evidence: Evidence) -> tuple[Logprobs, Mask, bool] | None:
     return np.where(lost, fill, values), lost, True
 
 
-def _filler(evidence: Evidence, row: TrainingRow) -> float:
-    """The column's fill value for tokens without a logprob: the sentinel, else the most frequent value there."""
+def _find_fill(evidence: Evidence, row: TrainingRow) -> float:
+    """The fill of the column for tokens without a logprob: the sentinel, else the most frequent entry there."""
     if row.sentinel is not None:
         return row.sentinel
     judged, view = judgement(evidence), evidence.row
     if judged is not None and judged.values is not None:
         return judged.values.fill
-    spoken = view.sampled if view is not None else row.loss_mask
-    if row.logprobs is None or spoken is None or spoken.all():
-        return float("nan")
-    rest = row.logprobs[~spoken][first_covered(row) :]
+    sampled = view.sampled if view is not None else row.loss_mask
+    if row.logprobs is None or sampled is None or sampled.all():
+        return np.nan
+    rest = row.logprobs[~sampled][first_covered(row) :]
     values, counts = np.unique(rest, return_counts=True)
-    most = int(counts.argmax()) if len(counts) else 0
-    return float(values[most]) if len(counts) and counts[most] * 2 > len(rest) else float("nan")
+    return float(values[counts.argmax()]) if len(rest) and 2 * counts.max() > len(rest) else np.nan
 
 
-def fillers(values: Logprobs, sentinel: float | None) -> Mask:
-    """`[N]` True where an entry is a fill value and not a logprob: null, 1.0, -9999, the sentinel.
-
-    0.0 counts if the log has no sentinel of its own.
-    """
+def is_fill(values: Logprobs, sentinel: float | None) -> Mask:
+    """`[N]` True where an entry is fill: null, 1.0, -9999, or the sentinel; without a sentinel, also 0.0."""
     marks = (*IMPOSSIBLE, 0.0 if sentinel is None else sentinel)
     return np.asarray(np.isnan(values) | np.isin(values, marks))
 
 
-def fitted_by_values(values: Logprobs, expected: Logprobs) -> Logprobs | None:
-    """The column made as long as `known` `[N]`, if its numbers then equal the known ones; else None.
+def fit_by_values(values: Logprobs, expected: Logprobs) -> Logprobs | None:
+    """The column made as long as `expected`, `[N]`, if its values then agree with it; else None.
 
-    An extra entry is removed, or a missing entry inserted with its known value, where all other entries then
-    agree. NaN in `known` is not compared.
+    An extra entry is removed, or the missing entry inserted with its expected value. NaN in `expected` agrees with
+    anything.
     """
     extra = len(values) - len(expected)
     if np.isfinite(expected).sum() < 2 or abs(extra) != 1:  # one value that agrees may do so by chance
@@ -107,17 +102,17 @@ def fitted_by_values(values: Logprobs, expected: Logprobs) -> Logprobs | None:
     size = min(len(values), len(expected))
     front = _agree(values[:size], expected[:size])
     back = _agree(values[len(values) - size :], expected[len(expected) - size :])
-    # At place j: everything before j agrees in place, and everything after it one place further on.
+    # At place j: all entries before j agree in place, and all after it agree one place further on.
     before = np.concatenate(([True], np.logical_and.accumulate(front)))
     after = np.concatenate((np.logical_and.accumulate(back[::-1])[::-1], [True]))
     places = np.flatnonzero(before & after)
     if not len(places):
         return None
     if extra > 0:
-        # If several places are left, take one at an end, else any one if the entries are equal.
+        # Of several places take one at an end, else any, if all give the same column: up to rounding where values
+        # are expected, exactly elsewhere.
         ends = places[(places == 0) | (places == len(expected))]
         first, *others = (np.delete(values, place) for place in (ends if len(ends) else places))
-        # Up to rounding where values are known, exactly elsewhere.
         compared = np.isfinite(expected)
         alike = all(
             (np.abs(first[compared] - other[compared]) <= 2 * ROUNDING).all()
@@ -129,11 +124,10 @@ def fitted_by_values(values: Logprobs, expected: Logprobs) -> Logprobs | None:
     return None if place is None else np.insert(values, place, expected[place])
 
 
-def fitted_by_mask(values: Logprobs, trained: Mask, sentinel: float | None) -> Logprobs | None:
-    """The column without its first or last entry, if that is a fill value and the rest then lie exactly under the
-    mask.
+def fit_by_mask(values: Logprobs, trained: Mask, sentinel: float | None) -> Logprobs | None:
+    """The column without its first or last entry, if that is fill and the values then lie exactly under the mask.
 
-    A fill value is accepted inside a trained run but not at its ends: 0.0 may also be a certain token's logprob.
+    Fill is accepted inside a trained run, but not at its ends: 0.0 may also be the logprob of a certain token.
     """
     if len(values) != len(trained) + 1 or not trained.any() or trained.all():
         return None
@@ -141,14 +135,14 @@ def fitted_by_mask(values: Logprobs, trained: Mask, sentinel: float | None) -> L
     ends = trained & ~(padded[:-2] & padded[2:])
     fitting = []
     for rest, end in ((values[1:], values[:1]), (values[:-1], values[-1:])):
-        real = ~fillers(rest, sentinel)
-        if fillers(end, sentinel)[0] and not (real & ~trained).any() and real[ends].all():
+        real = ~is_fill(rest, sentinel)
+        if is_fill(end, sentinel)[0] and not (real & ~trained).any() and real[ends].all():
             fitting.append(rest)
     return fitting[0] if len(fitting) == 1 else None
 
 
-def fitted_by_null(values: Logprobs, length: int, sentinel: float | None) -> Logprobs | None:
-    """The column without the one entry at an end that cannot be a logprob, if all others can; else None."""
+def fit_by_null(values: Logprobs, length: int, sentinel: float | None) -> Logprobs | None:
+    """The column without its only entry that cannot be a logprob, if that is at an end; else None."""
     if len(values) != length + 1:
         return None
     marks: Sequence[float] = (*IMPOSSIBLE, *((sentinel,) if sentinel else ()))
@@ -158,8 +152,8 @@ def fitted_by_null(values: Logprobs, length: int, sentinel: float | None) -> Log
     return np.delete(values, int(impossible[0]))
 
 
-def unprovable(name: str) -> RecordError:
-    """The refusal for a column in which the wrong entry cannot be identified."""
+def unprovable_entry(name: str) -> RecordError:
+    """The refusal of a column in which nothing shows the wrong entry."""
     return RecordError(f"column {name!r}: this log does not prove which entry is extra or missing")
 
 
@@ -168,16 +162,16 @@ def _agree(values: Logprobs, expected: Logprobs) -> Mask:
 
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """Whether it is a shifted mask, logprobs at an offset, or a column with one entry too many or too few."""
+    """Whether the finding is a slid mask, logprobs at an offset, or one entry too many or too few."""
     if finding.code.startswith("MSK"):
-        return row_slide(evidence) != 0
+        return row_mask_slide(evidence) != 0
     if finding.code == "LPR502":
         return any(shift.offset for shift in shifts(evidence))
     return finding.hit.cause in ("one too many", "one too few")
 
 
-def _proof(evidence: Evidence, verb: str) -> str:
-    """What shows a slide without calls, as a clause."""
+def _describe_proof(evidence: Evidence, verb: str) -> str:
+    """How a slide is known without calls, as a clause."""
     judged = judgement(evidence)
     if judged is not None and judged.slide == evidence.conventions.slide:
         return "as --assume states"
@@ -185,7 +179,7 @@ def _proof(evidence: Evidence, verb: str) -> str:
 
 
 @dataclass(slots=True)
-class _Work:
+class _Progress:
     """What was done so far, and what could not be done."""
 
     notes: list[str] = field(default_factory=list)
@@ -224,53 +218,53 @@ def realign(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
     logprobs    0.0     0.0   -1.3  -0.2     -0.01      after
     ```
     """
-    work = _Work()
+    progress = _Progress()
     rollout = evidence.rollout
-    if _named(findings, "LPR501", Where.COMPLETION):
-        turns = tuple(_fitted_turn(evidence, k, turn, work) for k, turn in enumerate(rollout.turns))
+    if _any_of(findings, "LPR501", Where.COMPLETION):
+        turns = tuple(_with_fitted_turn(evidence, k, turn, progress) for k, turn in enumerate(rollout.turns))
         if any(new is not old for new, old in zip(turns, rollout.turns, strict=True)):
             rollout = replace(rollout, turns=turns)
     row = rollout.training_row
     for step, wanted in (
-        (_mask_back, _named(findings, "MSK", Where.ROW)),
-        (_row_fitted, _named(findings, "LPR501", Where.ROW)),
-        (_logprobs_back, _named(findings, "LPR502", Where.ROW)),
+        (_with_mask_back, _any_of(findings, "MSK", Where.ROW)),
+        (_with_fitted_row, _any_of(findings, "LPR501", Where.ROW)),
+        (_with_logprobs_back, _any_of(findings, "LPR502", Where.ROW)),
     ):
         if wanted and row is not None:
-            try:  # what slid is read from the row as logged: a mask moved back alone may leave the logprobs open
-                row = step(evidence, row, work)
+            try:  # each step judges the row as logged: with the mask moved back, the logprobs may be open
+                row = step(evidence, row, progress)
             except RecordError as error:
-                work.problems.append(str(error))
+                progress.problems.append(str(error))
     if row is not rollout.training_row:
         rollout = replace(rollout, training_row=row)
     if rollout is evidence.rollout:
-        if work.problems:
-            raise RecordError("; ".join(work.problems))
+        if progress.problems:
+            raise RecordError("; ".join(progress.problems))
         return None
-    adds = UNTRAINED if work.untrained else frozenset()
-    return Proposal((unrepaired(rollout),), notes=tuple(work.notes), adds=adds)
+    adds = UNTRAINED if progress.untrained else frozenset()
+    return Proposal((unrepaired(rollout),), notes=tuple(progress.notes), adds=adds)
 
 
-def _named(findings: Sequence[Finding], code: str, where: Where) -> bool:
+def _any_of(findings: Sequence[Finding], code: str, where: Where) -> bool:
     return any(finding.code.startswith(code) and finding.hit.where is where for finding in findings)
 
 
-def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow:
-    """The row with every trained run moved back onto the sampled run."""
-    view, slide = evidence.row, row_slide(evidence)
+def _with_mask_back(evidence: Evidence, row: TrainingRow, progress: _Progress) -> TrainingRow:
+    """The row with every trained run moved back onto its sampled run."""
+    view, slide = evidence.row, row_mask_slide(evidence)
     if not slide or view is None or row.loss_mask is None:
         return row
     back = restored_mask(evidence)
     assert back is not None
-    shown = "as the calls show" if view.proven else _proof(evidence, "show")
-    work.notes.append(f"the mask was moved by {-slide:+d}, {shown}")
-    work.untrained += int(np.count_nonzero(view.sampled & ~back))
-    # Columns of trained tokens keep their entries: the i-th belongs to the i-th trained token.
+    shown = "as the calls show" if view.proven else _describe_proof(evidence, "show")
+    progress.notes.append(f"the mask was moved by {-slide:+d}, {shown}")
+    progress.untrained += int(np.count_nonzero(view.sampled & ~back))
+    # Columns with entries for trained tokens only keep them: the i-th belongs to the i-th trained token.
     compact = [column for column in row.columns if column.alignment is Alignment.SAMPLED]
     if compact and back.sum() != row.loss_mask.sum():
         raise RecordError(f"column {compact[0].name!r} would lack entries: the row cuts off a trained run")
     bare = tuple(column for column in row.columns if column.alignment is not Alignment.SAMPLED)
-    moved = restated(replace(row, columns=bare), loss_mask=back)
+    moved = edit_row(replace(row, columns=bare), loss_mask=back)
     rest = {column.name: column for column in moved.columns}
     old = column_of(row, ColumnRole.LOSS_MASK)
     if old is not None and old.name in rest and old.encoding is MaskEncoding.FLOAT:
@@ -289,13 +283,13 @@ def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow
     return replace(moved, columns=columns, logprobs=logprobs)
 
 
-def _logprobs_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow:
+def _with_logprobs_back(evidence: Evidence, row: TrainingRow, progress: _Progress) -> TrainingRow:
     """The row with its logprobs back on their tokens; a token whose value is lost leaves the loss."""
-    moved = _moved_back(evidence)
+    moved = _logprobs_moved_back(evidence)
     if moved is None:
         return row
     logprobs, lost, by_calls = moved
-    proof = "as the calls prove" if by_calls else _proof(evidence, "prove")
+    proof = "as the calls prove" if by_calls else _describe_proof(evidence, "prove")
     notes = [f"the logprobs were moved by {-shifts(evidence)[0].offset:+d}, {proof}"]
     left = None
     lost = lost if row.loss_mask is None else lost & row.loss_mask
@@ -305,21 +299,21 @@ def _logprobs_back(evidence: Evidence, row: TrainingRow, work: _Work) -> Trainin
         left = row.loss_mask & ~lost
         if not left.any():
             raise RecordError("nothing would be left to train")
-        work.untrained += count
+        progress.untrained += count
         notes.append(f"{count} trained token{'s' * (count > 1)} left the loss, since no value is recorded")
-    work.notes += notes
-    return restated(row, loss_mask=left, logprobs=logprobs)
+    progress.notes += notes
+    return edit_row(row, loss_mask=left, logprobs=logprobs)
 
 
-def _row_fitted(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow:
-    """The row with a logprob column of the right length; RecordError when nothing proves which entry is wrong."""
+def _with_fitted_row(evidence: Evidence, row: TrainingRow, progress: _Progress) -> TrainingRow:
+    """The row with a logprob column of the right length; RecordError if nothing proves which entry is wrong."""
     unfit = (c for c in row.columns if c.role is ColumnRole.LOGPROBS and c.alignment is None)
     column = next((c for c in unfit if len(c.values)), None)
     if column is None or row.logprobs is not None:
         return row
     full = len(row.token_ids)
     expected = evidence.row.expected_logprobs if evidence.row is not None else None
-    # The alignments that a logprob column of a row may have, each with the tokens `[T]` it then covers.
+    # The alignments that a logprob column of the row may have, each with the tokens `[T]` that it then covers.
     everything = np.ones(len(row.token_ids), np.bool_)
     covered = [(Alignment.FULL, everything)]
     if row.prompt_length:
@@ -327,49 +321,49 @@ def _row_fitted(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRo
     if row.loss_mask is not None:
         covered.append((Alignment.SAMPLED, row.loss_mask))
     for alignment, tokens in covered:
-        values = fitted_by_values(column.values, expected[tokens]) if expected is not None else None
+        values = fit_by_values(column.values, expected[tokens]) if expected is not None else None
         if values is None and expected is None and row.loss_mask is not None:
             if alignment is Alignment.SAMPLED:
-                values = fitted_by_null(column.values, int(tokens.sum()), column.sentinel)
+                values = fit_by_null(column.values, int(tokens.sum()), column.sentinel)
             else:
-                values = fitted_by_mask(column.values, row.loss_mask[tokens], column.sentinel)
+                values = fit_by_mask(column.values, row.loss_mask[tokens], column.sentinel)
         if values is not None:
-            work.notes.append(_counted(column, len(values)))
+            progress.notes.append(_note_on_length(column, len(values)))
             fitted = replace(column, values=values, alignment=alignment)
             columns = tuple(fitted if old is column else old for old in row.columns)
             length, trained = row.prompt_length, row.loss_mask
             logprobs = expand(values, alignment, full=full, prompt_length=length, trained=trained)
             return replace(row, logprobs=logprobs, columns=columns)
-    raise unprovable(column.name)
+    raise unprovable_entry(column.name)
 
 
-def _fitted_turn(evidence: Evidence, number: int, turn: Turn, work: _Work) -> Turn:
-    """The call with a logprob column as long as its completion; the call itself when there is no proof."""
+def _with_fitted_turn(evidence: Evidence, number: int, turn: Turn, progress: _Progress) -> Turn:
+    """The call with a logprob column as long as its completion; the call unchanged if nothing proves the entry."""
     column = next((c for c in turn.columns if c.role is ColumnRole.LOGPROBS and c.alignment is None), None)
     if column is None or turn.completion_ids is None or not len(turn.completion_ids):
         return turn
     length = len(turn.completion_ids)
-    by_null = fitted_by_null(column.values, length, column.sentinel)
-    # `[C]` the training row's values for the tokens of a turn, NaN where it has none; None if it has no value.
+    by_null = fit_by_null(column.values, length, column.sentinel)
+    # `[C]` the values of the training row for this completion, NaN where it has none; None if it has no value.
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.logprobs is None or view is None or not view.proven:
         expected = None
     else:
         places = np.flatnonzero(view.turn == number)
-        places = places[~fillers(row.logprobs[places], row.sentinel)]
+        places = places[~is_fill(row.logprobs[places], row.sentinel)]
         out = np.full(length, np.nan)
         out[view.turn_offset[places]] = row.logprobs[places]
         expected = out if np.isfinite(out).any() else None
-    values = fitted_by_values(column.values, expected) if expected is not None else by_null
+    values = fit_by_values(column.values, expected) if expected is not None else by_null
     if values is None or (by_null is not None and not np.array_equal(by_null, values, equal_nan=True)):
-        work.problems.append(str(unprovable(column.name)) + f" (turn {number})")
+        progress.problems.append(str(unprovable_entry(column.name)) + f" (turn {number})")
         return turn
-    work.notes.append(f"turn {number}: {_counted(column, length)}")
+    progress.notes.append(f"turn {number}: {_note_on_length(column, length)}")
     fitted = replace(column, values=values, alignment=Alignment.CALL)
     columns = tuple(fitted if old is column else old for old in turn.columns)
     return replace(turn, completion_logprobs=values, columns=columns)
 
 
-def _counted(column: Column, length: int) -> str:
+def _note_on_length(column: Column, length: int) -> str:
     what = "the extra entry was removed" if len(column.values) > length else "the missing entry was inserted"
     return f"{column.name}: {what}"

@@ -17,7 +17,7 @@ from tito_audit.record.model_scores import RECORDED, ModelScores
 from tito_audit.record.repaired import unrepaired
 from tito_audit.record.rollout import TrainingRow, Turn
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._carry import column_of, restated
+from tito_audit.repairs._carry import column_of, edit_row
 from tito_audit.settings.model import RepairChoices
 from tito_audit.terminal.words import many
 
@@ -60,10 +60,10 @@ def rescore(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
     scores = choices.rescored(evidence) if choices.rescored is not None else None
     if not isinstance(scores, ModelScores):
         return None
-    turns, filled, replaced = _calls(evidence, scores)
+    turns, filled, replaced = _rescore_calls(evidence, scores)
     row = evidence.rollout.training_row
     if row is not None and scores.row is not None:
-        new = _row(evidence, row, scores, turns)
+        new = _rescore_row(evidence, row, scores, turns)
         if new is not row:
             assert new.logprobs is not None
             changed = _differs(row.logprobs, new.logprobs)
@@ -92,7 +92,7 @@ def rescore(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
     )
 
 
-def _calls(evidence: Evidence, scores: ModelScores) -> tuple[list[Turn], int, int]:
+def _rescore_calls(evidence: Evidence, scores: ModelScores) -> tuple[list[Turn], int, int]:
     """The calls with their gaps filled, and how many entries were filled and replaced."""
     turns, filled, replaced = [], 0, 0
     for number, turn in enumerate(evidence.rollout.turns):
@@ -101,30 +101,28 @@ def _calls(evidence: Evidence, scores: ModelScores) -> tuple[list[Turn], int, in
             turns.append(turn)
             continue
         stated = scores.recorded.get(number, np.zeros(len(model), np.bool_))
-        new = _merged(turn.completion_logprobs, model, stated, scores)
+        new = _merge(turn.completion_logprobs, model, stated, scores)
         if new is None:
             turns.append(turn)
             continue
         filled += int((np.isfinite(model) & ~stated).sum())
         replaced += int((_differs(turn.completion_logprobs, new) & stated).sum())
-        # The call with these logprobs; `keep`: and its old ones in a column of their own.
-        keep = bool(replaced)
         columns = list(turn.columns)
         at = next((k for k, column in enumerate(columns) if column.role is ColumnRole.LOGPROBS), None)
         if at is None:
-            _may_add(scores)
+            _require_new_column(scores)
             columns.append(Column("completion_logprobs", ColumnRole.LOGPROBS, new, Alignment.CALL))
         else:
             columns[at] = replace(columns[at], values=new, alignment=Alignment.CALL)
-            if keep and turn.completion_logprobs is not None:
-                _may_add(scores)
+            if replaced and turn.completion_logprobs is not None:
+                _require_new_column(scores)
                 columns.append(Column(RECORDED, ColumnRole.OTHER, turn.completion_logprobs, Alignment.CALL))
         turns.append(replace(turn, completion_logprobs=new, columns=tuple(columns)))
     return turns, filled, replaced
 
 
-def _merged(recorded: Logprobs | None, model: Logprobs, stated: Mask, scores: ModelScores) -> Logprobs | None:
-    """The recorded values, replaced by the model's where wanted; None if nothing changes."""
+def _merge(recorded: Logprobs | None, model: Logprobs, stated: Mask, scores: ModelScores) -> Logprobs | None:
+    """The recorded values with those of the model where wanted; None if nothing changes."""
     old = np.full(len(model), np.nan) if recorded is None else recorded
     take = np.isfinite(model) & (~stated | scores.replaces)
     new = np.where(take, model, old)
@@ -132,13 +130,14 @@ def _merged(recorded: Logprobs | None, model: Logprobs, stated: Mask, scores: Mo
 
 
 def _differs(recorded: Logprobs | None, new: Logprobs) -> Mask:
+    """`[N]` True where the new value is another one; NaN equals NaN."""
     if recorded is None:
         return np.isfinite(new)
     return np.asarray(~((recorded == new) | (np.isnan(recorded) & np.isnan(new))))
 
 
-def _row(evidence: Evidence, row: TrainingRow, scores: ModelScores, turns: Sequence[Turn]) -> TrainingRow:
-    """The row with its gaps filled: from the calls that sampled the tokens, else from the model."""
+def _rescore_row(evidence: Evidence, row: TrainingRow, scores: ModelScores, turns: Sequence[Turn]) -> TrainingRow:
+    """The row with its gaps filled, from the calls that sampled the tokens, else from the model."""
     assert scores.row is not None
     stated = scores.recorded.get(None, np.zeros(len(row.token_ids), np.bool_))
     view, model = evidence.row, scores.row.copy()
@@ -148,23 +147,24 @@ def _row(evidence: Evidence, row: TrainingRow, scores: ModelScores, turns: Seque
                 at = np.flatnonzero((view.turn == number) & np.isfinite(scores.row))
                 values = turn.completion_logprobs[view.turn_offset[at]]
                 model[at] = np.where(np.isfinite(values), values, model[at])
-    new = _merged(row.logprobs, model, stated, scores)
+    new = _merge(row.logprobs, model, stated, scores)
     if new is None:
         return row
     if column_of(row, ColumnRole.LOGPROBS) is None:
         if row.logprobs is None and any(each.role is ColumnRole.LOGPROBS for each in row.columns):
             raise RecordError("the row's logprobs do not fit its tokens, so which belongs to which is unknown")
-        _may_add(scores)
+        _require_new_column(scores)
         column = Column("logprobs", ColumnRole.LOGPROBS, new, Alignment.FULL)
         return replace(row, logprobs=new, columns=(*row.columns, column))
-    out = restated(row, logprobs=new)
+    out = edit_row(row, logprobs=new)
     if row.logprobs is not None and (_differs(row.logprobs, new) & stated).any():
-        _may_add(scores)
+        _require_new_column(scores)
         recorded = Column(RECORDED, ColumnRole.OTHER, row.logprobs, Alignment.FULL)
         out = replace(out, columns=(*out.columns, recorded))
     return out
 
 
-def _may_add(scores: ModelScores) -> None:
+def _require_new_column(scores: ModelScores) -> None:
+    """Raise RecordError if no column may be added."""
     if not scores.adds:
         raise RecordError("a column would be added, and the columns of a table are fixed: write the log as JSONL")

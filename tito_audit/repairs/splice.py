@@ -16,7 +16,7 @@ from tito_audit.record.finding import Finding
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import TrainingRow, Turn
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._carry import chain_tokens, maybe_meant, rebuilt_row, stop_ids, untrained_turns
+from tito_audit.repairs._carry import chain_tokens, may_be_intended, rebuild_row, turn_end_ids, untrained_turns
 from tito_audit.settings.model import RepairChoices
 
 _REASON = (
@@ -32,7 +32,10 @@ _REASON = (
     precedence=10,
     # Where it is safe: the calls say what the row should hold, and none of them was given other tokens.
     fits=lambda evidence, finding: (
-        not maybe_meant(finding) and evidence.row is not None and evidence.row.proven and not _retold(evidence)
+        not may_be_intended(finding)
+        and evidence.row is not None
+        and evidence.row.proven
+        and not _prompts_broken(evidence)
     ),
 )
 def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
@@ -64,9 +67,9 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
     rollout, row, view = evidence.rollout, evidence.rollout.training_row, evidence.row
     if not rollout.turns:
         return None
-    if findings and all(map(maybe_meant, findings)):
+    if findings and all(map(may_be_intended, findings)):
         raise RecordError("what the mask leaves out of the loss may be meant, and the calls cannot tell")
-    broken = _retold(evidence)
+    broken = _prompts_broken(evidence)
     turns, changed = _spliced_prompts(evidence) if broken else (rollout.turns, [])
     moved = None
     if row is not None:
@@ -87,25 +90,25 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
         chain = sorted({turn for chain in chains for turn in chain})
         # A row is not extended by calls after its end.
         last = max(k for k, turn in enumerate(chain) if (view.turn == turn).any())
-        end = _end_in_row(evidence, chain[last])
+        end = _end_of_answer_in_row(evidence, chain[last])
         if end is not None and not view.drifted[end:].any():
             chain = chain[: last + 1]
-        tail, cut = _after(evidence, turns, chain, row)
+        tail, cut = _tail_of_row(evidence, turns, chain, row)
         target = chain_tokens(turns, chain, tail)
         if cut is not None:
             target = replace(target, ids=target.ids[:cut], turn=target.turn[:cut], offset=target.offset[:cut])
         left_out = untrained_turns(evidence, chain, findings)
-        moved = rebuilt_row(row, view, target, turns, set(chain) - left_out)
-    if not changed and (moved is None or _same(moved.row, row)):
+        moved = rebuild_row(row, view, target, turns, set(chain) - left_out)
+    if not changed and (moved is None or _rows_look_alike(moved.row, row)):
         return None
     mended = replace(rollout, turns=turns, training_row=moved.row if moved else None)
     answers = {turn: ids for turn in changed if (ids := turns[turn].completion_ids) is not None}
     tokens = sum(map(len, answers.values()))
-    note = f"the logprobs of {_turns([*answers])} ({tokens} tokens) were scored in another context"
+    note = f"the logprobs of {_turns_in_words([*answers])} ({tokens} tokens) were scored in another context"
     return Proposal(
         (RepairedRollout(mended, tuple(range(len(turns)))),),
         safety=Safety.UNSAFE if changed else Safety.SAFE,
-        reason=_REASON.format(_turns(changed)) if changed else "",
+        reason=_REASON.format(_turns_in_words(changed)) if changed else "",
         notes=(note,) if answers else (),
         stale=moved.stale if moved else (),
         dropped=moved.dropped if moved else (),
@@ -113,29 +116,28 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
     )
 
 
-def _retold(evidence: Evidence) -> bool:
-    """Whether a prompt holds the history in tokens other than those seen."""
+def _prompts_broken(evidence: Evidence) -> bool:
+    """Whether a prompt holds the history in other tokens than those seen."""
     return any(link.kind.only_tokens_differ for link in evidence.links)
 
 
-def _after(
+def _tail_of_row(
     evidence: Evidence, turns: Sequence[Turn], chain: list[int], row: TrainingRow
 ) -> tuple[Ids, int | None]:
-    """What the row holds after the last answer, and None; if the row ends inside that answer, nothing and where to
-    cut."""
+    """What the row holds after the last answer, and None; or no tokens, and where to cut inside the answer."""
     seen = turns[chain[-1]].seen_ids
     original = evidence.rollout.turns[chain[-1]].seen_ids
     assert seen is not None
     assert original is not None
-    inside = _ends_inside(evidence, row, chain[-1])
+    inside = _size_if_cut(evidence, row, chain[-1])
     if inside is not None:
         prompt = turns[chain[-1]].prompt_ids
         assert prompt is not None
         return seen[:0], min(len(prompt) + inside, len(seen))
-    start = _end_in_row(evidence, chain[-1])
+    start = _end_of_answer_in_row(evidence, chain[-1])
     if start is None:
         try:
-            whole = splice_prefix(seen, original, row.token_ids, sorted(stop_ids(evidence)))
+            whole = splice_prefix(seen, original, row.token_ids, sorted(turn_end_ids(evidence)))
         except SpliceError as error:
             raise RecordError(f"the row has no place for what turn {chain[-1]} saw and sampled: {error}") from None
         start = len(row.token_ids) - (len(whole) - len(seen))
@@ -145,10 +147,10 @@ def _after(
     return np.asarray(row.token_ids[start:], np.int32), None
 
 
-def _end_in_row(evidence: Evidence, last: int) -> int | None:
-    """Where an answer ends in the row: after its last token, or after the drifted tokens that follow it.
+def _end_of_answer_in_row(evidence: Evidence, last: int) -> int | None:
+    """Where the answer of turn `last` ends in the row, with the drifted tokens that follow if it is not complete.
 
-    None where the row holds no token of the answer.
+    None if the row holds no token of it.
     """
     view, completion = evidence.row, evidence.rollout.turns[last].completion_ids
     if view is None or completion is None or not (positions := np.flatnonzero(view.turn == last)).size:
@@ -160,9 +162,8 @@ def _end_in_row(evidence: Evidence, last: int) -> int | None:
     return end
 
 
-def _ends_inside(evidence: Evidence, row: TrainingRow, last: int) -> int | None:
-    """How many tokens of the last answer the row holds if it ends inside that answer, without a turn end; None if
-    it goes on.
+def _size_if_cut(evidence: Evidence, row: TrainingRow, last: int) -> int | None:
+    """How many tokens of the last answer the row holds if it ends inside it, without a turn end; else None.
 
     A row that ends in drifted tokens holds the rest of the answer in them.
     """
@@ -172,7 +173,7 @@ def _ends_inside(evidence: Evidence, row: TrainingRow, last: int) -> int | None:
     if not len(positions) or view.turn[positions[-1]] != last:
         return None
     after = slice(int(positions[-1]) + 1, len(row.token_ids))
-    if not view.drifted[after].all() or np.isin(row.token_ids[after], sorted(stop_ids(evidence))).any():
+    if not view.drifted[after].all() or np.isin(row.token_ids[after], sorted(turn_end_ids(evidence))).any():
         return None
     completion = evidence.rollout.turns[last].completion_ids
     assert completion is not None
@@ -180,10 +181,9 @@ def _ends_inside(evidence: Evidence, row: TrainingRow, last: int) -> int | None:
 
 
 def _spliced_prompts(evidence: Evidence) -> tuple[tuple[Turn, ...], list[int]]:
-    """The turns with the sampled history in every prompt that continues it, and the turns whose prompts
-    changed."""
+    """The turns with the sampled history in every prompt that continues it, and the turns that changed."""
     old = evidence.rollout.turns
-    stops = sorted(stop_ids(evidence))
+    stops = sorted(turn_end_ids(evidence))
     links = {link.turn: link for link in evidence.links}
     turns: list[Turn] = []
     changed: list[int] = []
@@ -211,8 +211,8 @@ def _spliced_prompts(evidence: Evidence) -> tuple[tuple[Turn, ...], list[int]]:
     return tuple(turns), changed
 
 
-def _same(new: TrainingRow, old: TrainingRow | None) -> bool:
-    """Whether the change would not show in a log."""
+def _rows_look_alike(new: TrainingRow, old: TrainingRow | None) -> bool:
+    """Whether two rows would be written alike in a log."""
     if old is None or not np.array_equal(new.token_ids, old.token_ids):
         return False
     for a, b in ((new.loss_mask, old.loss_mask), (new.logprobs, old.logprobs)):
@@ -227,5 +227,5 @@ def _same(new: TrainingRow, old: TrainingRow | None) -> bool:
     return all(a.alignment == b.alignment for a, b in zip(new.columns, old.columns, strict=False))
 
 
-def _turns(numbers: Sequence[int]) -> str:
+def _turns_in_words(numbers: Sequence[int]) -> str:
     return f"turn{'s' * (len(numbers) > 1)} {', '.join(str(number) for number in numbers)}"

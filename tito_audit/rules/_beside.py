@@ -1,4 +1,4 @@
-"""Sequences of tokens with what stands beside them."""
+"""Token sequences with the values logged beside them: routed experts, kept sets, advantages, rewards."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from tito_audit.record.token_extras import NO_EXTRAS, TokenExtras
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
-    """The tokens of a row or a call, and what stands beside them."""
+class TokenSequence:
+    """The tokens of a row or a call, and the values beside them."""
 
     ids: Ids
-    """`[T]` all of a row; of a call its prompt, if logged, and its completion."""
+    """`[T]` all tokens of a row; of a call its prompt, if logged, and its completion."""
     sampled: Mask
     """`[T]` True where a row is trained, or a call sampled."""
     response: int | None
-    """Where the response begins, None if nothing says."""
+    """Where the response begins; None if nothing says."""
     fed: int | None
-    """How many tokens were fed by the end of the previous call, all but its last; None for a row and a first."""
+    """How many tokens the previous call was fed, all but its last one; None for a row and for the first call."""
     beside: TokenExtras
     columns: tuple[Column, ...]
-    """Those of the row or of the call."""
+    """The columns of the row or of the call."""
     where: Where
     turn: int | None = None
 
     @property
-    def resumed(self) -> list[int]:
-        """The tokens from which on newer weights went on with what others had begun to sample."""
+    def resumed_at(self) -> list[int]:
+        """The tokens at which newer weights went on with what older ones had begun to sample."""
         column = version_column(self.columns)
         if column is None or len(column.values) > len(self.ids):
             return []
@@ -45,23 +45,23 @@ class Sequence:
         return [start + 1 + cut for cut in cuts.tolist()]
 
     def hit(self, message: str, cause: str, at: Offsets | None = None, severity: Severity | None = None) -> Hit:
-        """A hit from the first to the last of these positions; on all tokens without them."""
+        """A hit from the first to the last of these positions, on all tokens if `at` is None."""
         start, end = (0, len(self.ids)) if at is None else (int(at[0]), int(at[-1]) + 1)
-        by = 0 if self.where is Where.ROW else self.response or 0
-        return Hit(self.where, max(start - by, 0), max(end - by, 0), message, self.turn, cause, severity)
+        prompt = 0 if self.where is Where.ROW else self.response or 0
+        return Hit(self.where, max(start - prompt, 0), max(end - prompt, 0), message, self.turn, cause, severity)
 
 
-def sequences(evidence: Evidence) -> Iterator[Sequence]:
-    """Those that have something beside them: the training row, and each call with a completion."""
+def token_sequences(evidence: Evidence) -> Iterator[TokenSequence]:
+    """The training row, and each call with a completion, if values are logged beside them."""
     row, fed = evidence.rollout.training_row, None
     if row is not None and row.extras is not NO_EXTRAS:
         sampled = np.zeros(len(row.token_ids), np.bool_) if row.loss_mask is None else row.loss_mask
-        yield Sequence(row.token_ids, sampled, row.prompt_length, None, row.extras, row.columns, Where.ROW)
+        yield TokenSequence(row.token_ids, sampled, row.prompt_length, None, row.extras, row.columns, Where.ROW)
     for number, turn in enumerate(evidence.rollout.turns):
         seen = turn.seen_ids
         if turn.completion_ids is not None and turn.extras is not NO_EXTRAS:
             ids = turn.completion_ids if seen is None else seen
             start = len(ids) - len(turn.completion_ids)
             sampled = np.arange(len(ids)) >= start
-            yield Sequence(ids, sampled, start, fed, turn.extras, turn.columns, Where.COMPLETION, number)
+            yield TokenSequence(ids, sampled, start, fed, turn.extras, turn.columns, Where.COMPLETION, number)
         fed = None if seen is None else len(seen) - 1

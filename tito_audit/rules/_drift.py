@@ -1,4 +1,4 @@
-"""What the TOK, TPL and SEQ rules ask of a difference."""
+"""Questions that the TOK, TPL and SEQ rules ask about a difference."""
 
 from __future__ import annotations
 
@@ -22,41 +22,40 @@ def same_bytes(difference: Difference) -> bool:
     return difference.kind in (BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT)
 
 
-def built_hits(evidence: Evidence, code: str) -> Iterator[Hit]:
-    """Hits of a plain `@rule`: the differences of its code explained by another way of writing the messages."""
+def hits_of_known_causes(evidence: Evidence, code: str) -> Iterator[Hit]:
+    """Hits of a plain `@rule` at differences that another way of writing the messages explains by its code."""
     for explained in evidence.explained:
-        if explained.code == code and explained.difference.construction is not None:
+        if explained.code == code and explained.difference.known_cause is not None:
             yield hit_of(explained, evidence, explained.difference.severity)
 
 
-def thoughts(data: bytes) -> Iterator[re.Match[bytes]]:
-    """The reasoning blocks in a text; group 1 is what is between the markers."""
-    # What opens after the last end is looked for in vain, each time to the end of the text.
+def reasoning_blocks(data: bytes) -> Iterator[re.Match[bytes]]:
+    """The reasoning blocks in a text; group 1 is the text between the markers."""
+    # Ends at the last end marker: the search for an end of each block opened after it would be quadratic.
     return _THOUGHT.finditer(data, 0, data.rfind(_THOUGHT_END) + len(_THOUGHT_END))
 
 
-def repeats(difference: Difference, evidence: Evidence) -> bool:
-    """Whether the recorded tokens of a difference occur once more directly before or after it."""
+def is_repeated(difference: Difference, evidence: Evidence) -> bool:
+    """Whether the recorded tokens of a difference occur again directly before or after it."""
     ids = evidence.sequence(difference.where, difference.turn)
     size = difference.end - difference.start
     if ids is None or not size:
         return False
-    # A repetition can be aligned at any of its tokens.
+    # The alignment may place a repetition at any of its tokens.
     around = ids[max(difference.start - size, 0) : difference.start + 2 * size]
     equal = np.concatenate(([0], (around[:-size] == around[size:]).cumsum()))
     return bool((equal[size:] - equal[:-size] == size).any())
 
 
-def answer_texts(difference: Difference) -> tuple[str, str]:
-    """Recorded and canonical text around the difference, between the control tokens next to it."""
+def texts_in_context(difference: Difference) -> tuple[str, str]:
+    """Recorded and canonical text of a difference, with the text around it up to the nearest control tokens."""
     return tuple(  # type: ignore[return-value]
-        (side.before + side.data + side.after).decode("utf-8", "replace")
-        for side in (difference.recorded, difference.canonical)
+        side.in_context.decode("utf-8", "replace") for side in (difference.recorded, difference.canonical)
     )
 
 
 def in_answer(difference: Difference) -> bool:
-    """Whether it lies in something the model said: a completion, or an assistant message in a prompt."""
+    """Whether a difference lies in what the model said: a completion, or an assistant message in a prompt."""
     header = difference.recorded.before[:64] + difference.canonical.before[:64]
     return difference.sampled or bool(re.search(rb"assistant|model|Assistant", header))
 
@@ -67,7 +66,7 @@ def control_ids(side: TextSide, evidence: Evidence) -> list[int]:
     return [] if vocabulary is None else side.ids[vocabulary.control(side.ids)].tolist()
 
 
-def end_only(side: TextSide, evidence: Evidence) -> bool:
+def only_turn_ends(side: TextSide, evidence: Evidence) -> bool:
     """Whether a side holds tokens that end a turn and nothing else except white space."""
     rest = [i for i in side.ids if int(i) not in evidence.end_ids]
     if len(rest) == len(side.ids) or evidence.vocabulary is None:
@@ -75,13 +74,13 @@ def end_only(side: TextSide, evidence: Evidence) -> bool:
     return not b"".join(evidence.vocabulary.token_bytes(int(i)) for i in rest).strip()
 
 
-def changed_thought(difference: Difference) -> tuple[bytes, bytes] | None:
-    """The text on both sides of the reasoning block around a difference; None outside a block, or if both are
+def changed_reasoning(difference: Difference) -> tuple[bytes, bytes] | None:
+    """Recorded and canonical text of the reasoning block around a difference; None outside a block, or if both are
     equal."""
     inner = []
     for side in (difference.recorded, difference.canonical):
-        start, text = len(side.before), side.before + side.data + side.after
-        for thought in thoughts(text):
+        start, text = len(side.before), side.in_context
+        for thought in reasoning_blocks(text):
             space = _SPACE_AFTER.match(text, thought.end())
             assert space is not None
             if thought.start() <= start and start + len(side.data) <= space.end():
@@ -92,6 +91,6 @@ def changed_thought(difference: Difference) -> tuple[bytes, bytes] | None:
     return (inner[0], inner[1]) if inner[0] != inner[1] else None
 
 
-def holding_mark(difference: Difference, mark: bytes) -> tuple[bool, bool]:
-    """Whether the recorded and the canonical side contain a mark."""
+def hold_mark(difference: Difference, mark: bytes) -> tuple[bool, bool]:
+    """Whether the recorded side contains a mark, and whether the canonical side does."""
     return mark in difference.recorded.data, mark in difference.canonical.data

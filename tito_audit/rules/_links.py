@@ -1,4 +1,4 @@
-"""What the SEQ rules report of a broken link between calls."""
+"""The findings of the SEQ rules on a broken link between calls."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from tito_audit.rule import SHOWN_TOKENS
 from tito_audit.terminal.words import listed
 
 _SHOWN = 8
-"""Tokens of each side that a finding holds where no difference says how far it reaches."""
+"""How many tokens of each side a finding holds if no difference says where it ends."""
 
 
 @memoized
-def _causes(evidence: Evidence) -> dict[int | None, array[int]]:
-    """The numbers of the explained differences that broke links, by the turn whose prompt is broken."""
-    causes: dict[int | None, array[int]] = {}
+def _differences_by_turn(evidence: Evidence) -> dict[int | None, array[int]]:
+    """The indices in `explained` of the differences that broke links, by the turn whose prompt is broken."""
+    numbers: dict[int | None, array[int]] = {}
     for number, explained in enumerate(evidence.explained):
         if explained.difference.against is Against.NEXT_PROMPT:
-            causes.setdefault(explained.difference.later_turn, array("q")).append(number)
-    return causes
+            numbers.setdefault(explained.difference.later_turn, array("q")).append(number)
+    return numbers
 
 
 def broken_prefixes(evidence: Evidence, *, by_tokenizer: bool) -> Iterator[Hit]:
     """Hits for links broken by re-tokenization, or else by the template.
 
-    A break counts as re-tokenization if only the tokenizer, or decoding, explains it.
+    A break is re-tokenization if the tokenizer or decoding alone explains it.
     """
     for link in evidence.links:
         if not link.kind.only_tokens_differ:
             continue
-        causes = map(evidence.explained.__getitem__, _causes(evidence).get(link.turn, ()))
-        owned = Counter((of_cause.code, of_cause.cause) for of_cause in causes)
+        explained = map(evidence.explained.__getitem__, _differences_by_turn(evidence).get(link.turn, ()))
+        owned = Counter((each.code, each.cause) for each in explained)
         text_kept = bool(owned) and all(code.startswith("TOK") for code, _ in owned)
         if (link.kind is LinkKind.RETOKENIZED or text_kept) is not by_tokenizer:
             continue
@@ -57,7 +57,7 @@ def broken_prefixes(evidence: Evidence, *, by_tokenizer: bool) -> Iterator[Hit]:
 
 
 def link_hit(link: Link, evidence: Evidence, what: str, cause: str) -> Hit:
-    """A hit at the first token of the prompt that breaks the link, with what the call before it holds there."""
+    """A hit at the first token of the prompt that breaks the link, with what its parent holds there."""
     prompt = evidence.rollout.turns[link.turn].prompt_ids
     assert prompt is not None  # only turns with known prompts have links
     size = len(prompt)
@@ -73,23 +73,22 @@ def link_hit(link: Link, evidence: Evidence, what: str, cause: str) -> Hit:
     identity = tuple(prompt[start : start + _SHOWN].tolist()), ()
     if link.kind in (LinkKind.RETRY, LinkKind.SIBLING):
         return replace(hit, recorded=evidence.side(prompt[start : start + _SHOWN], PROMPT))
-    recorded, canonical, before, after = _sides(link, evidence, prompt, start)
+    recorded, canonical, before, after = _sides_at_break(link, evidence, prompt, start)
     return replace(hit, identity=identity, recorded=recorded, canonical=canonical, before=before, after=after)
 
 
-def _sides(link: Link, evidence: Evidence, prompt: Ids, start: int) -> tuple[Side, Side, Side, Side]:
-    """What the prompt and what the call before it hold where they part; the equal tokens before and after it."""
+def _sides_at_break(link: Link, evidence: Evidence, prompt: Ids, start: int) -> tuple[Side, Side, Side, Side]:
+    """What the prompt and its parent hold where they part, and the equal tokens before and after."""
     parent = evidence.rollout.turns[link.parent] if link.parent is not None else None
     seen = parent.seen_ids if parent is not None else None
     if parent is None or seen is None or parent.prompt_ids is None:
         return evidence.side(prompt[start : start + _SHOWN], NEXT_PROMPT), Side(), Side(), Side()
     at = min(link.seen_at, len(seen))
-    ends, whole = _stretch(link, evidence, prompt, seen, len(parent.prompt_ids)), True
+    ends = _difference_at_break(link, evidence, prompt, seen, len(parent.prompt_ids))
     if ends is None:
-        ends, whole = (min(start + _SHOWN, len(prompt)), min(at + _SHOWN, len(seen))), False
-    stop, seen_stop = ends
-    equal = 0
-    if whole:
+        stop, seen_stop, equal = min(start + _SHOWN, len(prompt)), min(at + _SHOWN, len(seen)), 0
+    else:
+        stop, seen_stop = ends
         tail, seen_tail = prompt[stop : stop + CONTEXT_TOKENS], seen[seen_stop : seen_stop + CONTEXT_TOKENS]
         equal = common_prefix(tail, seen_tail)
     label = SAMPLED if at >= len(parent.prompt_ids) else PREVIOUS_CALL
@@ -101,15 +100,19 @@ def _sides(link: Link, evidence: Evidence, prompt: Ids, start: int) -> tuple[Sid
     )
 
 
-def _stretch(link: Link, evidence: Evidence, prompt: Ids, seen: Ids, said_at: int) -> tuple[int, int] | None:
-    """Where the first difference of a broken link ends, in the prompt and in what was seen before it; None if no
-    difference begins where they part."""
-    for number in _causes(evidence).get(link.turn, ()):
+def _difference_at_break(
+    link: Link, evidence: Evidence, prompt: Ids, seen: Ids, completion_start: int
+) -> tuple[int, int] | None:
+    """Where the difference that breaks a link ends, in the prompt and in what was seen before.
+
+    None if no difference begins where they part, or if it is too long to show.
+    """
+    for number in _differences_by_turn(evidence).get(link.turn, ()):
         difference = evidence.explained[number].difference
         if difference.turn != link.parent or difference.where is not Where.COMPLETION:
             continue
         # The two may share the first tokens of a difference.
-        shared = link.seen_at - (said_at + difference.start)
+        shared = link.seen_at - (completion_start + difference.start)
         begin, seen_begin = link.at - shared, link.seen_at - shared
         stop, seen_stop = begin + len(difference.canonical.ids), seen_begin + len(difference.recorded.ids)
         if shared < 0 or begin < 0 or link.at > stop or link.seen_at > seen_stop:

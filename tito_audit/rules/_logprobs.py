@@ -1,4 +1,4 @@
-"""The logprobs of sampled tokens, in the form the LPR rules check."""
+"""The logprobs of sampled tokens, in the form that the LPR rules check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tito_audit.evidence.fill import IMPOSSIBLE
+from tito_audit.evidence.logprob_values import IMPOSSIBLE, LOWEST_LOGPROB
 from tito_audit.evidence.logprobs import ROUNDING, shifts
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids, Logprobs, Mask
@@ -18,55 +18,53 @@ from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.memo import memoized
 from tito_audit.record.rollout import effective_loss_mask
 from tito_audit.record.runs import Run, trained_runs
-from tito_audit.rules._words import shown
+from tito_audit.rules._words import head
 
-_SENTINELS_BELOW = -1000
-"""A value this low is a format's sentinel: no sampled token has such a logprob."""
 _GRIDS = (0.125, 0.1, 0.0625, 0.03125, 0.01, 0.001, 0.0001)
-"""Steps to which logs round, with decimals or as half precision leaves them."""
-LONG = 8
+"""Steps to which logs round: decimals, or what half precision leaves."""
+LONG_RUN = 8
 """A run of exact zeros this long is more than the near-certain end of an answer (`"}]<|im_end|>`)."""
-CHANCE = -6
+MAX_CHANCE = -6
 """Decimal logarithm of the chance below which a run of zeros is reported, given how rare the other zeros are."""
 
 
 @dataclass(frozen=True)
 class Certainty:
-    """How often the model of a rollout was certain; exact zeros are natural only where values come near zero."""
+    """How often the model was certain in a rollout: exact zeros are natural only if others come near zero."""
 
     near: float
-    """The magnitude up to which a value is near zero; 0 if no value of the rollout is."""
+    """The magnitude up to which a value counts as near zero; 0 if no value of the rollout does."""
     close: int
-    """Values near zero, zeros included."""
+    """How many values are near zero, zeros included."""
     zeros: int
-    bursts: Sequence[int]
-    """Lengths of the runs of zeros inside of answers; () if they are not of all lengths, as a sampler's are."""
+    inner_runs: Sequence[int]
+    """Lengths of the runs of zeros inside of answers; () if short ones are rare, as they never are in samples."""
 
-    def leads_to(self, values: SampledValues, start: int, end: int) -> bool:
-        """Whether a run of values near zero lies beside others, or is like runs of zeros inside of answers."""
+    def is_like_others(self, values: SampledValues, start: int, end: int) -> bool:
+        """Whether a run of values near zero lies next to another, or is like runs of zeros inside of answers."""
         if not self.near or values.logprobs[start] < -self.near:
             return False
         beside = values.logprobs[[at for at in (start - 1, end) if 0 <= at < len(values.logprobs)]]
-        alike = [run for run in self.bursts if 4 * run >= end - start]
+        alike = [run for run in self.inner_runs if 4 * run >= end - start]
         return bool(((beside < 0) & (beside >= -self.near)).any()) or len(alike) > (end - start in alike)
 
-    def may_last(self, values: SampledValues, start: int, end: int) -> bool:
-        """Whether a model that is certain as often as this one may write a run of values near zero."""
+    def may_be_sampled(self, values: SampledValues, start: int, end: int) -> bool:
+        """Whether a model that is certain as often as this one may sample a run of values near zero."""
         run = end - start
         if not self.near or values.logprobs[start] < -self.near:
             return False
-        # A certain token follows another this often at the least: loops, copies and markup are certain for long.
+        # At least this often a certain token follows another: loops, copies and markup are certain for long.
         often = max((self.zeros - run + 1) / max(self.close - run + 2, 1), 0.8)
-        return self.leads_to(values, start, end) or run * math.log10(often) >= CHANCE
+        return self.is_like_others(values, start, end) or run * math.log10(often) >= MAX_CHANCE
 
 
 @memoized
 def certainty(evidence: Evidence) -> Certainty:
-    """How near the logprobs of the rollout come to zero, over all its calls, else its row."""
+    """How often the model was certain in the calls of a rollout, else in its row."""
     parts = sampled_values(evidence)
     parts = [part for part in parts if part.where is Where.COMPLETION] or parts
     pooled = np.concatenate([np.empty(0), *(part.in_loss for part in parts)])
-    below = -pooled[(pooled < 0) & (pooled > _SENTINELS_BELOW)]
+    below = -pooled[(pooled < 0) & (pooled > LOWEST_LOGPROB)]
     lengths: list[int] = []
     inside: list[int] = []
     for part in parts:
@@ -75,20 +73,19 @@ def certainty(evidence: Evidence) -> Certainty:
             lengths.append(end - start)
             if edges.isdisjoint((start, end)):
                 inside.append(end - start)
-    short = sum(length < LONG for length in lengths)
-    # Values this near to 0 show a model that was certain at times: float32 has only 0.0 below 6e-8.
-    near = 1e-5
+    short = sum(length < LONG_RUN for length in lengths)
+    near = 1e-5  # values this near to 0 show a model that was certain at times: float32 has only 0.0 below 6e-8
     if short and len(below) and below.min() > near:
-        # A rounded column holds lone zeros too; runs alone are what something else than a sampler wrote.
-        near = 3 * _step(below)
+        # Rounding makes lone zeros too; if there are only long runs, no sampler wrote them.
+        near = 3 * _rounding_step(below)
     if not len(below) or below.min() > near:
         return Certainty(0.0, 0, 0, ())
     close = int((below <= near).sum()) + sum(lengths)
     return Certainty(near, close, sum(lengths), inside if 2 * short >= len(lengths) else ())
 
 
-def _step(values: Logprobs) -> float:
-    """The step to which values are rounded; 0 if they are not, or are too few to show it."""
+def _rounding_step(values: Logprobs) -> float:
+    """The step to which values are rounded; 0 if they are not, or if they are too few to show it."""
     if len(np.unique(values)) < 8:  # fewer may be round by chance
         return 0.0
     for step in _GRIDS:
@@ -111,18 +108,18 @@ class SampledValues:
     trained: Mask
     """`[N]` tokens whose logprob enters the loss; in a completion, all."""
     runs: Sequence[Run]
-    """Runs `[start, end)` of trained tokens, each sampled without a break."""
+    """Half-open runs of trained tokens, each sampled without a break."""
     sentinel: float | None
     expected: Logprobs | None
-    """`[N]` what the calls recorded, for a row whose calls are known; NaN where they recorded nothing."""
+    """`[N]` what the calls recorded, NaN where they recorded nothing; None for a call, or a row without calls."""
     shifted: bool
-    """True when the column is shifted against its tokens: then only LPR502 reports."""
+    """Whether the column is shifted against its tokens: then only LPR502 reports."""
 
     def hit(
         self, evidence: Evidence, start: int, end: int, message: str, cause: str, severity: Severity | None = None
     ) -> Hit:
-        """A hit on a range of its tokens."""
-        recorded = shown(evidence, self.ids[start:end])
+        """A hit on a range of these tokens."""
+        recorded = head(evidence, self.ids[start:end])
         return Hit(self.where, start, end, message, self.turn, cause, severity, recorded)
 
     @cached_property
@@ -132,43 +129,38 @@ class SampledValues:
         return self.logprobs if whole else self.logprobs[self.trained]
 
     @cached_property
-    def ordinary(self) -> bool:
-        """True when every value in the loss is one that a probability can have.
-
-        That is, none is missing, infinite, above zero or a placeholder; 0.0 counts as ordinary.
-        """
+    def all_plausible(self) -> bool:
+        """Whether every value in the loss may be a logprob: none missing, infinite, positive or a placeholder."""
         values = self.in_loss
-        return len(values) > 0 and bool(values.max() <= 0) and bool(values.min() > _SENTINELS_BELOW)
+        return len(values) > 0 and bool(values.max() <= 0) and bool(values.min() > LOWEST_LOGPROB)
 
     @cached_property
     def placeholders(self) -> Mask:
-        """`[N]` True where a value is a sentinel, not the logarithm of a probability."""
-        # `[N]` True where a value is a sentinel: 1.0, -9999, or the format's own.
-        marks = [*IMPOSSIBLE]
-        if self.sentinel is not None and (self.sentinel > 0 or self.sentinel <= _SENTINELS_BELOW):
-            marks.append(self.sentinel)
+        """`[N]` True where a value is a placeholder: 1.0, -9999, or the format's sentinel."""
+        sentinels = [*IMPOSSIBLE]
+        if self.sentinel is not None and (self.sentinel > 0 or self.sentinel <= LOWEST_LOGPROB):
+            sentinels.append(self.sentinel)
         others = self.logprobs[self.trained & np.isfinite(self.logprobs) & (self.logprobs != 1.0)]
-        if len(others) and (others > ROUNDING).mean() > 0.5:
-            marks = [mark for mark in marks if mark < 0]
-        return np.asarray(np.isin(self.logprobs, marks))
+        if len(others) and (others > ROUNDING).mean() > 0.5:  # most values are above zero, so 1.0 is none
+            sentinels = [value for value in sentinels if value < 0]
+        return np.asarray(np.isin(self.logprobs, sentinels))
 
     @cached_property
     def zeros(self) -> Mask:
-        """`[N]` True where a value is exactly 0.0; not for -0.0, which only arithmetic produces."""
+        """`[N]` True where a value is exactly 0.0, but not -0.0, which only arithmetic produces."""
         return np.asarray((self.logprobs == 0) & ~np.signbit(self.logprobs))
 
     @cached_property
-    def constant_stretches(self) -> list[Sequence[Run]]:
+    def constant_groups(self) -> list[Sequence[Run]]:
         """Groups of runs in which all values are equal: one group of all runs, or one for each constant run."""
-        runs = self.runs
-        if runs and _constant(self, runs):
-            return [runs]
-        return [[run] for run in runs if _constant(self, [run])]
+        if self.runs and _are_constant(self, self.runs):
+            return [self.runs]
+        return [[run] for run in self.runs if _are_constant(self, [run])]
 
 
 @memoized
 def sampled_values(evidence: Evidence) -> list[SampledValues]:
-    """The logprobs of every completion, then of the training row; without columns that fit no tokens."""
+    """The logprobs of every completion, then of the training row, except columns that do not fit the tokens."""
     parts: list[SampledValues] = []
     for number, turn in enumerate(evidence.rollout.turns):
         values, ids = turn.completion_logprobs, turn.completion_ids
@@ -180,7 +172,7 @@ def sampled_values(evidence: Evidence) -> list[SampledValues]:
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.logprobs is None:
         return parts
-    # What enters the loss, by the mask or else by what was sampled.
+    # By the mask, else by what was sampled.
     in_loss = effective_loss_mask(row) if row.loss_mask is not None else view.sampled if view is not None else None
     if in_loss is not None:
         spans = trained_runs(in_loss if view is None else in_loss & view.sampled)
@@ -190,17 +182,17 @@ def sampled_values(evidence: Evidence) -> list[SampledValues]:
     return parts
 
 
-def _constant(values: SampledValues, parts: Sequence[Run]) -> bool:
-    """True when all values of these runs are equal, and enough of them for that to mean something."""
-    start, end = parts[0]
+def _are_constant(values: SampledValues, runs: Sequence[Run]) -> bool:
+    """Whether all values of these runs are equal, and enough of them for that to mean something."""
+    start, end = runs[0]
     if end - start > 1 and values.logprobs[start] != values.logprobs[start + 1]:
         return False  # the quick exit: most runs differ at once
-    where = np.concatenate([np.arange(start, end) for start, end in parts])
-    part = values.logprobs[where]
-    if len(part) < 4 or not np.isfinite(part).all():
+    where = np.concatenate([np.arange(start, end) for start, end in runs])
+    logprobs = values.logprobs[where]
+    if len(logprobs) < 4 or not np.isfinite(logprobs).all():
         return False
-    if not values.ordinary and values.placeholders[where].any():
+    if not values.all_plausible and values.placeholders[where].any():
         return False
-    if part[0] == 0:
-        return len(part) >= 8 and bool(values.zeros[where].all())
-    return bool((part == part[0]).all())
+    if logprobs[0] == 0:
+        return len(logprobs) >= 8 and bool(values.zeros[where].all())
+    return bool((logprobs == logprobs[0]).all())

@@ -1,4 +1,4 @@
-"""The loss mask of a row compared with what was sampled, judged once for all MSK rules."""
+"""Compares the loss mask of a row with what was sampled, once for all MSK rules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.evidence.judgement import judgement, row_slide
+from tito_audit.evidence.judgement import judgement, row_mask_slide
 from tito_audit.evidence.masks import is_end, left_out, sampled_turns, trained_as_sampled, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.roles import GENERATION_PROMPT, TURN_END, UNKNOWN, unclear_roles, unclear_tokens
@@ -18,24 +18,24 @@ from tito_audit.record.reading import describe_slides, shift_in_words
 from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
-from tito_audit.rules._words import shown
+from tito_audit.rules._words import head
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedMask:
-    """Where mask and sampling disagree; each token belongs to one rule. All masks are `[T]`."""
+    """Where the loss mask and what was sampled disagree; each token belongs to one rule. All masks are `[T]`."""
 
     ids: Ids
     trained: Mask
     view: RowView
     slide: int
-    """By how many places trained runs are late (+) or early (-); 0 when no slide is proven."""
-    slid: str
-    """The slide as a clause, ` from answer 2 on` included; "" when none is proven."""
-    off: Mask
-    """Where trained runs are off, if a slide is proven."""
-    among: tuple[str, ...]
-    """What explains a faulty row, where the row alone does not show which."""
+    """By how many places trained runs are late (+) or early (-); 0 if no slide is proven."""
+    slide_words: str
+    """The slide as a clause, including ` from answer 2 on`; "" if none is proven."""
+    in_slide: Mask
+    """The answers in which a proven slide put trained runs off, with what lies around them."""
+    readings: tuple[str, ...]
+    """The readings of a faulty row, in words, if several explain it."""
     end_not_trained: Mask
     """Sampled turn ends outside the loss, in turns that are in it."""
     end_not_sampled: Mask
@@ -57,20 +57,18 @@ class JudgedMask:
         headline: str = "",
     ) -> Hit:
         """A hit on a range of the row."""
-        recorded = shown(evidence, self.ids[start:end])
+        recorded = head(evidence, self.ids[start:end])
         return Hit(Where.ROW, start, end, message, turn, cause, severity, recorded, headline=headline)
 
 
-def shifted(row: TrainingRow, role: ColumnRole) -> bool:
-    """Whether the row's column of this role has an entry for every token except the first, as in tinker's
-    datums."""
+def has_shifted_column(row: TrainingRow, role: ColumnRole) -> bool:
+    """Whether a column of this role has an entry for every token except the first, as in tinker's datums."""
     return any(column.role is role and column.alignment is Alignment.SHIFTED for column in row.columns)
 
 
 @memoized
 def judged_mask(evidence: Evidence) -> JudgedMask | None:
-    """The parts of the mask that are wrong; None without mask or sampling, or when none or all of the mask is
-    wrong."""
+    """The parts of the mask that are wrong; None if none or all of it is, or without a mask or a view."""
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.loss_mask is None or view is None:
         return None
@@ -79,40 +77,46 @@ def judged_mask(evidence: Evidence) -> JudgedMask | None:
     if whole_mask(evidence) is not None or (unclear_roles(evidence) is not None and not view.sampled.any()):
         return None
     trained = row.loss_mask if row.hidden is None else row.loss_mask & ~row.hidden
-    slide = row_slide(evidence)
+    slide = row_mask_slide(evidence)
     missing = added = np.zeros(len(trained), np.bool_)
     judged, left = judgement(evidence), left_out(evidence)
-    # `[T]` the answers that a proven slide of the mask is in, with what lies around them.
-    off = np.full(len(view.sampled), bool(slide))
+    in_slide = np.full(len(view.sampled), bool(slide))
     if slide and not view.proven and judged is not None and judged.fit is not None and not judged.slide.whole_row:
         spans = [judged.spans[number] for number in judged.fit.answers]
-        off[: max(spans[0].start + min(slide, 0), 0)] = False
-        off[spans[-1].ends[-1] + max(slide, 0) :] = False
-    slid = ""
+        in_slide[: max(spans[0].start + min(slide, 0), 0)] = False
+        in_slide[spans[-1].ends[-1] + max(slide, 0) :] = False
+    slide_words = ""
     if slide:
         by_part = judged is not None and not view.proven and not judged.slide.whole_row
         where = judged.slide.where if judged is not None and by_part else ""
-        slid = f"{'the trained runs are' if by_part else 'every trained run is'} {shift_in_words(slide)}{where}"
-    # Whether several faults explain the row, one of them a slid mask.
-    several = judged is not None and not view.proven and judged.several and any(f.slide.mask for f in judged.fits)
-    on_purpose = missing if left is None else left.tokens & ~off
+        slide_words = (
+            f"{'the trained runs are' if by_part else 'every trained run is'} {shift_in_words(slide)}{where}"
+        )
+    readings: list[str] = []
+    if judged is not None and not view.proven and judged.is_ambiguous:
+        slides = [fit.slide for fit in judged.fits]
+        readings = describe_slides(slides) if any(slide.mask for slide in slides) else []
+    on_purpose = missing if left is None else left.tokens & ~in_slide
     rewritten = _rewritten(view, trained)
-    if not off.all():
-        missing = _ends_not_trained(row.token_ids, trained, view, evidence) & ~on_purpose & ~off
-        ids = row.token_ids
-        out = np.zeros(len(ids), np.bool_)
+    if not in_slide.all():
+        missing, added = np.zeros(len(trained), np.bool_), np.zeros(len(trained), np.bool_)
+        for _, ranges in sampled_turns(evidence):
+            last = ranges[-1][1] - 1
+            if not trained[last] and is_end(last, row.token_ids, view, evidence.end_ids):
+                missing[last] = any(trained[start:end].any() for start, end in ranges)
+        missing &= ~on_purpose & ~in_slide
         follows = np.concatenate(([False], view.sampled[:-1]))
         for position in (trained & ~view.sampled & follows).nonzero()[0].tolist():
-            out[position] = is_end(position, ids, view, evidence.end_ids)
-        added = out & ~rewritten & ~off
+            added[position] = is_end(position, row.token_ids, view, evidence.end_ids)
+        added &= ~rewritten & ~in_slide
     return JudgedMask(
         ids=row.token_ids,
         trained=trained,
         view=view,
         slide=slide,
-        slid=slid,
-        off=off,
-        among=tuple(describe_slides(fit.slide for fit in judged.fits)) if judged is not None and several else (),
+        slide_words=slide_words,
+        in_slide=in_slide,
+        readings=tuple(readings),
         end_not_trained=missing,
         end_not_sampled=added,
         not_sampled=trained & ~view.sampled & ~added & ~rewritten & ~unclear_tokens(evidence),
@@ -120,19 +124,8 @@ def judged_mask(evidence: Evidence) -> JudgedMask | None:
     )
 
 
-def _ends_not_trained(ids: Ids, trained: Mask, view: RowView, evidence: Evidence) -> Mask:
-    out = np.zeros(len(ids), np.bool_)
-    for _, spans in sampled_turns(evidence):
-        last = spans[-1][1] - 1
-        if trained[last] or not is_end(last, ids, view, evidence.end_ids):
-            continue
-        out[last] = any(trained[start:end].any() for start, end in spans)
-    return out
-
-
 def _rewritten(view: RowView, trained: Mask) -> Mask:
-    """Trained answer tokens that drifted: re-encoded forms of sampled ones, which belong to the TOK and TPL
-    rules."""
+    """Trained answer tokens that drifted: the TOK and TPL rules report them."""
     out = view.drifted & trained & ~view.sampled
     for start, end in trained_runs(view.drifted & ~view.sampled):
         # The text of an answer may now encode as a control token, whose role is no longer the answer's.

@@ -1,4 +1,4 @@
-"""The logged text of a completion compared with the text its ids decode to."""
+"""Compares the logged text of a completion with the text that its ids decode to."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SPACES_CLEANED = (
 
 
 class TextAgreement(StrEnum):
-    """How far the logged text and the decoded ids agree."""
+    """How the logged text and the decoded ids agree."""
 
     SAME = "same"
     TRIMMED = "white space trimmed"
@@ -51,17 +51,17 @@ class Decoding:
 
     @cached_property
     def text(self) -> str:
-        """The text; decoded when it is first needed, since the first way is most often the right one."""
+        """The text, decoded when it is first needed: the first way is most often the right one."""
         return self.decode()
 
     @cached_property
-    def folded(self) -> str:
-        """The text in the form that is compared."""
-        return _folded(self.text)
+    def normalized(self) -> str:
+        """The text in the form in which texts are compared."""
+        return _normalize(self.text)
 
 
 def answer_of(evidence: Evidence, turn: Turn) -> Message | None:
-    """The assistant message that a turn produced; None when the log does not say which."""
+    """The assistant message that a turn produced; None if the log does not say which."""
     index, messages = turn.message_index, evidence.rollout.messages
     if index is None or not 0 <= index < len(messages) or not messages[index].sampled:
         return turn.answer
@@ -69,10 +69,10 @@ def answer_of(evidence: Evidence, turn: Turn) -> Message | None:
 
 
 @memoized
-def spelled_out(evidence: Evidence) -> frozenset[int]:
-    """The calls whose ids plainly spell their text, else their message, and the names of the tools that it calls.
+def spelled_calls(evidence: Evidence) -> frozenset[int]:
+    """The calls whose ids plainly spell their text, else their message, and the names of the tools they call.
 
-    They are decoded together, which costs little; for others, `decodings` has the other ways to decode them.
+    All calls are decoded together, which costs little; `decodings` has the other ways to decode the rest.
     """
     vocabulary, spelled = evidence.vocabulary, set()
     turns = enumerate(evidence.rollout.turns)
@@ -80,7 +80,7 @@ def spelled_out(evidence: Evidence) -> frozenset[int]:
     if vocabulary is None or vocabulary.prefix is not Prefix.NEVER or not calls:
         return frozenset()
     joined = np.concatenate([ids for _, _, ids in calls])
-    data, ends, at, start = vocabulary.data(joined), vocabulary.byte_lengths(joined).cumsum(), 0, 0
+    data, ends, at, start = vocabulary.bytes_of(joined), vocabulary.byte_lengths(joined).cumsum(), 0, 0
     for number, turn, ids in calls:
         at += len(ids)
         text = data[start : (start := int(ends[at - 1]))].decode("utf-8", "replace")
@@ -98,26 +98,26 @@ def spelled_out(evidence: Evidence) -> frozenset[int]:
 
 
 def decodings(evidence: Evidence, number: int, text: str) -> list[Decoding]:
-    """The ways of decoding a turn's completion that may have produced `text`.
+    """The ways to decode the completion of a turn that may have produced `text`.
 
-    Special tokens are kept, dropped, or only the last one dropped if it ends a turn; where there are broken
-    characters, also as decoders write them that skip them or see only a part of the ids at a time.
+    Special tokens are kept, dropped, or only the last one dropped if it ends a turn. If there are broken
+    characters, also as decoders write them that skip them or see only some of the ids at a time.
     """
     vocabulary, ids = evidence.vocabulary, evidence.rollout.turns[number].completion_ids
     if vocabulary is None or ids is None:
         return []
-    whole = _decodings(evidence, number)
+    whole = _whole_decodings(evidence, number)
     if _BROKEN not in text and _BROKEN not in whole[0].text:
         return whole
     return whole + evidence.once(
         f"broken decodings {number}",
-        lambda _: [broken for of in whole for broken in _broken(vocabulary, ids, of.kept_at)],
+        lambda _: [broken for of in whole for broken in _decode_broken(vocabulary, ids, of.kept_at)],
     )
 
 
 @memoized
-def _decodings(evidence: Evidence, number: int) -> list[Decoding]:
-    """The ways of decoding a turn's completion that decode everything they keep in one go."""
+def _whole_decodings(evidence: Evidence, number: int) -> list[Decoding]:
+    """The ways to decode the completion of a turn that decode all tokens they keep at once."""
     vocabulary, ids = evidence.vocabulary, evidence.rollout.turns[number].completion_ids
     assert vocabulary is not None
     assert ids is not None
@@ -133,13 +133,13 @@ def _decodings(evidence: Evidence, number: int) -> list[Decoding]:
 
 
 def without_prefill(evidence: Evidence, number: int, text: str) -> str:
-    """The text of an answer without what its prompt ends with, which was not sampled."""
+    """The text of an answer without the prefill that its prompt ends with, which was not sampled."""
     prefills: dict[int | None, str] = evidence.once(
         "prefills",
         lambda evidence: {
             each.turn: each.recorded.data.decode("utf-8", "replace").strip()
             for each in evidence.differences
-            if each.construction is PREFILL
+            if each.known_cause is PREFILL
         },
     )
     return text.lstrip().removeprefix(prefills.get(number, ""))
@@ -147,25 +147,25 @@ def without_prefill(evidence: Evidence, number: int, text: str) -> str:
 
 @memoized
 def agreement(evidence: Evidence, number: int) -> TextAgreement:
-    """How a turn's text agrees with its ids, in the best decoding. Needs a vocabulary, ids and text."""
+    """How the text of a turn agrees with its ids in the best decoding. The turn must have ids and text."""
     turn, vocabulary = evidence.rollout.turns[number], evidence.vocabulary
     text, finish_reason = turn.completion_text, turn.finish_reason
     assert vocabulary is not None
     assert text is not None
-    ways, want = decodings(evidence, number, text), _folded(text)
-    # Whether the space that the tokenizer prepends is shown depends on what was decoded before.
+    ways, want = decodings(evidence, number, text), _normalize(text)
+    # Whether a decoder writes the space that the tokenizer prepends depends on what it decoded before.
     spaced = vocabulary.prefix is not Prefix.NEVER
     for way in ways:
-        if way.folded == want or (spaced and way.folded.removeprefix(" ") == want.removeprefix(" ")):
+        if way.normalized == want or (spaced and way.normalized.removeprefix(" ") == want.removeprefix(" ")):
             return TextAgreement.SAME
-    decoded, bare = [way.folded for way in ways], want.strip()
+    decoded, bare = [way.normalized for way in ways], want.strip()
     for written in map(str.rstrip, decoded):
-        # The text may be the end of it, after a tag such as one that closes the reasoning.
+        # The text may be only what follows a tag, such as the one that closes the reasoning.
         if bare and written.endswith(bare) and _MARKUP_END.search(written[: -len(bare)]):
             return TextAgreement.SAME
     if any(written.strip() == bare for written in decoded):
         return TextAgreement.TRIMMED
-    behind = past_stop(evidence, number, text)
+    behind = first_token_past_stop(evidence, number, text)
     if behind is not None:
         return TextAgreement.PAST_STOP if behind >= 0 else TextAgreement.STOP_STRING
     more = [len(written) - len(want) for written in decoded if written.startswith(want)]
@@ -180,7 +180,7 @@ def agreement(evidence: Evidence, number: int) -> TextAgreement:
 
 
 def prompt_in_answer(evidence: Evidence) -> str:
-    """The end of the prompt that the first token of an answer of a preference pair holds; "" if it holds none."""
+    """The end of the prompt inside the first token of an answer in a preference pair; "" if there is none."""
     if evidence.rollout.stated.side is None or evidence.vocabulary is None:
         return ""
     turn = evidence.rollout.turns[0]
@@ -191,10 +191,10 @@ def prompt_in_answer(evidence: Evidence) -> str:
     return more if turn.prompt_text.endswith(more) else ""
 
 
-def past_stop(evidence: Evidence, number: int, text: str) -> int | None:
-    """The first token behind the text and the stop string of a turn; -1 if there is none.
+def first_token_past_stop(evidence: Evidence, number: int, text: str) -> int | None:
+    """The first token after the text and the stop string of a turn; -1 if there is none.
 
-    None unless the log names a stop string and the ids hold it behind the text, or the text ends with it.
+    None unless the log names a stop string and the ids hold it after the text, or the text ends with it.
     """
     turn, vocabulary = evidence.rollout.turns[number], evidence.vocabulary
     ids, stop = turn.completion_ids, turn.stop_string
@@ -204,24 +204,24 @@ def past_stop(evidence: Evidence, number: int, text: str) -> int | None:
     for way in decodings(evidence, number, text):
         if way.text.startswith(whole):
             ends = vocabulary.byte_lengths(ids[way.kept_at]).cumsum()
-            shown = len(way.text.encode("utf-8", "surrogatepass")) - len(whole.encode("utf-8", "surrogatepass"))
-            last = int(ends.searchsorted(int(ends[-1]) - shown))
+            beyond = len(way.text.encode("utf-8", "surrogatepass")) - len(whole.encode("utf-8", "surrogatepass"))
+            last = int(ends.searchsorted(int(ends[-1]) - beyond))
             rest = [int(place) for place in way.kept_at[last + 1 :] if int(ids[place]) not in evidence.end_ids]
             return rest[0] if rest else -1
     return None
 
 
-def contained(evidence: Evidence, number: int, part: str) -> bool:
-    """Whether a turn's decoded completion contains this text, apart from white space around it and a prefill."""
-    want = _folded(without_prefill(evidence, number, part)).strip()
-    return any(want in way.folded for way in decodings(evidence, number, part))
+def ids_contain(evidence: Evidence, number: int, part: str) -> bool:
+    """Whether the decoded completion contains a text, apart from white space around it and a prefill."""
+    want = _normalize(without_prefill(evidence, number, part)).strip()
+    return any(want in way.normalized for way in decodings(evidence, number, part))
 
 
 def missing_part(evidence: Evidence, number: int, text: str) -> str | None:
-    """What the text has and a turn's ids lack, when the ids hold all the rest of it; else None."""
-    want = _folded(without_prefill(evidence, number, text)).strip()
+    """The part of a text that the ids lack, if they hold all the rest of it; else None."""
+    want = _normalize(without_prefill(evidence, number, text)).strip()
     for decoding in decodings(evidence, number, text):
-        have = decoding.folded.strip()
+        have = decoding.normalized.strip()
         prefix = _common_prefix(have, want)
         suffix = _common_prefix(have[prefix:][::-1], want[prefix:][::-1])
         missed = want[prefix : len(want) - suffix]
@@ -231,7 +231,7 @@ def missing_part(evidence: Evidence, number: int, text: str) -> str | None:
 
 
 def first_difference(evidence: Evidence, number: int, text: str) -> tuple[int, str, str]:
-    """The token at which a turn's ids depart from a text, and how each continues, in the best decoding."""
+    """The token at which the ids depart from a text in the best decoding, and how each of the two continues."""
     ids = evidence.rollout.turns[number].completion_ids
     assert evidence.vocabulary is not None
     assert ids is not None
@@ -242,25 +242,24 @@ def first_difference(evidence: Evidence, number: int, text: str) -> tuple[int, s
         if common > prefix:
             best, prefix = decoding, common
     ends = evidence.vocabulary.byte_lengths(ids[best.kept_at]).cumsum()
-    byte = len(text[:prefix].encode("utf-8", "surrogatepass"))
-    number = int(ends.searchsorted(byte, side="right"))
-    position = int(best.kept_at[number]) if number < len(best.kept_at) else len(ids)
+    kept = int(ends.searchsorted(len(text[:prefix].encode("utf-8", "surrogatepass")), side="right"))
+    position = int(best.kept_at[kept]) if kept < len(best.kept_at) else len(ids)
     return position, best.text[prefix:], text[prefix:]
 
 
-def _folded(text: str) -> str:
-    """Text in NFC, each run of replacement characters as one, since decoders differ in how many they write."""
+def _normalize(text: str) -> str:
+    """A text in NFC, with each run of replacement characters as one: decoders differ in how many they write."""
     if text.isascii():
         return text
     composed = unicodedata.normalize("NFC", text)
     return _BROKEN_RUN.sub(_BROKEN, composed) if _BROKEN in composed else composed
 
 
-def _broken(vocabulary: Vocabulary, ids: Ids, kept_at: Offsets) -> Iterator[Decoding]:
-    """The text of some of the ids as decoders write it that treat broken characters in other ways.
+def _decode_broken(vocabulary: Vocabulary, ids: Ids, kept_at: Offsets) -> Iterator[Decoding]:
+    """The kept ids as decoders write them that treat broken characters in other ways.
 
-    Each token decoded on its own; each run of partial or byte tokens decoded together; broken characters left out;
-    and without the last tokens, which streams hold back as long as they end in a broken character.
+    Each token on its own; each run of partial or byte tokens together; without broken characters; and without the
+    last tokens, which streams hold back while they end in a broken character.
     """
     alone: list[str] = []
     together: list[str] = []
@@ -270,19 +269,19 @@ def _broken(vocabulary: Vocabulary, ids: Ids, kept_at: Offsets) -> Iterator[Deco
         if token in byte_ids if byte_ids else alone[-1].encode() != data:
             run += data
         else:
-            together += (_strict(run), alone[-1])
+            together += (_decode_strictly(run), alone[-1])
             run = b""
-    for text in ("".join(alone), "".join((*together, _strict(run)))):
+    for text in ("".join(alone), "".join((*together, _decode_strictly(run)))):
         yield Decoding(partial(str, text), kept_at)
-    yield Decoding(partial(vocabulary.data(ids[kept_at]).decode, "utf-8", "ignore"), kept_at)
+    yield Decoding(partial(vocabulary.bytes_of(ids[kept_at]).decode, "utf-8", "ignore"), kept_at)
     for size in range(len(kept_at) - 1, -1, -1):
         if not alone[size].endswith(_BROKEN):
             break
         yield Decoding(partial(vocabulary.text, ids[kept_at[:size]]), kept_at[:size])
 
 
-def _strict(run: bytes) -> str:
-    """A run of partial tokens as byte-fallback decoders write it: all of its characters, or one U+FFFD."""
+def _decode_strictly(run: bytes) -> str:
+    """A run of partial tokens as byte-fallback decoders write it: one U+FFFD if any byte of it is broken."""
     text = run.decode("utf-8", "replace")
     return _BROKEN if _BROKEN in text else text
 

@@ -1,4 +1,4 @@
-"""The sampler's logprobs next to a trainer's of the same tokens, for the rules that compare them."""
+"""Pairs the sampler's logprobs with a trainer's of the same tokens, for the rules that compare them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.mismatch import LogprobColumns, limits_of
-from tito_audit.evidence.fill import FLOOR, IMPOSSIBLE
+from tito_audit.align.mismatch import LogprobColumns, active_limits
+from tito_audit.evidence.logprob_values import IMPOSSIBLE, LOWEST_LOGPROB
 from tito_audit.evidence.logprobs import ROUNDING, shifts
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
@@ -26,21 +26,21 @@ from tito_audit.record.runs import trained_runs
 from tito_audit.terminal.words import decimal, listed
 
 _CERTAIN = -1.0
-"""A trainer's logprob above which the sampler's 0.0 may be a certain token; below, it is LPR505's placeholder."""
+"""If the trainer's logprob is above this, the sampler's 0.0 may be a certain token, else it is a placeholder."""
 _UNITS = {
     1 / math.log(10): ("sampler", "base 10"),
     1 / math.log(2): ("sampler", "base 2"),
     math.log(10): ("trainer", "base 10"),
     math.log(2): ("trainer", "base 2"),
 }
-"""What the sampler's logprobs are times the trainer's, where one of them has another base than e."""
+"""The ratio of the sampler's logprobs to the trainer's, if one of them has another base than e."""
 _READABLE = -0.05
 """Logprobs above it are too close to zero for their ratio to mean anything."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Two columns of logprobs over the same tokens, as `[N]` arrays; only tokens in the loss that have both."""
+class LogprobPair:
+    """The sampler's and a trainer's logprobs, as `[N]` arrays over the tokens in the loss that have both."""
 
     where: Where
     turn: int | None
@@ -52,50 +52,50 @@ class Pair:
     names: tuple[str, str]
     """The names of the sampler's column and of the trainer's."""
     drifted: Mask
-    """`[N]` tokens of the row that are not those which were sampled."""
+    """`[N]` True where the row holds another token than was sampled."""
 
 
 @memoized
-def pairs(evidence: Evidence) -> list[Pair]:
-    """Every trainer's column with the sampler's, of the row or else of the calls; [] where no token has both."""
+def logprob_pairs(evidence: Evidence) -> list[LogprobPair]:
+    """Each trainer's column paired with the sampler's, in the row, else in the calls."""
     row, view = evidence.rollout.training_row, evidence.row
-    with_both: list[Pair] = []
+    with_both: list[LogprobPair] = []
     if row is not None and row.logprobs is not None and not shifts(evidence):
         inside = effective_loss_mask(row)
         if inside is None:
             inside = np.ones(len(row.token_ids), np.bool_) if view is None else view.sampled
         for column in trainer_columns(row.columns):
-            trainer = _filled(expand_to_row(column, row))
-            at: Offsets = (inside & _both(row.logprobs, trainer, row.sentinel)).nonzero()[0]
+            trainer = _without_empty_column(expand_to_row(column, row))
+            at: Offsets = (inside & _have_both(row.logprobs, trainer, row.sentinel)).nonzero()[0]
             if len(at):
                 drifted = np.zeros(len(at), np.bool_) if view is None or not view.proven else view.drifted[at]
-                names, values = (_name(row.columns), column.name), (row.logprobs[at], trainer[at])
-                with_both.append(Pair(Where.ROW, None, row.token_ids, at, *values, names, drifted))
+                names, values = (_logprobs_name(row.columns), column.name), (row.logprobs[at], trainer[at])
+                with_both.append(LogprobPair(Where.ROW, None, row.token_ids, at, *values, names, drifted))
     for number, turn in enumerate(() if with_both else evidence.rollout.turns):
         logprobs, ids = turn.completion_logprobs, turn.completion_ids
         if logprobs is None or ids is None:
             continue
         for column in trainer_columns(turn.columns):
-            trainer = _filled(column.values.astype(np.float64))
-            at = _both(logprobs, trainer, None).nonzero()[0]
+            trainer = _without_empty_column(column.values.astype(np.float64))
+            at = _have_both(logprobs, trainer, None).nonzero()[0]
             if len(at):
-                names, values = (_name(turn.columns), column.name), (logprobs[at], trainer[at])
+                names, values = (_logprobs_name(turn.columns), column.name), (logprobs[at], trainer[at])
                 nothing = np.zeros(len(at), np.bool_)
-                with_both.append(Pair(Where.COMPLETION, number, ids, at, *values, names, nothing))
+                with_both.append(LogprobPair(Where.COMPLETION, number, ids, at, *values, names, nothing))
     return with_both
 
 
 @memoized
-def other_base(evidence: Evidence) -> dict[str, tuple[str, str]]:
-    """By trainer's column: which of the two columns has another base than e, and the base.
+def other_bases(evidence: Evidence) -> dict[str, tuple[str, str]]:
+    """For each trainer's column in another unit than the sampler's: whose base is not e, and that base.
 
-    Read where nine of ten ratios of the two, of at least twelve, are that of two bases within 3 %. Between columns
-    of one unit ratios scatter around 1: even if each lay anywhere from 0.4 to 2.4 with the same chance, eleven of
+    Needs at least twelve ratios of the two, nine of ten within 3 % of the ratio of two bases. Between columns of
+    one unit ratios scatter around 1: even if each lay anywhere from 0.4 to 2.4 with the same chance, eleven of
     twelve would lie in that window once in 10^18.
     """
     bases: dict[str, tuple[str, str]] = {}
-    by_column: dict[str, list[Pair]] = {}
-    for pair in pairs(evidence):
+    by_column: dict[str, list[LogprobPair]] = {}
+    for pair in logprob_pairs(evidence):
         by_column.setdefault(pair.names[1], []).append(pair)
     for name, pairs_of_column in by_column.items():
         sampler = np.concatenate([pair.sampler for pair in pairs_of_column])
@@ -110,8 +110,8 @@ def other_base(evidence: Evidence) -> dict[str, tuple[str, str]]:
     return bases
 
 
-def together(evidence: Evidence, column: list[Pair]) -> LogprobColumns:
-    """The pairs of one trainer's column as one, with what else the log has on each token."""
+def join_pairs(evidence: Evidence, column: list[LogprobPair]) -> LogprobColumns:
+    """The pairs of one trainer's column joined, with what else the log has on each token."""
     named = Needs.WEIGHT_VERSIONS in evidence.present
     versions = [_versions(evidence, pair)[pair.at] for pair in column] if named else []
     experts = [_rerouted(evidence, pair) for pair in column]
@@ -126,34 +126,34 @@ def together(evidence: Evidence, column: list[Pair]) -> LogprobColumns:
         np.concatenate([pair.trainer for pair in column]),
         np.concatenate([pair.drifted for pair in column]),
         np.concatenate(versions) if versions else None,
-        _of_all([None if mask is None else mask[pair.at] for mask, pair in zip(experts, column, strict=True)]),
-        _of_all([None if sizes is None else sizes[pair.at] for sizes, pair in zip(sets, column, strict=True)]),
-        # Renormalised, the logprobs of all that a token was sampled from add up to 1.
+        _join_all([None if mask is None else mask[pair.at] for mask, pair in zip(experts, column, strict=True)]),
+        _join_all([None if sizes is None else sizes[pair.at] for sizes, pair in zip(sets, column, strict=True)]),
+        # The number of alternatives where these are all that a token was sampled from: they add up to 1.
         tuple(
-            sum(value > FLOOR for value in top)
+            sum(value > LOWEST_LOGPROB for value in top)
             for turn in evidence.rollout.turns
             for top in turn.alternatives
             if abs(sum(math.exp(min(value, 0.0)) for value in top) - 1) < 1e-3
         ),
-        sampling(evidence),
+        sampling_settings(evidence),
     )
 
 
-def _of_all(parts: list[NDArray[Any] | None]) -> NDArray[Any] | None:
-    """The parts as one; None if one is missing."""
+def _join_all(parts: list[NDArray[Any] | None]) -> NDArray[Any] | None:
+    """The parts concatenated; None if one is missing."""
     whole = [part for part in parts if part is not None]
     return np.concatenate(whole) if len(whole) == len(parts) else None
 
 
-def sampling(evidence: Evidence) -> Mapping[str, float]:
+def sampling_settings(evidence: Evidence) -> Mapping[str, float]:
     """Temperature, top-p, top-k and min-p as the log names them."""
     settings = evidence.rollout.stated.facts.get(SAMPLING, {})
     return settings if isinstance(settings, dict) else {}
 
 
-def notes(evidence: Evidence, mismatch: RowMismatch) -> Iterator[tuple[str, str]]:
-    """What else the log says on causes that were estimated, in words."""
-    logged, causes = sampling(evidence), dict(mismatch.shares)
+def notes_on_causes(evidence: Evidence, mismatch: RowMismatch) -> Iterator[tuple[str, str]]:
+    """(cause, what the log says about it) for estimated causes."""
+    logged, causes = sampling_settings(evidence), dict(mismatch.shares)
     heat, degrees = mismatch.temperature, logged.get("temperature")
     if heat is not None and degrees:
         words = "that is not it"
@@ -164,7 +164,7 @@ def notes(evidence: Evidence, mismatch: RowMismatch) -> Iterator[tuple[str, str]
         yield MismatchCause.TEMPERATURE, f"the log says temperature {decimal(degrees, 3)}: {words}"
     elif MismatchCause.TEMPERATURE in causes and degrees:
         yield MismatchCause.TEMPERATURE, f"the log says temperature {decimal(degrees, 3)}, which fits"
-    limits = listed([f"{name.replace('_', '-')} {decimal(logged[name], 3)}" for name in limits_of(logged)])
+    limits = listed([f"{name.replace('_', '-')} {decimal(logged[name], 3)}" for name in active_limits(logged)])
     if MismatchCause.TRUNCATED in causes and logged:
         top_p = logged.get("top_p", 1.0) if mismatch.mass is not None else 1.0
         mass, words = mismatch.mass, f"the log says {limits}"
@@ -183,11 +183,10 @@ def notes(evidence: Evidence, mismatch: RowMismatch) -> Iterator[tuple[str, str]
         yield MismatchCause.UNKNOWN, words
 
 
-def _rerouted(evidence: Evidence, pair: Pair) -> Mask | None:
-    """`[T]` tokens before which the two sides used other experts; None if the log has the experts of one side, or
-    of none.
+def _rerouted(evidence: Evidence, pair: LogprobPair) -> Mask | None:
+    """`[T]` True where the two sides used other experts for the token before, which make the logprob of a token.
 
-    The experts of a token make the logprob of the next one.
+    None unless the log has the experts of both sides.
     """
     rollout = evidence.rollout
     row, before = rollout.training_row, 0
@@ -216,8 +215,8 @@ def _rerouted(evidence: Evidence, pair: Pair) -> Mask | None:
     return out[before:]
 
 
-def _set_sizes(evidence: Evidence, pair: Pair) -> Logprobs | None:
-    """`[T]` how many tokens were left to choose from; NaN where the log does not say, None if it says nowhere."""
+def _set_sizes(evidence: Evidence, pair: LogprobPair) -> Logprobs | None:
+    """`[T]` how many tokens each was sampled from; NaN where the log does not say, None if it never does."""
     rollout = evidence.rollout
     row, size = rollout.training_row, len(pair.ids)
     if pair.turn is not None:
@@ -237,8 +236,8 @@ def _set_sizes(evidence: Evidence, pair: Pair) -> Logprobs | None:
     return None
 
 
-def _versions(evidence: Evidence, pair: Pair) -> Logprobs:
-    """`[T]` the version of the weights that sampled each token of a pair; NaN where the log does not say."""
+def _versions(evidence: Evidence, pair: LogprobPair) -> Logprobs:
+    """`[T]` the version of the weights that sampled each token; NaN where the log does not say."""
     rollout, row = evidence.rollout, evidence.rollout.training_row
     out = np.full(len(pair.ids), np.nan)
     if pair.turn is not None:
@@ -252,7 +251,7 @@ def _versions(evidence: Evidence, pair: Pair) -> Logprobs:
         of_calls = rollout.stated.facts.get(WEIGHTS) or [
             "" if len(turn.weight_versions) != 1 else turn.weight_versions[0] for turn in rollout.turns
         ]
-        # One for each call: those of a row are its runs of trained tokens.
+        # One version for each call; the calls of a row are its runs of trained tokens.
         runs = [] if row is None or row.loss_mask is None else trained_runs(row.loss_mask)
         if not names and isinstance(of_calls, list | tuple):
             names = tuple(map(str, of_calls))
@@ -262,31 +261,31 @@ def _versions(evidence: Evidence, pair: Pair) -> Logprobs:
         out = np.where(values >= 0, values, np.nan)
     elif spans:
         for version, start, end in spans:
-            out[start:end] = _number(version)
+            out[start:end] = _version_number(version)
     elif len(set(names)) == 1:
-        out[:] = _number(names[0])
+        out[:] = _version_number(names[0])
     return np.asarray(out)
 
 
-def _number(version: str) -> float:
-    """A version as a number, so that two have a distance; NaN for any other name."""
+def _version_number(version: str) -> float:
+    """A version that is a number, so that two have a distance; NaN for other names."""
     return float(version) if version.isdecimal() and len(version) < 16 else math.nan
 
 
-def _both(sampler: Logprobs, trainer: Logprobs, sentinel: float | None) -> Mask:
-    """`[N]` tokens with a logprob in both columns: neither missing, nor impossible, nor a placeholder."""
+def _have_both(sampler: Logprobs, trainer: Logprobs, sentinel: float | None) -> Mask:
+    """`[N]` True where both columns have a logprob: not missing, impossible or a placeholder."""
     out = np.isfinite(sampler) & np.isfinite(trainer)
     for values in (sampler, trainer):
-        out &= (values <= ROUNDING) & (values > FLOOR)
+        out &= (values <= ROUNDING) & (values > LOWEST_LOGPROB)
     for fill in (*IMPOSSIBLE, *(() if sentinel is None else (sentinel,))):
         out &= (sampler != fill) | ((fill == 0) & (trainer > _CERTAIN))
     return np.asarray(out & ((sampler != 0) | (trainer > _CERTAIN)))
 
 
-def _filled(trainer: Logprobs) -> Logprobs:
-    """A trainer's logprobs; NaN throughout where all of them are 0, as a column is that nobody wrote."""
+def _without_empty_column(trainer: Logprobs) -> Logprobs:
+    """A trainer's logprobs; all NaN if all of them are 0, as in a column that nobody wrote."""
     return trainer if np.nan_to_num(trainer).any() else np.full_like(trainer, np.nan)
 
 
-def _name(columns: Iterable[Column]) -> str:
+def _logprobs_name(columns: Iterable[Column]) -> str:
     return next((column.name for column in columns if column.role is ColumnRole.LOGPROBS), "logprobs")

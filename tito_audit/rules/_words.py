@@ -1,4 +1,4 @@
-"""How rules put numbers, tokens and places into words."""
+"""Puts numbers, texts and tokens into the words of findings."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from tito_audit.rule import SHOWN_TOKENS
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """`1 token`, `2 tokens`; the plural adds an s unless another is given."""
+    """`1 token`, `2 tokens`: the plural adds an s unless another one is given."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
 def quoted(text: str) -> str:
-    """A text in quotes with control characters escaped, shortened to fit into a sentence."""
+    """A text in quotes, control characters escaped, shortened to 40 characters."""
     return repr(text if len(text) <= 40 else text[:39] + "…")
 
 
-def shown(evidence: Evidence, ids: Ids) -> Side:
-    """The first tokens of a range, at most 16, as a side of a finding."""
+def head(evidence: Evidence, ids: Ids) -> Side:
+    """The first tokens of a range, at most `SHOWN_TOKENS`, as a side of a finding."""
     return evidence.side(ids[:SHOWN_TOKENS])

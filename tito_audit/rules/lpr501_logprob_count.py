@@ -13,7 +13,7 @@ from tito_audit.record.arrays import Logprobs
 from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.rule import rule
-from tito_audit.rules._masks import shifted
+from tito_audit.rules._masks import has_shifted_column
 from tito_audit.rules._words import counted
 
 
@@ -68,7 +68,7 @@ def logprob_count(evidence: Evidence) -> Iterator[Hit]:
     for column in row.columns if row is not None else ():
         if row is not None and column.role is ColumnRole.LOGPROBS and column.alignment is None:
             full = len(row.token_ids)
-            fits = {full - 1: "target token"} if shifted(row, ColumnRole.LOSS_MASK) else {full: "token"}
+            fits = {full - 1: "target token"} if has_shifted_column(row, ColumnRole.LOSS_MASK) else {full: "token"}
             if row.prompt_length:
                 fits[full - row.prompt_length] = "response token"
             if row.loss_mask is not None and row.loss_mask.any():

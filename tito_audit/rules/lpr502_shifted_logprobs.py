@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tito_audit.evidence.logprobs import LogprobShift, shifts
-from tito_audit.evidence.model import Evidence, Sound
+from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.reading import assume_flags, describe_slides, shift_in_words
 from tito_audit.rule import rule
-from tito_audit.rules._words import counted, shown
-from tito_audit.terminal.words import listed_or
+from tito_audit.rules._words import counted, head
+from tito_audit.terminal.words import listed
 
 
 @rule(
@@ -19,7 +19,7 @@ from tito_audit.terminal.words import listed_or
     Severity.ERROR,
     headline="{n} with logprobs of other tokens",
     needs=(Needs.ROW_LOGPROBS,),
-    silent=Sound.LOGPROBS,
+    silent=Verified.LOGPROBS,
 )
 def shifted_logprobs(evidence: Evidence) -> Iterator[Hit]:
     """The logprobs of the row belong to other tokens.
@@ -59,25 +59,27 @@ def shifted_logprobs(evidence: Evidence) -> Iterator[Hit]:
         return
     for shift in shifts(evidence):
         start, end = shift.start, shift.end
-        recorded = shown(evidence, row.token_ids[start:end])
+        recorded = head(evidence, row.token_ids[start:end])
         cause = f"shifted by {shift.offset:+d}" if shift.offset else "other values than the calls recorded"
-        cause = "undecided" if shift.undecided else cause
+        cause = "undecided" if shift.is_undecided else cause
         yield Hit(Where.ROW, start, end, _message(shift), shift.turn, cause, recorded=recorded)
 
 
 def _message(shift: LogprobShift) -> str:
     if shift.against_mask:
-        apart = listed_or([shift_in_words(slide.logprobs) for slide in shift.among])
+        apart = listed([shift_in_words(slide.logprobs) for slide in shift.slides], "or")
         return (
             f"undecided: the logprobs are {apart} against the mask, and nothing in the row tells which is "
             "off; pass a tokenizer, or log the calls or the messages"
         )
-    if shift.undecided:
-        ways = describe_slides(shift.among)
-        if shift.missing:
+    if shift.is_undecided:
+        ways = describe_slides(shift.slides)
+        if shift.may_lack_values:
             ways.append(f"{counted(shift.values, 'value')} under the mask never recorded")
-        state = next((f"; if you know, state it: {assume_flags(way)}" for way in shift.among if way.whole_row), "")
-        return f"undecided: {listed_or(ways)}; the row alone cannot tell, so no repair touches it{state}"
+        state = next(
+            (f"; if you know, state it: {assume_flags(way)}" for way in shift.slides if way.whole_row), ""
+        )
+        return f"undecided: {listed(ways, 'or')}; the row alone cannot tell, so no repair touches it{state}"
     if not shift.offset:
         differ = "differs" if shift.values == 1 else "differ"
         return (
@@ -85,6 +87,6 @@ def _message(shift: LogprobShift) -> str:
             "same tokens; the importance ratio is not taken against the sampler"
         )
     proof = "proven by the calls" if shift.by_calls else "by where values begin and end in every sampled span"
-    where = "" if shift.by_calls or not shift.among else shift.among[0].where
+    where = "" if shift.by_calls or not shift.slides else shift.slides[0].where
     off = f"{shift_in_words(shift.offset)}{where} ({proof})"
     return f"the logprobs are {off}; each token is weighted by another's probability"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tito_audit.evidence.model import Evidence, Sound
+from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.runs import trained_runs
@@ -20,7 +20,7 @@ from tito_audit.rules._words import counted
     Severity.ERROR,
     headline="{n} with missing or infinite logprobs",
     needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,),
-    silent=Sound.LOGPROBS,
+    silent=Verified.LOGPROBS,
 )
 def missing_or_infinite_logprobs(evidence: Evidence) -> Iterator[Hit]:
     """Sampled or trained tokens have no logprob, or an infinite one.
@@ -55,7 +55,7 @@ def missing_or_infinite_logprobs(evidence: Evidence) -> Iterator[Hit]:
     `rescore` fills in a model's logprobs.
     """
     for values in sampled_values(evidence):
-        if values.shifted or values.ordinary:
+        if values.shifted or values.all_plausible:
             continue
         for cause, wrong in (("not recorded", np.isnan(values.logprobs)), ("infinite", np.isinf(values.logprobs))):
             for start, end in trained_runs(wrong & values.trained):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tito_audit.evidence.model import Evidence, Sound
+from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.finding import Hit, Severity
@@ -24,7 +24,7 @@ _TOLERANCE = 1e-6
     Severity.ERROR,
     headline="{n} with logprobs above zero",
     needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,),
-    silent=Sound.LOGPROBS,
+    silent=Verified.LOGPROBS,
 )
 def logprobs_above_zero(evidence: Evidence) -> Iterator[Hit]:
     """Logprobs above zero.
@@ -54,7 +54,7 @@ def logprobs_above_zero(evidence: Evidence) -> Iterator[Hit]:
     None is certain: convert the column where it is written, or `drop` the rollout.
     """
     for values in sampled_values(evidence):
-        if values.ordinary:
+        if values.all_plausible:
             continue
         above = values.trained & (values.logprobs > _TOLERANCE) & np.isfinite(values.logprobs)
         above &= ~values.placeholders

@@ -11,12 +11,12 @@ from operator import itemgetter
 import numpy as np
 
 from tito_audit.evidence.logprobs import placeholder_zeros
-from tito_audit.evidence.model import Evidence, Sound
+from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
-from tito_audit.rules._logprobs import CHANCE, LONG, SampledValues, certainty, sampled_values
+from tito_audit.rules._logprobs import LONG_RUN, MAX_CHANCE, SampledValues, certainty, sampled_values
 from tito_audit.rules._words import counted
 
 _EDGE_CHANCE, _LONG_CHANCE = -4, -3.5
@@ -29,7 +29,7 @@ an answer, which may show a shifted or padded column, and a long one."""
     Severity.ERROR,
     headline="{n} with placeholder logprobs",
     needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,),
-    silent=Sound.LOGPROBS,
+    silent=Verified.LOGPROBS,
 )
 def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
     """Placeholders instead of logprobs.
@@ -73,19 +73,19 @@ def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
     for values in sampled_values(evidence):
         if values.shifted:
             continue
-        for start, end in () if values.ordinary else trained_runs(values.placeholders & values.trained):
+        for start, end in () if values.all_plausible else trained_runs(values.placeholders & values.trained):
             shows = f"{values.logprobs[start]:g}"
             clause = f"the placeholder {shows} instead of a logprob"
             yield _hit(evidence, values, start, end, clause, f"sentinel {shows}")
         if values.expected is not None:
             refuted = values.zeros & values.trained & placeholder_zeros(values.logprobs, values.expected)
-            for start, end in chain.from_iterable(values.constant_stretches):
+            for start, end in chain.from_iterable(values.constant_groups):
                 refuted[start:end] = False  # a stretch of nothing but zeros is LPR506's
             for start, end in trained_runs(refuted):
                 clause = "a logprob of 0 where the call recorded another value"
                 yield _hit(evidence, values, start, end, clause, "sentinel 0")
         else:
-            for start, end, padded in _suspect(evidence, values):
+            for start, end, padded in _suspicious_zeros(evidence, values):
                 why = "which looks like padding" if padded else "certain or never recorded"
                 clause = f"a logprob of exactly 0, {why}"
                 cause, severity = ("run of zeros", Severity.WARNING) if padded else ("undecided", Severity.NOTE)
@@ -106,7 +106,7 @@ def _hit(
     return values.hit(evidence, start, end, message, cause, severity)
 
 
-def _suspect(evidence: Evidence, values: SampledValues) -> Iterator[tuple[int, int, bool]]:
+def _suspicious_zeros(evidence: Evidence, values: SampledValues) -> Iterator[tuple[int, int, bool]]:
     """Runs of exact zeros too long for chance, and whether nothing else explains them either."""
     marked = values.zeros & values.trained
     if not marked.any():
@@ -115,7 +115,7 @@ def _suspect(evidence: Evidence, values: SampledValues) -> Iterator[tuple[int, i
     edges = np.zeros((2, len(marked) + 1), np.bool_)
     for start, end in values.runs:
         edges[0, start] = edges[1, end] = True
-    whole = sorted(chain.from_iterable(values.constant_stretches))
+    whole = sorted(chain.from_iterable(values.constant_groups))
     for start, end in trained_runs(marked):
         run = end - start
         # A stretch of nothing but zeros is LPR506's.
@@ -124,10 +124,10 @@ def _suspect(evidence: Evidence, values: SampledValues) -> Iterator[tuple[int, i
             continue
         at_edge = edges[0, start] or edges[1, end]
         chance = run * math.log10((zeros - run + 1) / (total - run + 2))
-        if run < (3 if at_edge else LONG) or chance >= (_LONG_CHANCE if run >= LONG else _EDGE_CHANCE):
+        if run < (3 if at_edge else LONG_RUN) or chance >= (_LONG_CHANCE if run >= LONG_RUN else _EDGE_CHANCE):
             continue
         certain = certainty(evidence)
         if not certain.near:
-            yield start, end, run >= LONG and chance < CHANCE
-        elif run >= LONG and chance < CHANCE and not certain.leads_to(values, start, end):
-            yield start, end, not certain.may_last(values, start, end)
+            yield start, end, run >= LONG_RUN and chance < MAX_CHANCE
+        elif run >= LONG_RUN and chance < MAX_CHANCE and not certain.is_like_others(values, start, end):
+            yield start, end, not certain.may_be_sampled(values, start, end)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tito_audit.evidence.logprobs import placeholder_zeros
-from tito_audit.evidence.model import Evidence, Sound
+from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.rule import rule
@@ -18,7 +18,7 @@ from tito_audit.terminal.words import decimal
     Severity.ERROR,
     headline="{n} with constant logprobs",
     needs=(Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS,),
-    silent=Sound.LOGPROBS,
+    silent=Verified.LOGPROBS,
 )
 def constant_logprobs(evidence: Evidence) -> Iterator[Hit]:
     """All logprobs of a sampled span are equal or zero.
@@ -53,9 +53,9 @@ def constant_logprobs(evidence: Evidence) -> Iterator[Hit]:
     `splice` takes the values of the calls. Without calls, `drop` removes the row.
     """
     for values in sampled_values(evidence):
-        for parts in values.constant_stretches:
-            start, end = parts[0][0], parts[-1][1]
-            count, value = sum(b - a for a, b in parts), values.logprobs[start]
+        for groups in values.constant_groups:
+            start, end = groups[0][0], groups[-1][1]
+            count, value = sum(b - a for a, b in groups), values.logprobs[start]
             severity = Severity.ERROR
             message = f"all {count} logprobs are {decimal(value, 4)}; a sampler gives each token its own"
             if value == 0:
@@ -63,7 +63,7 @@ def constant_logprobs(evidence: Evidence) -> Iterator[Hit]:
                 message = (
                     f"all {count} logprobs are exactly 0; unless decoding was greedy, they were never recorded"
                 )
-                if values.where is Where.ROW and len(parts) == len(values.runs):
+                if values.where is Where.ROW and len(groups) == len(values.runs):
                     severity = Severity.ERROR
                     message = f"all {count} logprobs of the row are exactly 0; they were never recorded"
                 recorded = values.expected
@@ -72,10 +72,10 @@ def constant_logprobs(evidence: Evidence) -> Iterator[Hit]:
                     message = f"all {count} logprobs are 0 where the calls recorded others"
             cause = "all zero" if value == 0 else "all equal"
             proven = severity is Severity.ERROR and value == 0
-            if not proven and certainty(evidence).may_last(values, start, end):
+            if not proven and certainty(evidence).may_be_sampled(values, start, end):
                 severity, cause = Severity.NOTE, "undecided"
-                shown = decimal(value, 4)
                 message = (
-                    f"all {count} logprobs are {shown}, as certain as others of the rollout, or never recorded"
+                    f"all {count} logprobs are {decimal(value, 4)}, as certain as others of the rollout, or never "
+                    "recorded"
                 )
             yield values.hit(evidence, start, end, message, cause, severity)

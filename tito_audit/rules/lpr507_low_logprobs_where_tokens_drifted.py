@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tito_audit.evidence.fill import FLOOR, IMPOSSIBLE
+from tito_audit.evidence.logprob_values import IMPOSSIBLE, LOWEST_LOGPROB
 from tito_audit.evidence.logprobs import ROUNDING, shifts
-from tito_audit.evidence.model import Evidence, Sound
+from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.column import ColumnRole
@@ -18,7 +18,7 @@ from tito_audit.record.policy_columns import expand_to_row, trainer_columns
 from tito_audit.record.rollout import effective_loss_mask
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
-from tito_audit.rules._words import shown
+from tito_audit.rules._words import head
 from tito_audit.terminal.words import decimal, percent
 
 _LOW = -8.0
@@ -32,7 +32,7 @@ _CHANCE = -2.0
     Severity.WARNING,
     headline="{n} with very low logprobs where tokens drifted",
     needs=(Needs.COMPLETIONS, Needs.ROW, Needs.ROW_LOGPROBS | Needs.TRAINER_LOGPROBS),
-    silent=Sound.IDS,
+    silent=Verified.IDS,
 )
 def low_logprobs_where_tokens_drifted(evidence: Evidence) -> Iterator[Hit]:
     """Logprobs are very low exactly where the tokens drifted.
@@ -82,7 +82,7 @@ def low_logprobs_where_tokens_drifted(evidence: Evidence) -> Iterator[Hit]:
         name = next((c.name for c in row.columns if c.role is ColumnRole.LOGPROBS), "logprobs")
         columns.insert(0, (name, row.logprobs))
     for name, values in columns:
-        scored = inside & np.isfinite(values) & (values <= ROUNDING) & (values > FLOOR)
+        scored = inside & np.isfinite(values) & (values <= ROUNDING) & (values > LOWEST_LOGPROB)
         for fill in (*IMPOSSIBLE, *(() if row.sentinel is None else (row.sentinel,))):
             scored &= values != fill
         drifted = scored & view.drifted & ~view.sampled
@@ -110,7 +110,7 @@ def low_logprobs_where_tokens_drifted(evidence: Evidence) -> Iterator[Hit]:
         )
         lowest = int(drifted.nonzero()[0][low_values.argmin()])
         start, end = next(run for run in trained_runs(drifted) if run[0] <= lowest < run[1])
-        side = shown(evidence, row.token_ids[start:end])
+        side = head(evidence, row.token_ids[start:end])
         yield Hit(Where.ROW, start, end, message, cause="low where drifted", recorded=side)
 
 

@@ -14,8 +14,8 @@ from tito_audit.record.arrays import Logprobs
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.rule import rule
 from tito_audit.rules._logprobs import SampledValues, sampled_values
-from tito_audit.rules._trainer import other_base, pairs
-from tito_audit.rules._words import counted, shown
+from tito_audit.rules._trainer import logprob_pairs, other_bases
+from tito_audit.rules._words import counted, head
 from tito_audit.terminal.words import decimal
 
 _ROUNDED = 1.05
@@ -79,22 +79,23 @@ def another_unit(evidence: Evidence) -> Iterator[Hit]:
     if any(map(attrgetter("alternatives"), evidence.rollout.turns)):
         yield from _impossible_alternatives(evidence)
     # A trainer's column shows, with the sampler's, that one of the two has another base.
-    for name, (whose, base) in other_base(evidence).items() if Needs.TRAINER_LOGPROBS in evidence.present else ():
-        pair = next(candidate for candidate in pairs(evidence) if candidate.names[1] == name)
+    for name, (whose, base) in other_bases(evidence).items() if Needs.TRAINER_LOGPROBS in evidence.present else ():
+        pair = next(candidate for candidate in logprob_pairs(evidence) if candidate.names[1] == name)
         wrong, right = pair.names if whose == "sampler" else pair.names[::-1]
         own, other = (pair.sampler, pair.trainer) if whose == "sampler" else (pair.trainer, pair.sampler)
         ratio = decimal(float(np.median(own[other < 0] / other[other < 0])), 3)
         message = f"`{wrong}` holds logarithms of {base}: its values are those of `{right}` times {ratio}"
         start, end = int(pair.at[0]), int(pair.at[-1]) + 1
-        yield Hit(pair.where, start, end, message, pair.turn, base, recorded=shown(evidence, pair.ids[start:end]))
-    if _scattered_at_once(evidence):
+        recorded = head(evidence, pair.ids[start:end])
+        yield Hit(pair.where, start, end, message, pair.turn, base, recorded=recorded)
+    if _zigzags_early(evidence):
         return
     # The values of all calls, or of the row, may be sums up to each token.
     unshifted = [values for values in sampled_values(evidence) if not values.shifted]
     calls = [values for values in unshifted if values.where is Where.COMPLETION]
     rows = [values for values in unshifted if values.where is Where.ROW and values.expected is None]
     for together in (calls, rows):
-        which = _sums_of(together) if together else None
+        which = _describe_sums(together) if together else None
         if which is not None:
             side, neighbours, first = *which, together[0]
             start, end = first.runs[0][0], first.runs[-1][1]
@@ -108,7 +109,7 @@ def another_unit(evidence: Evidence) -> Iterator[Hit]:
 
 def _impossible_alternatives(evidence: Evidence) -> Iterator[Hit]:
     """A finding where the alternatives of tokens add up to more than a probability of 1."""
-    if any(not values.ordinary and (values.in_loss > 0).any() for values in sampled_values(evidence)):
+    if any(not values.all_plausible and (values.in_loss > 0).any() for values in sampled_values(evidence)):
         return  # LPR504 says it
     turns = evidence.rollout.turns
     number = next(number for number, turn in enumerate(turns) if turn.alternatives)
@@ -118,12 +119,12 @@ def _impossible_alternatives(evidence: Evidence) -> Iterator[Hit]:
         sums = [float(np.exp(top).sum()) for top in tops]
     wrong = [total for total in sums if total > _ROUNDED]
     ids = turns[number].completion_ids
-    if ids is not None and not wrong and _of_base_2(tops):
+    if ids is not None and not wrong and _fit_base_2(tops):
         message = (
             f"the alternatives of {counted(len(sums), 'token')} add up to 1 as logarithms of base 2, and to "
             f"a median of {decimal(float(np.median(sums)), 3)} as natural ones"
         )
-        yield Hit(Where.COMPLETION, 0, len(ids), message, number, "base 2", recorded=shown(evidence, ids))
+        yield Hit(Where.COMPLETION, 0, len(ids), message, number, "base 2", recorded=head(evidence, ids))
     if len(wrong) < 3 or ids is None:
         return
     fits = all(float((10.0 ** np.minimum(top, 9)).sum()) <= _ROUNDED for top in tops)
@@ -133,10 +134,10 @@ def _impossible_alternatives(evidence: Evidence) -> Iterator[Hit]:
         f"logarithms, up to {decimal(max(wrong), 3)}; {reading}"
     )
     cause = "base 10" if fits else "alternatives above 1"
-    yield Hit(Where.COMPLETION, 0, len(ids), message, number, cause, recorded=shown(evidence, ids))
+    yield Hit(Where.COMPLETION, 0, len(ids), message, number, cause, recorded=head(evidence, ids))
 
 
-def _of_base_2(tops: Sequence[Logprobs]) -> bool:
+def _fit_base_2(tops: Sequence[Logprobs]) -> bool:
     """Whether alternatives add up to 1 as powers of 2; natural logarithms then add up to more, or to much less."""
     if any(float(np.exp2(top).sum()) > 1.005 for top in tops):
         return False
@@ -148,12 +149,12 @@ def _of_base_2(tops: Sequence[Logprobs]) -> bool:
     return bool((sums > 0.98).mean() >= 0.9)
 
 
-def _scattered_at_once(evidence: Evidence) -> bool:
+def _zigzags_early(evidence: Evidence) -> bool:
     """Whether values of the row or of the first call rise and fall, as nearly always: then nothing is a sum."""
     row = evidence.rollout.training_row
     for turn in evidence.rollout.turns:
         if turn.completion_logprobs is not None:
-            return _scattered(turn.completion_logprobs[:_FIRST])
+            return _zigzags(turn.completion_logprobs[:_FIRST])
     if row is None or row.logprobs is None or not len(row.logprobs):
         return True
     if evidence.row is not None and evidence.row.spans:
@@ -161,21 +162,22 @@ def _scattered_at_once(evidence: Evidence) -> bool:
         few = row.logprobs[first.start : first.ends[0]][:3].tolist()
         if few not in (sorted(few), sorted(few, reverse=True)):
             return True
-        return any(_scattered(row.logprobs[span.start : span.ends[0]]) for span in evidence.row.spans)
+        return any(_zigzags(row.logprobs[span.start : span.ends[0]]) for span in evidence.row.spans)
     start = 0 if row.loss_mask is None else int(row.loss_mask.argmax())
     inside = row.logprobs[start : start + _FIRST]
-    return _scattered(inside if row.loss_mask is None else inside[row.loss_mask[start : start + _FIRST]])
+    return _zigzags(inside if row.loss_mask is None else inside[row.loss_mask[start : start + _FIRST]])
 
 
-def _scattered(values: Logprobs) -> bool:
+def _zigzags(values: Logprobs) -> bool:
     before, behind = values[:-1], values[1:]
     return bool((behind > before).any()) and bool((behind < before).any())
 
 
-def _sums_of(together: Sequence[SampledValues]) -> tuple[str, str] | None:
-    """What the values of every stretch never do, and what they then add up, where that is no chance; else None."""
+def _describe_sums(together: Sequence[SampledValues]) -> tuple[str, str] | None:
+    """("rise", "up to") if values that never rise are sums of the logprobs up to each token, ("fall", "from") if
+    they never fall and are sums from it on; None if neither holds, or if it may be chance."""
     stretches = [values.logprobs[start:end] for values in together for start, end in values.runs]
-    if not any(_scattered(run[:4]) for run in stretches) and all(np.isfinite(run).all() for run in stretches):
+    if not any(_zigzags(run[:4]) for run in stretches) and all(np.isfinite(run).all() for run in stretches):
         chance = 0.0  # its decimal logarithm, that the values, in any order, never rise
         for run in stretches:
             _, counts = np.unique(run, return_counts=True)

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tito_audit.align.mismatch import explained, points_of
-from tito_audit.evidence.fill import FARTHEST
+from tito_audit.align.mismatch import explain_mismatch, sample_points
+from tito_audit.evidence.logprob_values import MAX_SLIDE
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs
@@ -17,8 +17,8 @@ from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.mismatch import MISMATCH, CauseShare, MismatchCause, RowMismatch
 from tito_audit.record.reading import shift_in_words
 from tito_audit.rule import rule
-from tito_audit.rules._trainer import Pair, notes, other_base, pairs, together
-from tito_audit.rules._words import counted, quoted, shown
+from tito_audit.rules._trainer import LogprobPair, join_pairs, logprob_pairs, notes_on_causes, other_bases
+from tito_audit.rules._words import counted, head, quoted
 from tito_audit.terminal.mismatch import cause_words
 from tito_audit.terminal.words import decimal, listed, percent, signed
 
@@ -91,18 +91,18 @@ def sampler_and_trainer_disagree(evidence: Evidence) -> Iterator[Hit]:
     log each value beside its own token. Where tokens drifted, `splice` or `fork` cures the cause;
     otherwise compare both engines on one prompt, or correct with importance ratios.
     """
-    units = other_base(evidence)
-    by_column: dict[str, list[Pair]] = {}
-    for pair in pairs(evidence):
+    units = other_bases(evidence)
+    by_column: dict[str, list[LogprobPair]] = {}
+    for pair in logprob_pairs(evidence):
         if pair.names[1] not in units:
             by_column.setdefault(pair.names[1], []).append(pair)
     mismatches: list[RowMismatch] = []
     for column in by_column.values():
-        yield from _judged(evidence, column, mismatches)
+        yield from _check_column(evidence, column, mismatches)
     evidence.memo[MISMATCH] = tuple(mismatches)
 
 
-def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch]) -> Iterator[Hit]:
+def _check_column(evidence: Evidence, column: list[LogprobPair], mismatches: list[RowMismatch]) -> Iterator[Hit]:
     """The finding on one trainer's column, of the row or of all calls together; its causes go to `mismatches`."""
     differences = [pair.trainer - pair.sampler for pair in column]
     every = np.concatenate(differences)
@@ -119,7 +119,7 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
                 "of the other, or the trainer computed both; they cannot show a mismatch, and where the clip "
                 "compares with this column, the first ratio is 1 at every token"
             )
-            side = shown(evidence, pair.ids[at : at + 1])
+            side = head(evidence, pair.ids[at : at + 1])
             yield Hit(pair.where, at, at + 1, message, pair.turn, MismatchCause.COPIED.value, Severity.NOTE, side)
         return
     mean, size = signed(every.mean(), 3), decimal(apart.mean(), 3)
@@ -130,21 +130,21 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
         f"{size} (k1 {decimal(-every.mean(), 3)}, k3 {decimal(k3, 3)})"
     )
     more = f"; {counted(far, 'token')} ({percent(far / len(every))}) differ by more than 1" if far else ""
-    worst = _worst(evidence, column, differences)
+    worst = _describe_worst(evidence, column, differences)
     message = f"`{trainer}` differs from `{sampler}`: {numbers}{more}; the worst: {worst}"
     pair, at = max(
         ((pair, int(np.abs(own).argmax())) for pair, own in zip(column, differences, strict=True)),
         key=lambda spot: float(np.abs(spot[0].trainer - spot[0].sampler)[spot[1]]),
     )
     place = int(pair.at[at])
-    offset = _moved(column) if above else 0
-    mismatch = _explained(evidence, column, shifted=bool(offset))
+    offset = _find_offset(column) if above else 0
+    mismatch = _explain_mismatch(evidence, column, shifted=bool(offset))
     mismatches.append(mismatch)
     many_confident = mismatch.confident * 1000 >= mismatch.tokens > 0 and mismatch.confident
     severity = Severity.WARNING if above or many_confident else Severity.NOTE
     if offset:
         cause = f"shifted by {offset:+d}"
-        again = decimal(_apart(column, offset)[1].mean(), 3)
+        again = decimal(_distances(column, offset)[1].mean(), 3)
         message = (
             f"`{trainer}` holds the values of `{sampler}` {shift_in_words(offset)}: over "
             f"{counted(len(every), 'token')} the two differ by {size} in the mean, and by {again} once moved "
@@ -162,34 +162,34 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
                 f"; {counted(mismatch.confident, 'token')} that the sampler gave more than 0.99 and the trainer "
                 "less than 0.01: no arithmetic does that"
             )
-    side = shown(evidence, pair.ids[place : place + 1])
+    side = head(evidence, pair.ids[place : place + 1])
     yield Hit(pair.where, place, place + 1, message, pair.turn, cause, severity, side)
 
 
-def _explained(
-    evidence: Evidence, column: list[Pair], *, shifted: bool = False, near: bool = False
+def _explain_mismatch(
+    evidence: Evidence, column: list[LogprobPair], *, shifted: bool = False, near: bool = False
 ) -> RowMismatch:
-    mismatch = explained(together(evidence, column), *column[0].names, shifted=shifted, near=near)
-    return replace(mismatch, notes=tuple(notes(evidence, mismatch)))
+    mismatch = explain_mismatch(join_pairs(evidence, column), *column[0].names, shifted=shifted, near=near)
+    return replace(mismatch, notes=tuple(notes_on_causes(evidence, mismatch)))
 
 
-def _within_bound(evidence: Evidence, column: list[Pair], every: Logprobs, apart: Logprobs) -> RowMismatch:
+def _within_bound(evidence: Evidence, column: list[LogprobPair], every: Logprobs, apart: Logprobs) -> RowMismatch:
     """The causes of a column near the sampler's: numerics, unless something cheap to see says otherwise."""
     above, (sampler, trainer) = (every > 0).sum(), column[0].names
     strange = not apart.any() or apart.max() > _STRANGE or above <= _ONE_SIDED * len(every)
     if strange or evidence.present & (Needs.WEIGHT_VERSIONS | Needs.EXPERTS):
-        return _explained(evidence, column, near=not strange)
+        return _explain_mismatch(evidence, column, near=not strange)
     share = CauseShare(len(apart), float(apart.sum()))
     values = np.concatenate([pair.sampler for pair in column]), np.concatenate([pair.trainer for pair in column])
-    points = points_of(*values, np.ones(len(apart), np.bool_))
+    points = sample_points(*values, np.ones(len(apart), np.bool_))
     return RowMismatch(sampler, trainer, len(apart), ((MismatchCause.NUMERICS.value, share),), points=points)
 
 
-def _moved(column: list[Pair]) -> int:
+def _find_offset(column: list[LogprobPair]) -> int:
     """How many places late (+) or early (-) the trainer's values are; 0 unless one offset alone explains them."""
     fits = []
-    for offset in (*range(-FARTHEST, 0), *range(1, FARTHEST + 1)):
-        in_place, moved = _apart(column, offset)
+    for offset in (*range(-MAX_SLIDE, 0), *range(1, MAX_SLIDE + 1)):
+        in_place, moved = _distances(column, offset)
         # Values near zero agree at every offset: only tokens that differ in place show one.
         shows = (in_place > _BOUND) & (moved <= _BOUND)
         if shows.sum() >= _FEWEST and moved.mean() <= 2 * _BOUND and 10 * moved.mean() <= in_place.mean():
@@ -197,7 +197,7 @@ def _moved(column: list[Pair]) -> int:
     return fits[0] if len(fits) == 1 else 0
 
 
-def _apart(column: list[Pair], offset: int) -> tuple[Logprobs, Logprobs]:
+def _distances(column: list[LogprobPair], offset: int) -> tuple[Logprobs, Logprobs]:
     """`[N]` how far the two sides of a token are apart in place, and with the trainer's values moved back."""
     in_place, moved = [], []
     for pair in column:
@@ -209,7 +209,7 @@ def _apart(column: list[Pair], offset: int) -> tuple[Logprobs, Logprobs]:
     return np.concatenate(in_place), np.concatenate(moved)
 
 
-def _worst(evidence: Evidence, column: list[Pair], differences: list[Logprobs]) -> str:
+def _describe_worst(evidence: Evidence, column: list[LogprobPair], differences: list[Logprobs]) -> str:
     """The tokens that differ most, with their places and whether they drifted."""
     places = [
         (abs(float(own[k])), pair, k)

@@ -6,18 +6,18 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 
-from tito_audit.evidence.model import Evidence, Sound
+from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, unclear_roles
-from tito_audit.evidence.sft import of_sft
+from tito_audit.evidence.sft import is_sft
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import hidden_and_trained
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.rule import rule
 from tito_audit.rules._masks import judged_mask
-from tito_audit.rules._words import counted, shown
-from tito_audit.terminal.words import listed, listed_or
+from tito_audit.rules._words import counted, head
+from tito_audit.terminal.words import listed
 
 _MOST = 3
 
@@ -38,13 +38,13 @@ def unknown_role(evidence: Evidence) -> Iterator[Hit]:
     spoken = [ASSISTANT] if evidence.row is not None and evidence.row.sampled.any() else []
     roles = dict.fromkeys((*(evidence.speakers.stated or sampled_roles or spoken), unclear.names[0]))
     options = " ".join(f"--sampled-role {shlex.quote(role)}" for role in roles)
-    which = "the assistant wrote" if of_sft(evidence) else "were sampled"
+    which = "the assistant wrote" if is_sft(evidence.rollout) else "were sampled"
     message = (
         f"cannot tell which tokens {which}: {'roles' if several else 'role'} {listed(names)} "
         f"{'are' if several else 'is'} not known to be sampled or given; pass {options} "
         f"if the model wrote {wrote}"
     )
-    side = shown(evidence, row.token_ids[start:end])
+    side = head(evidence, row.token_ids[start:end])
     yield Hit(Where.ROW, start, end, message, None, "unknown role", Severity.WARNING, side)
 
 
@@ -64,7 +64,7 @@ _SCAFFOLD = (TEMPLATE, GENERATION_PROMPT, TURN_END)
     Severity.ERROR,
     headline="{n} with trained tokens that were never sampled",
     needs=(Needs.MASK, Needs.SAMPLED | Needs.HIDDEN),
-    silent=Sound.MASK,
+    silent=Verified.MASK,
 )
 def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
     """Trained tokens that were never sampled.
@@ -111,7 +111,7 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
                 f"{counted(end - start, 'trained token')} {'is' if end - start == 1 else 'are'} hidden by "
                 "`attention_mask`; the loss trains what the model treats as padding"
             )
-            recorded = shown(evidence, row.token_ids[start:end])
+            recorded = head(evidence, row.token_ids[start:end])
             yield Hit(Where.ROW, start, end, message, cause="hidden by the attention mask", recorded=recorded)
     mask = judged_mask(evidence)
     if mask is None:
@@ -130,19 +130,20 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
         # The role of most of the run; text of a message counts before the scaffold around it.
         leading, *others = (role for role, _ in roles.most_common())
         leading = next((role for role in (leading, *others) if role not in _SCAFFOLD), leading)
-        off = bool(mask.off[start:end].all())
+        off = bool(mask.in_slide[start:end].all())
         cause = {UNKNOWN: "not sampled", ASSISTANT: "answer of no call"}.get(leading, leading)
-        cause = f"slid by {mask.slide:+d}" if off else "undecided" if mask.among else cause
+        cause = f"slid by {mask.slide:+d}" if off else "undecided" if mask.readings else cause
         alone = len(roles) == 1
         origins = listed([_phrase(role) if alone else f"{n} {_phrase(role)}" for role, n in roles.most_common()])
-        slid = f"; {mask.slid}" if off else f"; undecided: {listed_or(mask.among)}" if mask.among else ""
+        slid = f"; undecided: {listed(mask.readings, 'or')}" if mask.readings else ""
+        slid = f"; {mask.slide_words}" if off else slid
         verb = "was" if end - start == 1 else "were"
-        never = "not written by the assistant" if of_sft(evidence) else "never sampled"
+        never = "not written by the assistant" if is_sft(evidence.rollout) else "never sampled"
         message = (
             f"{counted(end - start, 'trained token')} {verb} {never} ({origins}){slid}; "
             "the loss teaches the model to write what it was given"
         )
-        headline = "{n} with trained tokens that the assistant did not write" if of_sft(evidence) else ""
+        headline = "{n} with trained tokens that the assistant did not write" if is_sft(evidence.rollout) else ""
         yield mask.hit(evidence, start, end, message, cause, headline=headline)
 
 

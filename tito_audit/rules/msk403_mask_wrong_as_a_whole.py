@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tito_audit.evidence.masks import WholeMask, whole_mask
-from tito_audit.evidence.model import Evidence, Sound
+from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.needs import Needs
-from tito_audit.evidence.sft import CUT, of_sft, sft_facts
+from tito_audit.evidence.sft import CUT, is_sft, sft_facts
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.rule import rule
 from tito_audit.rules._words import counted
@@ -18,7 +18,7 @@ from tito_audit.rules._words import counted
     Severity.ERROR,
     headline="{n} with an inverted or constant loss mask",
     needs=(Needs.MASK,),
-    silent=Sound.MASK,
+    silent=Verified.MASK,
 )
 def mask_wrong_as_a_whole(evidence: Evidence) -> Iterator[Hit]:
     """The loss mask is inverted, all zeros or all ones.
@@ -61,7 +61,7 @@ def mask_wrong_as_a_whole(evidence: Evidence) -> Iterator[Hit]:
         WholeMask.INVERTED: "the mask is inverted: it trains every token that was given and none that was sampled",
     }[wrong]
     severity = Severity.WARNING if wrong is WholeMask.NOTHING else None
-    if not of_sft(evidence):
+    if not is_sft(evidence.rollout):
         yield Hit(Where.ROW, 0, length, message, cause=wrong.value, severity=severity)
         return
     cut = wrong is WholeMask.NOTHING and sft_facts(evidence).get(CUT)

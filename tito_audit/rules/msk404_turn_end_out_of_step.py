@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tito_audit.evidence.model import Evidence, Sound
+from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.needs import Needs
-from tito_audit.evidence.sft import of_sft
+from tito_audit.evidence.sft import is_sft
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
 from tito_audit.rules._masks import JudgedMask, judged_mask
@@ -20,7 +20,7 @@ _UNTRAINED = "the end of a turn was sampled but is not trained; the model gets n
     Severity.WARNING,
     headline="{n} with a turn end sampled but not trained, or the reverse",
     needs=(Needs.MASK, Needs.SAMPLED),
-    silent=Sound.MASK,
+    silent=Verified.MASK,
 )
 def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
     """A turn end is sampled and not trained, or trained and not sampled.
@@ -55,7 +55,7 @@ def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
     if mask is None:
         return
     for position in mask.end_not_trained.nonzero()[0].tolist():
-        message = _NOT_TAUGHT if of_sft(evidence) else _UNTRAINED
+        message = _NOT_TAUGHT if is_sft(evidence.rollout) else _UNTRAINED
         yield _hit(evidence, mask, position, position, message, "sampled, not trained", Severity.WARNING)
     for position in mask.end_not_sampled.nonzero()[0].tolist():
         turn, calls = int(mask.view.turn[position - 1]), evidence.rollout.turns
@@ -71,7 +71,7 @@ def _hit(
 ) -> Hit:
     """The finding for a turn end; `answer` is a token of its turn."""
     turn = int(mask.view.turn[answer])
-    headline = "{n} with an answer's end left out of the loss" if of_sft(evidence) else ""
+    headline = "{n} with an answer's end left out of the loss" if is_sft(evidence.rollout) else ""
     return mask.hit(
         evidence, position, position + 1, message, cause, turn if turn >= 0 else None, severity, headline
     )

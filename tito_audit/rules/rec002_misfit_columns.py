@@ -13,8 +13,8 @@ from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
-from tito_audit.rules._masks import shifted
-from tito_audit.rules._words import counted, shown
+from tito_audit.rules._masks import has_shifted_column
+from tito_audit.rules._words import counted, head
 
 _IGNORED = -100
 
@@ -54,7 +54,7 @@ def misfit_columns(evidence: Evidence) -> Iterator[Hit]:
             continue
         if column.alignment is None:
             message = f"`{column.name}` has {counted(len(column.values), 'entry', 'entries')} for "
-            targets = shifted(row, ColumnRole.LOGPROBS)
+            targets = has_shifted_column(row, ColumnRole.LOGPROBS)
             message += counted(len(row.token_ids) - targets, "target token" if targets else "token")
             if row.prompt_length:
                 message += f" ({len(row.token_ids) - row.prompt_length} after the prompt)"
@@ -70,10 +70,10 @@ def misfit_columns(evidence: Evidence) -> Iterator[Hit]:
             message = f"the values of `{column.name}` {what}; {not_one}"
             yield Hit(Where.ROW, 0, len(row.token_ids), message, cause="values are no mask")
         elif column.encoding is MaskEncoding.LABELS:
-            yield from _wrong_labels(evidence, column, row)
+            yield from _check_labels(evidence, column, row)
 
 
-def _wrong_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Iterator[Hit]:
+def _check_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Iterator[Hit]:
     """Labels that are not the id of their token: one hit for all if they are those of a neighbour."""
     assert column.alignment is not None
     labels = expand(
@@ -105,4 +105,5 @@ def _wrong_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Itera
         else:
             message = f"{labels_are} not the id of their token; mask and tokens were made from different sequences"
         cause = f"labels slid by {slide:+d}" if slide else "labels of other tokens"
-        yield Hit(Where.ROW, start, end, message, cause=cause, recorded=shown(evidence, row.token_ids[start:end]))
+        recorded = head(evidence, row.token_ids[start:end])
+        yield Hit(Where.ROW, start, end, message, cause=cause, recorded=recorded)

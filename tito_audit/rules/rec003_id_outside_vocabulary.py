@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from tito_audit.evidence.model import Evidence, Sound
+from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Mask, empty_ids
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.prefix import common_prefix
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
-from tito_audit.rules._words import counted, shown
+from tito_audit.rules._words import counted, head
 from tito_audit.terminal.words import listed
 
 _NAMED = 4
@@ -26,7 +26,7 @@ _PADDED = "padding of the embedding"
     Severity.ERROR,
     headline="{n} with ids outside the vocabulary",
     needs=(Needs.COMPLETIONS | Needs.PROMPTS | Needs.ROW,),
-    silent=Sound.IDS,
+    silent=Verified.IDS,
 )
 def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
     """Token ids outside the vocabulary.
@@ -66,17 +66,17 @@ def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
         whole, shared = turn.seen_ids, 0 if turn.prompt_ids is None else common_prefix(seen, turn.prompt_ids)
         seen = seen if whole is None else whole
         if turn.prompt_ids is not None:
-            yield from _outside(evidence, Where.PROMPT, number, turn.prompt_ids, shared)
+            yield from _check_ids(evidence, Where.PROMPT, number, turn.prompt_ids, shared)
         if turn.completion_ids is not None:
-            yield from _outside(evidence, Where.COMPLETION, number, turn.completion_ids, 0)
+            yield from _check_ids(evidence, Where.COMPLETION, number, turn.completion_ids, 0)
     row = evidence.rollout.training_row
     if row is not None:
-        for hit in _outside(evidence, Where.ROW, None, row.token_ids, 0):
+        for hit in _check_ids(evidence, Where.ROW, None, row.token_ids, 0):
             trained = row.loss_mask is None or row.loss_mask[hit.start : hit.end].any()
             yield hit if trained or hit.cause != _PADDED else replace(hit, severity=Severity.WARNING)
 
 
-def _outside(evidence: Evidence, where: Where, turn: int | None, ids: Ids, skipped: int) -> Iterator[Hit]:
+def _check_ids(evidence: Evidence, where: Where, turn: int | None, ids: Ids, skipped: int) -> Iterator[Hit]:
     """One hit for each run of unknown ids after the first `skipped` ones."""
     for first, last in trained_runs(_unknown(evidence, ids[skipped:])):
         start, end = first + skipped, last + skipped
@@ -95,7 +95,7 @@ def _outside(evidence: Evidence, where: Where, turn: int | None, ids: Ids, skipp
             cause = "hole in the vocabulary"
         else:  # embeddings are padded to a round number of rows; no model adds more than this many
             cause = _PADDED if wrong.max() < size + 1024 else "above the vocabulary"
-        yield Hit(where, start, end, message, turn, cause, recorded=shown(evidence, wrong))
+        yield Hit(where, start, end, message, turn, cause, recorded=head(evidence, wrong))
 
 
 def _unknown(evidence: Evidence, ids: Ids) -> Mask:

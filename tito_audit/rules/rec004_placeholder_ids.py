@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tito_audit.evidence.model import Evidence, Sound
+from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import TrainingRow, Turn, effective_loss_mask
 from tito_audit.rule import rule
-from tito_audit.rules._drift import built_hits
+from tito_audit.rules._drift import hits_of_known_causes
 from tito_audit.rules._logprobs import sampled_values
-from tito_audit.rules._texts import TextAgreement, agreement, answer_of, contained
-from tito_audit.rules._words import shown
+from tito_audit.rules._texts import TextAgreement, agreement, answer_of, ids_contain
+from tito_audit.rules._words import head
 
 _CONSTANT = 4
 _UNSURE = -0.3
@@ -60,41 +60,41 @@ def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
     ## Repair
     `drop`: nothing in the log says what was sampled. Log the ids that the server sampled.
     """
-    yield from built_hits(evidence, "REC004")
+    yield from hits_of_known_causes(evidence, "REC004")
     rollout = evidence.rollout
     stated = rollout.stated.dummy_tokens
     for number, turn in enumerate(rollout.turns):
         # Most ids begin neither as counted nor as they end.
         for ids in (turn.prompt_ids, turn.completion_ids):
             if ids is not None and len(ids) and (stated or ids[0] <= 1 or ids[0] == ids[-1]):
-                yield from _of_turn(evidence, number, turn, stated)
+                yield from _check_turn(evidence, number, turn, stated)
                 break
     row = rollout.training_row
     if row is None:
         return
     cause = "stated by the log" if stated and len(row.token_ids) else _pattern(row.token_ids)
-    if cause is not None and not (cause == _ONE_ID and _loops_alone(row)):
+    if cause is not None and not (cause == _ONE_ID and _is_answer_in_loop(row)):
         yield _hit(evidence, Where.ROW, None, row.token_ids, cause)
-    elif not rollout.turns and Sound.LOGPROBS not in evidence.sound:
+    elif not rollout.turns and Verified.LOGPROBS not in evidence.verified:
         for values in sampled_values(evidence):
             for start, end in values.runs:
                 ids = row.token_ids[start:end]
-                if _one_id(ids) and _loops(values.logprobs[start:end]) is False:
+                if _one_id(ids) and _show_a_loop(values.logprobs[start:end]) is False:
                     yield _hit(evidence, Where.ROW, None, ids, _ONE_ID, start=start)
 
 
-def _loops_alone(row: TrainingRow) -> bool:
+def _is_answer_in_loop(row: TrainingRow) -> bool:
     """Whether a row of one id is the answer of a model in a loop, with no prompt of that id before it."""
     trained = effective_loss_mask(row)
     if row.logprobs is None or trained is None:
-        return row.logprobs is not None and bool(_loops(row.logprobs))
-    return int((~trained).sum()) < _CONSTANT and bool(_loops(row.logprobs[trained]))
+        return row.logprobs is not None and bool(_show_a_loop(row.logprobs))
+    return int((~trained).sum()) < _CONSTANT and bool(_show_a_loop(row.logprobs[trained]))
 
 
-def _of_turn(evidence: Evidence, number: int, turn: Turn, stated: bool) -> Iterator[Hit]:
+def _check_turn(evidence: Evidence, number: int, turn: Turn, stated: bool) -> Iterator[Hit]:
     """The placeholder sequences of a call."""
     prompt, completion = turn.prompt_ids, turn.completion_ids
-    dummy_prompt = prompt is not None and _one_id(prompt) and not _repeats(turn.prompt_text, len(prompt))
+    dummy_prompt = prompt is not None and _one_id(prompt) and not _repeats_a_piece(turn.prompt_text, len(prompt))
     if prompt is not None and dummy_prompt:
         yield _hit(evidence, Where.PROMPT, number, prompt, _ONE_ID)
     if completion is None or not len(completion):
@@ -102,7 +102,7 @@ def _of_turn(evidence: Evidence, number: int, turn: Turn, stated: bool) -> Itera
     cause = "stated by the log" if stated else _pattern(completion)
     if cause is None and prompt is not None and len(prompt) == 1 and not (prompt[0] or completion.any()):
         cause = "nothing but 0"
-    real = None if stated or cause is None else _is_real(evidence, number, turn)
+    real = None if stated or cause is None else _was_sampled(evidence, number, turn)
     if cause is not None and not real:
         looping = cause == _ONE_ID and real is None and not dummy_prompt and not stated
         cause, severity = (_UNDECIDED, Severity.WARNING) if looping else (cause, Severity.ERROR)
@@ -123,10 +123,10 @@ def _one_id(ids: Ids) -> bool:
     return len(ids) >= _CONSTANT and bool(ids[0] == ids[-1]) and bool((ids == ids[0]).all())
 
 
-def _is_real(evidence: Evidence, number: int, turn: Turn) -> bool | None:
+def _was_sampled(evidence: Evidence, number: int, turn: Turn) -> bool | None:
     """Whether logprobs that differ, or the logged text, show that the ids were sampled; None if nothing says."""
     ids = turn.completion_ids
-    looping = None if turn.completion_logprobs is None else _loops(turn.completion_logprobs)
+    looping = None if turn.completion_logprobs is None else _show_a_loop(turn.completion_logprobs)
     if looping is not None:
         return looping
     answer = answer_of(evidence, turn)
@@ -134,13 +134,13 @@ def _is_real(evidence: Evidence, number: int, turn: Turn) -> bool | None:
     if not text or ids is None:
         return None
     if evidence.vocabulary is None:  # any text is one piece once
-        return _repeats(text, len(ids)) if len(ids) >= _CONSTANT else None
+        return _repeats_a_piece(text, len(ids)) if len(ids) >= _CONSTANT else None
     if turn.completion_text:
         return agreement(evidence, number) is not TextAgreement.DIFFERENT
-    return contained(evidence, number, text)
+    return ids_contain(evidence, number, text)
 
 
-def _loops(logprobs: Logprobs) -> bool | None:
+def _show_a_loop(logprobs: Logprobs) -> bool | None:
     """Whether logprobs are those of a model in a loop: they differ, and soon come near zero. None if unclear."""
     values = logprobs[np.isfinite(logprobs)]
     if not len(values) or (values == values[0]).all():
@@ -148,7 +148,7 @@ def _loops(logprobs: Logprobs) -> bool | None:
     return None if len(values) >= 16 and values[len(values) // 2 :].mean() < _UNSURE else True
 
 
-def _repeats(text: str | None, count: int) -> bool:
+def _repeats_a_piece(text: str | None, count: int) -> bool:
     """Whether a text is the same piece so many times, as one token repeated writes it."""
     size, rest = divmod(len(text or ""), count)
     return text is not None and size > 0 and not rest and text == text[:size] * count
@@ -173,4 +173,4 @@ def _hit(
     }[cause]
     stand = "may stand" if cause == _UNDECIDED else "stand"
     message = f"{why}; they {stand} in for tokens that were not recorded and must not be trained"
-    return Hit(where, start, start + len(ids), message, turn, cause, severity, recorded=shown(evidence, ids))
+    return Hit(where, start, start + len(ids), message, turn, cause, severity, recorded=head(evidence, ids))

@@ -14,8 +14,8 @@ from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.message import ToolCall
 from tito_audit.record.rollout import Turn
 from tito_audit.rule import rule
-from tito_audit.rules._texts import TextAgreement, agreement, answer_of, contained, missing_part, spelled_out
-from tito_audit.rules._words import counted, quoted, shown
+from tito_audit.rules._texts import TextAgreement, agreement, answer_of, ids_contain, missing_part, spelled_calls
+from tito_audit.rules._words import counted, head, quoted
 
 _EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
 """What templates put before an answer; it was not sampled, so its ids are not missing."""
@@ -57,14 +57,14 @@ def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
         yield Hit(Where.COMPLETION, 0, 0, message, turn=number, cause="not recoverable", severity=Severity.WARNING)
     unrecovered = dict(evidence.recovery_problems)
     without: list[Hit] = []
-    spelled = spelled_out(evidence)
+    spelled = spelled_calls(evidence)
     for number, turn in enumerate(evidence.rollout.turns):
         if number in unrecovered:
             continue
         if turn.completion_ids is None or not len(turn.completion_ids):
-            without += _without_ids(evidence, number, turn)
+            without += _check_without_ids(evidence, number, turn)
         elif turn.usage is not None or number not in spelled:
-            yield from _incomplete(evidence, number, turn)
+            yield from _check_complete(evidence, number, turn)
     # Calls without ids are one hit for each cause, at the first of them.
     for cause in dict.fromkeys(hit.cause for hit in without):
         first, *more = (hit for hit in without if hit.cause == cause)
@@ -76,7 +76,7 @@ def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
         yield Hit(Where.ROW, 0, 0, message, cause="empty row")
 
 
-def _without_ids(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
+def _check_without_ids(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
     """A call without ids, if the log shows that it generated something."""
     if turn.completion_ids is None and turn.token_texts is not None:
         # Ids can be looked up from the token strings once there is a tokenizer.
@@ -100,7 +100,7 @@ def _without_ids(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
     yield Hit(Where.COMPLETION, 0, 0, message, turn=number, cause=cause)
 
 
-def _incomplete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
+def _check_complete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
     """Ids that spell only a part of what the log says was generated, or are fewer than the server counted."""
     ids = turn.completion_ids
     assert ids is not None
@@ -116,12 +116,12 @@ def _incomplete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
         if text is not None:
             whole = agreement(evidence, number) is not TextAgreement.DIFFERENT
         elif answer is not None:
-            text, whole = answer.text, contained(evidence, number, answer.text)
+            text, whole = answer.text, ids_contain(evidence, number, answer.text)
         missed = None if text is None or whole else missing_part(evidence, number, text)
     if missed is not None and not _EMPTY_THOUGHT.fullmatch(missed):
         problem = f"lack {counted(len(missed), 'character')} of its text: {quoted(missed)}"
     elif answer is not None and evidence.vocabulary is not None and not complete:
-        names = [call.name for call in answer.tool_calls if call.name and not _spelled(evidence, number, call)]
+        names = [call.name for call in answer.tool_calls if call.name and not _hold_call(evidence, number, call)]
         if names:
             problem, cause = f"hold no call of `{names[0]}`, which its message makes", "tool call"
     if not problem and usage is not None and uncounted > usage.choices:
@@ -138,13 +138,13 @@ def _incomplete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
             severity = Severity.WARNING  # the count may be of other choices too, which other rows hold
     if problem:
         message = f"the {counted(len(ids), 'completion id')} {problem}; the rest was not recorded"
-        side = shown(evidence, ids[np.maximum(len(ids) - 16, 0) :])
+        side = head(evidence, ids[np.maximum(len(ids) - 16, 0) :])
         yield Hit(Where.COMPLETION, 0, len(ids), message, number, f"incomplete: {cause}", severity, side)
 
 
-def _spelled(evidence: Evidence, number: int, call: ToolCall) -> bool:
+def _hold_call(evidence: Evidence, number: int, call: ToolCall) -> bool:
     """Whether the ids hold a call: its name, or its arguments alone where the request named the tool."""
     arguments = call.arguments if isinstance(call.arguments, str) else ""
-    return contained(evidence, number, call.name) or (
-        len(arguments.strip()) > len("{}") and contained(evidence, number, arguments)
+    return ids_contain(evidence, number, call.name) or (
+        len(arguments.strip()) > len("{}") and ids_contain(evidence, number, arguments)
     )

@@ -14,14 +14,14 @@ from tito_audit.rules._texts import (
     TextAgreement,
     agreement,
     answer_of,
-    contained,
     first_difference,
+    first_token_past_stop,
+    ids_contain,
     missing_part,
-    past_stop,
     prompt_in_answer,
-    spelled_out,
+    spelled_calls,
 )
-from tito_audit.rules._words import counted, quoted, shown
+from tito_audit.rules._words import counted, head, quoted
 
 _HARMLESS = {
     TextAgreement.TRIMMED: "white space around the text was trimmed; encoding it again gives other tokens",
@@ -63,7 +63,7 @@ def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
     None is certain: the log does not say which one is true. `drop` moves the rollout aside.
     """
     copies = evidence.rollout.stated.copies_disagree
-    spelled = spelled_out(evidence)
+    spelled = spelled_calls(evidence)
     for number, turn in enumerate(evidence.rollout.turns):
         ids = turn.completion_ids
         if ids is None or not len(ids):
@@ -72,26 +72,26 @@ def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
             message = f"two copies of the completion ids differ: {copies}; only one of them was sampled"
             yield Hit(Where.COMPLETION, 0, len(ids), message, turn=0, cause="copies of the ids differ")
         if turn.usage is not None:
-            yield from _against_count(evidence, number, turn)
+            yield from _check_prompt_usage(evidence, number, turn)
         if evidence.vocabulary is None or number in spelled:
             continue
         if turn.completion_text is not None:
-            yield from _against_text(evidence, number, ids, turn.completion_text)
+            yield from _check_text(evidence, number, ids, turn.completion_text)
             continue
         answer = answer_of(evidence, turn)
         parts = () if answer is None else ((answer.text, "content"), (answer.reasoning or "", "reasoning"))
         for part, name in parts:
-            if contained(evidence, number, part) or missing_part(evidence, number, part) is not None:
+            if ids_contain(evidence, number, part) or missing_part(evidence, number, part) is not None:
                 continue
             message = (
                 f"the {name} of the message ({quoted(part.strip())}) is nowhere in what the ids decode to; "
                 "the message was edited, or belongs to another completion"
             )
-            cause, side = f"{name} is not in the ids", shown(evidence, ids)
+            cause, side = f"{name} is not in the ids", head(evidence, ids)
             yield Hit(Where.COMPLETION, 0, len(ids), message, number, cause, Severity.WARNING, side)
 
 
-def _against_count(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
+def _check_prompt_usage(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
     """A prompt of another length than the server counted, which counts BOS or not, and images as their tokens.
 
     Where it counted other completion tokens than the log holds, it may have resumed the answer, or added up calls.
@@ -108,10 +108,10 @@ def _against_count(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]
     tokens = f"{counted(len(prompt), 'id')}, and the server counted {usage.prompt[0]:,} tokens"
     message = f"the prompt has {tokens}: these are not the ids that it was given"
     severity, cause = Severity.WARNING, "prompt of another length"
-    yield Hit(Where.PROMPT, 0, len(prompt), message, number, cause, severity, shown(evidence, prompt))
+    yield Hit(Where.PROMPT, 0, len(prompt), message, number, cause, severity, head(evidence, prompt))
 
 
-def _against_text(evidence: Evidence, number: int, ids: Ids, text: str) -> Iterator[Hit]:
+def _check_text(evidence: Evidence, number: int, ids: Ids, text: str) -> Iterator[Hit]:
     how = agreement(evidence, number)
     if how is TextAgreement.SAME or prompt_in_answer(evidence):
         return
@@ -127,7 +127,7 @@ def _against_text(evidence: Evidence, number: int, ids: Ids, text: str) -> Itera
         message = _HARMLESS[how]
     elif how is TextAgreement.PAST_STOP and stop is not None:
         severity = Severity.WARNING
-        start = past_stop(evidence, number, text) or 0
+        start = first_token_past_stop(evidence, number, text) or 0
         message = (
             f"the ids go on behind the stop string {quoted(stop)}, where the text was cut; a reward that reads "
             "the text does not see them"
@@ -138,5 +138,5 @@ def _against_text(evidence: Evidence, number: int, ids: Ids, text: str) -> Itera
     else:
         severity = Severity.ERROR
         message = f"the ids decode to {quoted(decoded)} from here on, the text says {quoted(recorded)}"
-    side = shown(evidence, ids[start:])
+    side = head(evidence, ids[start:])
     yield Hit(Where.COMPLETION, start, len(ids), message, number, how.value, severity, side)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
+from tito_audit.record.arrays import Mask
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.policy_columns import WEIGHTS, expand_to_row, version_column, versions_to_spans
 from tito_audit.record.rollout import Rollout, TrainingRow
@@ -25,33 +26,33 @@ _LONGEST = 24
 
 
 @dataclass(slots=True)
-class _Versions:
-    """Which versions sampled how many tokens, and where the first token of a second one is."""
+class _VersionCounts:
+    """How many tokens each version sampled, and where the version first changes."""
 
     tokens: dict[str, int] = field(default_factory=dict)
-    untold: int = 0
+    unattributed: int = 0
     """Tokens of calls that name several versions and do not say which token is of which."""
     change: tuple[Where, int | None, int, int] | None = None
-    """Sequence, turn, start and end of what another version than the first sampled."""
-    inside: list[str] = field(default_factory=list)
+    """Sequence, turn, start and end of the first tokens that a second version sampled."""
+    changes_in_call: list[str] = field(default_factory=list)
     """The versions of the first call in which they change, each with its tokens if the log says which."""
     calls: bool = False
     """Whether the tokens are those of calls, not of a row."""
 
     def add(self, versions: Sequence[str], size: int, place: tuple[Where, int | None, int, int]) -> None:
-        """Counts tokens that these versions sampled."""
+        """Count tokens that these versions sampled."""
         several = len(set(versions)) > 1
         if self.change is None and (several or (self.tokens and versions[0] not in self.tokens)):
             self.change = place
         for version in versions:
             self.tokens.setdefault(version, 0)
         if several:
-            self.untold += size
+            self.unattributed += size
         else:
             self.tokens[versions[0]] += size
 
     def add_spans(self, spans: Sequence[tuple[str, int, int]], where: Where, turn: int | None) -> None:
-        """Counts what each version sampled of a call or a row; spans that adjoin are of one call."""
+        """Count what each version sampled of a call or a row; adjoining spans are of one call."""
         calls: list[list[tuple[str, int, int]]] = []
         for version, start, end in spans:
             self.add([version], end - start, (where, turn, start, end))
@@ -59,7 +60,8 @@ class _Versions:
                 calls.append([])
             calls[-1].append((version, start, end))
         changing = next((call for call in calls if len({version for version, _, _ in call}) > 1), [])
-        self.inside = self.inside or [f"{_short(version)} in {start}:{end}" for version, start, end in changing]
+        if not self.changes_in_call:
+            self.changes_in_call = [f"{_shorten(version)} in {start}:{end}" for version, start, end in changing]
 
 
 @rule("REC008", Severity.NOTE, headline="{n} sampled with several weight versions", needs=(Needs.WEIGHT_VERSIONS,))
@@ -93,38 +95,38 @@ def several_weight_versions(evidence: Evidence) -> Iterator[Hit]:
     ## Repair
     None is needed: nothing is wrong with the row. Log the version of each token where calls outlive an update.
     """
-    versions = _versions(evidence.rollout)
+    versions = _count_versions(evidence.rollout)
     if versions is None or len(versions.tokens) < 2:
         return
     where, turn, start, end = versions.change or (Where.ROW, None, 0, 0)
     names = [
-        _short(version) + (f" ({counted(count, 'token')})" if count else "")
+        _shorten(version) + (f" ({counted(count, 'token')})" if count else "")
         for version, count in versions.tokens.items()
     ]
     more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
     message = f"sampled with {len(names)} weight versions: {listed([*names[:_NAMED], *more])}"
-    if versions.untold:
-        message += f"; the log does not say which of them sampled {counted(versions.untold, 'token')}"
+    if versions.unattributed:
+        message += f"; the log does not say which of them sampled {counted(versions.unattributed, 'token')}"
         yield Hit(where, start, end, message, turn, "version of tokens unknown", Severity.WARNING)
         return
-    if versions.inside:
-        message += f", which change within a call: {listed(versions.inside[:_NAMED])}"
+    if versions.changes_in_call:
+        message += f", which change within a call: {listed(versions.changes_in_call[:_NAMED])}"
     elif versions.calls:
         message += ", one in each call"
     message += "; each version is a policy of its own"
-    yield Hit(where, start, end, message, turn, "within a call" if versions.inside else "between calls")
+    yield Hit(where, start, end, message, turn, "within a call" if versions.changes_in_call else "between calls")
 
 
-def _short(version: str) -> str:
+def _shorten(version: str) -> str:
     return version if len(version) <= _LONGEST else version[: _LONGEST - 1] + "…"
 
 
-def _versions(rollout: Rollout) -> _Versions | None:
+def _count_versions(rollout: Rollout) -> _VersionCounts | None:
     """The versions of the row's tokens, else of the calls, else of the rollout as a whole; None if unknown."""
     row, stated = rollout.training_row, rollout.stated
     column = None if row is None else version_column(row.columns)
     if row is not None and column is not None:
-        versions = _Versions()
+        versions = _VersionCounts()
         if column.name == WEIGHTS and column.values.dtype.kind == "O":
             sampled = column.values.copy()
             sampled[~_sampled(row)] = None
@@ -133,10 +135,10 @@ def _versions(rollout: Rollout) -> _Versions | None:
             _add_tokens(versions, expand_to_row(column, row), Where.ROW, None, _sampled(row))
         return versions
     if any(turn.weight_versions or version_column(turn.columns) is not None for turn in rollout.turns):
-        return _of_calls(rollout)
+        return _count_calls(rollout)
     named, spans = stated.facts.get("weight_versions"), stated.facts.get("weight_spans")
     if row is not None and isinstance(spans, list | tuple) and spans:
-        versions = _Versions()
+        versions = _VersionCounts()
         # Spans as tokens of the row: counted from its start or its response, whichever holds more trained ones.
         trained = _sampled(row)
         start = row.prompt_length if row.prompt_length is not None else int(trained.argmax())
@@ -147,7 +149,7 @@ def _versions(rollout: Rollout) -> _Versions | None:
         versions.add_spans(cut, Where.ROW, None)
         return versions
     if row is not None and isinstance(named, list | tuple) and named:
-        versions = _Versions()
+        versions = _VersionCounts()
         runs = [] if row.loss_mask is None else trained_runs(row.loss_mask)
         if len(runs) == len(named):  # each call names one
             for (start, end), version in zip(runs, named, strict=True):
@@ -159,7 +161,7 @@ def _versions(rollout: Rollout) -> _Versions | None:
         return None
     size = sum(len(turn.completion_ids) for turn in rollout.turns if turn.completion_ids is not None)
     size = int(_sampled(row).sum()) if row is not None and not size else size
-    versions = _Versions()
+    versions = _VersionCounts()
     first = rollout.turns[0].completion_ids if rollout.turns else None
     whole: tuple[Where, int | None, int, int] = (Where.ROW, None, 0, 0 if row is None else len(row.token_ids))
     place = whole if row is not None else (Where.COMPLETION, 0, 0, 0 if first is None else len(first))
@@ -167,8 +169,8 @@ def _versions(rollout: Rollout) -> _Versions | None:
     return versions if rollout.turns or row is not None else None
 
 
-def _of_calls(rollout: Rollout) -> _Versions:
-    versions = _Versions(calls=True)
+def _count_calls(rollout: Rollout) -> _VersionCounts:
+    versions = _VersionCounts(calls=True)
     for number, turn in enumerate(rollout.turns):
         size = 0 if turn.completion_ids is None else len(turn.completion_ids)
         column = version_column(turn.columns)
@@ -183,15 +185,15 @@ def _of_calls(rollout: Rollout) -> _Versions:
     return versions
 
 
-def _sampled(row: TrainingRow) -> NDArray[np.bool_]:
+def _sampled(row: TrainingRow) -> Mask:
     return np.ones(len(row.token_ids), np.bool_) if row.loss_mask is None else row.loss_mask
 
 
 def _add_tokens(
-    versions: _Versions, values: NDArray[np.float64], where: Where, turn: int | None, inside: NDArray[np.bool_]
+    versions: _VersionCounts, values: NDArray[np.float64], where: Where, turn: int | None, sampled: Mask
 ) -> None:
-    """Adds runs of tokens with one version; -1, NaN and infinity are no version."""
-    at = (inside & (values >= 0) & np.isfinite(values)).nonzero()[0]
+    """Count the runs of sampled tokens with one version; -1, NaN and infinity are no version."""
+    at = (sampled & (values >= 0) & np.isfinite(values)).nonzero()[0]
     if not len(at):
         return
     cuts = ((np.diff(values[at]) != 0) | (np.diff(at) > 1)).nonzero()[0] + 1

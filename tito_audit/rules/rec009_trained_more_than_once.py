@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tito_audit.evidence.model import Evidence
-from tito_audit.evidence.trainings import hit_again
+from tito_audit.evidence.trainings import retraining_hit
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
 
@@ -58,4 +58,4 @@ def trained_more_than_once(evidence: Evidence) -> Iterator[Hit]:
     mask = None if evidence.rollout.training_row is None else evidence.rollout.training_row.loss_mask
     for hit in evidence.trained_again:
         if hit.turn is not None or (mask is not None and any(mask[start:end].any() for start, end in hit.runs)):
-            yield hit_again(hit)
+            yield retraining_hit(hit)

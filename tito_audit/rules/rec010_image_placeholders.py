@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import chain
 
 from tito_audit.evidence.images import (
-    Frame,
+    ImageSpan,
     ImageTokens,
-    Pictured,
-    frames_in,
+    StatedImages,
     image_tokens,
-    pictured,
+    images_in_ids,
+    images_in_messages,
 )
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
@@ -20,32 +20,32 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.message import Message
 from tito_audit.rule import rule
-from tito_audit.rules._words import counted, shown
+from tito_audit.rules._words import counted, head
 
 _MERGED = (1, 4, 9, 16)
 """Patches that one token stands for: Qwen-VL and GLM-V merge 2 x 2."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Pictures:
+class _ImageSequence:
     """The images of one sequence of ids, and what its messages state of them."""
 
     where: Where
     turn: int | None
     ids: Ids
-    frames: tuple[Frame, ...]
-    stated: Pictured | None
+    spans: tuple[ImageSpan, ...]
+    stated: StatedImages | None
     """None where the messages do not tell."""
     tokens: ImageTokens
 
     @property
-    def images(self) -> list[Frame]:
+    def images(self) -> list[ImageSpan]:
         """The frames of images, without those of videos."""
-        return [frame for frame in self.frames if not frame.video]
+        return [span for span in self.spans if not span.video]
 
     def hit(self, evidence: Evidence, place: tuple[int, int], message: str, cause: str, severity: Severity) -> Hit:
         """A hit on a range of the ids."""
-        side = shown(evidence, self.ids[place[0] : place[1]])
+        side = head(evidence, self.ids[place[0] : place[1]])
         return Hit(self.where, *place, message, self.turn, cause, severity, side)
 
 
@@ -102,14 +102,14 @@ def image_placeholders(evidence: Evidence) -> Iterator[Hit]:
         if ids is None or not (ids == (tokens.start if tokens.start >= 0 else tokens.pad)).any():
             return
     reported: set[str] = set()
-    for pictures in _sequences(evidence, tokens):
-        for hit in _hits(evidence, pictures):
+    for sequence in _sequences(evidence, tokens):
+        for hit in _check_sequence(evidence, sequence):
             if hit.cause not in reported:
                 reported.add(hit.cause)
                 yield hit
 
 
-def _sequences(evidence: Evidence, tokens: ImageTokens) -> Iterator[_Pictures]:
+def _sequences(evidence: Evidence, tokens: ImageTokens) -> Iterator[_ImageSequence]:
     """Every prompt and the row; without images in the messages only the longest, for what is written twice."""
     rollout, row = evidence.rollout, evidence.rollout.training_row
     prompts = [(k, turn.prompt_ids) for k, turn in enumerate(rollout.turns) if turn.prompt_ids is not None]
@@ -124,46 +124,46 @@ def _sequences(evidence: Evidence, tokens: ImageTokens) -> Iterator[_Pictures]:
             return
     generated = False
     for number, ids in prompts:
-        generated |= number > 0 and _holds(rollout.turns[number - 1].completion_ids, tokens)
+        generated |= number > 0 and _holds_image_tokens(rollout.turns[number - 1].completion_ids, tokens)
         if generated:
             break
         turn = rollout.turns[number]
         messages = turn.prompt_messages  # None if the log does not tell
         if messages is None and turn.message_index is not None:
             messages = rollout.messages[: turn.message_index]
-        yield _pictures(Where.PROMPT, number, ids, messages if stated else None, tokens)
+        yield _image_sequence(Where.PROMPT, number, ids, messages if stated else None, tokens)
     if row is not None:
-        generated |= row.loss_mask is not None and _holds(row.token_ids[row.loss_mask], tokens)
+        generated |= row.loss_mask is not None and _holds_image_tokens(row.token_ids[row.loss_mask], tokens)
         if not generated:
-            yield _pictures(Where.ROW, None, row.token_ids, rollout.messages if stated else None, tokens)
+            yield _image_sequence(Where.ROW, None, row.token_ids, rollout.messages if stated else None, tokens)
 
 
-def _pictures(
+def _image_sequence(
     where: Where, turn: int | None, ids: Ids, messages: Sequence[Message] | None, tokens: ImageTokens
-) -> _Pictures:
-    frames = tuple(frames_in(ids, tokens))
-    shown = pictured(messages) if messages else None
-    return _Pictures(where, turn, ids, frames, shown, tokens)
+) -> _ImageSequence:
+    spans = tuple(images_in_ids(ids, tokens))
+    stated = images_in_messages(messages) if messages else None
+    return _ImageSequence(where, turn, ids, spans, stated, tokens)
 
 
-def _holds(ids: Ids | None, tokens: ImageTokens) -> bool:
+def _holds_image_tokens(ids: Ids | None, tokens: ImageTokens) -> bool:
     """Whether a model itself generated image tokens, after which nothing can be counted."""
-    return ids is not None and bool(frames_in(ids, tokens) or (ids == tokens.pad).any())
+    return ids is not None and bool(images_in_ids(ids, tokens) or (ids == tokens.pad).any())
 
 
-def _hits(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
-    cut = any(frame.depth and not frame.whole for frame in pictures.frames)
-    if cut and pictures.tokens.start >= 0 <= pictures.tokens.end:
+def _check_sequence(evidence: Evidence, sequence: _ImageSequence) -> Iterator[Hit]:
+    cut = any(span.depth and not span.whole for span in sequence.spans)
+    if cut and sequence.tokens.start >= 0 <= sequence.tokens.end:
         return
-    twice = next((frame for frame in pictures.frames if frame.depth > 1), None)
+    twice = next((span for span in sequence.spans if span.depth > 1), None)
     if twice is not None:
         message = (
             f"an image is opened {twice.depth} times before it is closed: template and processor both wrote the "
             "tokens around it"
         )
-        yield pictures.hit(evidence, (twice.start, twice.stop), message, "expanded twice", Severity.ERROR)
+        yield sequence.hit(evidence, (twice.start, twice.stop), message, "expanded twice", Severity.ERROR)
         return
-    images, stated, miscounted = pictures.images, pictures.stated, None
+    images, stated, miscounted = sequence.images, sequence.stated, None
     count = 0 if stated is None else len(stated.images)
     if len(images) < count:
         end = images[-1].stop if images else 0
@@ -171,65 +171,65 @@ def _hits(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
             f"the messages hold {counted(count, 'image')}, the ids {len(images) or 'none'}; the answer is about "
             "an image that its prompt lacks"
         )
-        miscounted = pictures.hit(evidence, (end, end), message, "images missing", Severity.WARNING)
-    elif stated is not None and pictures.tokens.family.one_each and not stated.videos and 0 < count < len(images):
+        miscounted = sequence.hit(evidence, (end, end), message, "images missing", Severity.WARNING)
+    elif stated is not None and sequence.tokens.family.one_each and not stated.videos and 0 < count < len(images):
         more = images[count]
         message = f"the messages hold {counted(count, 'image')}, the ids {len(images)}"
-        miscounted = pictures.hit(evidence, (more.start, more.stop), message, "images added", Severity.WARNING)
+        miscounted = sequence.hit(evidence, (more.start, more.stop), message, "images added", Severity.WARNING)
     if miscounted is not None:
         yield miscounted
-    longest = max((frame.pads for frame in images), default=0)
-    short = [frame for frame in images if frame.pads <= 1]
+    longest = max((span.pads for span in images), default=0)
+    short = [span for span in images if span.pads <= 1]
     if longest > 1 and short:
         message = (
             f"{counted(len(short), 'image')} of {len(images)} has no more than one placeholder where another has "
             f"{longest}: the processor did not expand it"
         )
         place = short[0].start, short[0].stop
-        yield pictures.hit(evidence, place, message, "not expanded", Severity.WARNING)
+        yield sequence.hit(evidence, place, message, "not expanded", Severity.WARNING)
     if miscounted is None:
-        yield from _unequal(evidence, pictures)
-    yield from _against_grids(evidence, pictures)
+        yield from _check_repeated_images(evidence, sequence)
+    yield from _check_grids(evidence, sequence)
 
 
-def _unequal(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
+def _check_repeated_images(evidence: Evidence, sequence: _ImageSequence) -> Iterator[Hit]:
     """The same image with a run several times as long as elsewhere in the prompt."""
-    if pictures.stated is None or len(pictures.stated.images) != len(pictures.images):
+    if sequence.stated is None or len(sequence.stated.images) != len(sequence.images):
         return
-    first: dict[str, Frame] = {}
-    for image, frame in zip(pictures.stated.images, pictures.images, strict=True):
-        other = first.setdefault(image, frame)
-        low, high = sorted((other.pads, frame.pads))
+    first: dict[str, ImageSpan] = {}
+    for image, span in zip(sequence.stated.images, sequence.images, strict=True):
+        other = first.setdefault(image, span)
+        low, high = sorted((other.pads, span.pads))
         if image and low > 1 and high > low and high % low == 0:
-            longer = frame if frame.pads == high else other
+            longer = span if span.pads == high else other
             message = f"one image has {low} placeholders in one place and {high} in another: it was expanded again"
             place = longer.start, longer.stop
-            yield pictures.hit(evidence, place, message, "placeholders multiplied", Severity.WARNING)
+            yield sequence.hit(evidence, place, message, "placeholders multiplied", Severity.WARNING)
             return
 
 
-def _against_grids(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
+def _check_grids(evidence: Evidence, sequence: _ImageSequence) -> Iterator[Hit]:
     """The images of a row, or of a single prompt, against the logged grids of their patches."""
     grids = evidence.rollout.stated.facts.get("image_grid_thw")
-    alone = pictures.where is Where.ROW or (
+    alone = sequence.where is Where.ROW or (
         len(evidence.rollout.turns) == 1 and evidence.rollout.training_row is None
     )
     if not alone or not isinstance(grids, list | tuple):
         return
-    images = pictures.images
+    images = sequence.images
     if len(images) != len(grids):
         message = f"`image_grid_thw` has {counted(len(grids), 'image')}, the ids {len(images)}"
-        yield pictures.hit(evidence, (0, 0), message, "grids and images differ", Severity.WARNING)
+        yield sequence.hit(evidence, (0, 0), message, "grids and images differ", Severity.WARNING)
         return
-    if all(frame.pads <= 1 for frame in images):
+    if all(span.pads <= 1 for span in images):
         return  # ids as they were before the processor expanded them
     patches = [time * height * width for time, height, width in grids]
     pairs = list(zip(images, patches, strict=True))
-    if not pairs or any(all(frame.pads * merged == size for frame, size in pairs) for merged in _MERGED):
+    if not pairs or any(all(span.pads * merged == size for span, size in pairs) for merged in _MERGED):
         return
-    frame, size = next((pair for pair in pairs if pair[0].pads * 4 != pair[1]), pairs[0])
+    span, size = next((pair for pair in pairs if pair[0].pads * 4 != pair[1]), pairs[0])
     message = (
         f"an image of {counted(size, 'patch', 'patches')} by `image_grid_thw` has "
-        f"{counted(frame.pads, 'placeholder')} instead of {size // 4}"
+        f"{counted(span.pads, 'placeholder')} instead of {size // 4}"
     )
-    yield pictures.hit(evidence, (frame.start, frame.stop), message, "grids and images differ", Severity.WARNING)
+    yield sequence.hit(evidence, (span.start, span.stop), message, "grids and images differ", Severity.WARNING)

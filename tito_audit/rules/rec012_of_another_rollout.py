@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tito_audit.evidence.belonging import TRAINING_ROW
 from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.unrelated import TRAINING_ROW
 from tito_audit.record.arrays import empty_ids
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.rule import rule
-from tito_audit.rules._words import shown
+from tito_audit.rules._words import head
 
 
 @rule("REC012", Severity.ERROR, headline="{n} holding parts of another rollout")
@@ -50,6 +50,6 @@ def of_another_rollout(evidence: Evidence) -> Iterator[Hit]:
     row = evidence.rollout.training_row
     for part in evidence.unrelated:
         start, end = part.span
-        recorded = shown(evidence, empty_ids() if row is None else row.token_ids[start:end])
+        recorded = head(evidence, empty_ids() if row is None else row.token_ids[start:end])
         severity = Severity.ERROR if part.part == TRAINING_ROW else Severity.WARNING
         yield Hit(Where.ROW, start, end, part.what, cause=part.cause, severity=severity, recorded=recorded)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
+from tito_audit.record.arrays import Mask, Offsets
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.token_extras import Routing
 from tito_audit.rule import rule
-from tito_audit.rules._beside import Sequence, sequences
+from tito_audit.rules._beside import TokenSequence, token_sequences
 from tito_audit.rules._words import counted
 
 _MISSING = -1
@@ -63,12 +63,12 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
     shapes: dict[tuple[int, ...], int | None] = {}
     widths: set[int] | None = None
     images = bool(evidence.present & Needs.IMAGES)
-    for sequence in sequences(evidence):
+    for sequence in token_sequences(evidence):
         for unfit in sequence.beside.unreadable:
             if unfit.is_routing and unfit.contradicts_itself:
                 yield sequence.hit(f"`{unfit.name}` holds {unfit.because}", "not of its shape")
         for routing in sequence.beside.routing:
-            first, later = _rows(sequence, routing)
+            first, later = _possible_row_counts(sequence, routing)
             if routing.experts.ndim == 1:
                 size = len(routing.experts)
                 fits = {size // count for count in first | later if count and size % count == 0}
@@ -76,7 +76,7 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
                     message = f"{size:,} numbers in `{routing.name}` are no rows of {_tokens(sequence)}"
                     yield sequence.hit(message, "rows of other tokens")
                 widths = (widths & fits or widths) if widths and fits else fits or widths
-                yield from _values(sequence, routing, None)
+                yield from _check_experts(sequence, routing, None)
                 continue
             shape = routing.experts.shape[1:]
             if shapes and shape not in shapes:
@@ -94,7 +94,7 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
                 inside = (~((flat == 0).all(axis=1) | (flat == _MISSING).all(axis=1))).nonzero()[0]
                 start, end = (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
             if not images and count not in first | later and (count < most or end - start > most):
-                parts = sequence.resumed
+                parts = sequence.resumed_at
                 if parts and count - sum(parts) + len(parts) in first:
                     # inclusionAI/AReaL `areal/infra/remote_inf_engine.py`; its trainer refuses so many rows.
                     message = (
@@ -103,16 +103,16 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
                         "token on; replay has to leave out what a later part repeats"
                     )
                     yield sequence.hit(message, "rows of several parts", severity=Severity.WARNING)
-                    yield from _values(sequence, routing, None)
+                    yield from _check_experts(sequence, routing, None)
                     continue
                 yield sequence.hit(_count_message(sequence, routing), "rows of other tokens")
                 continue
             # Where rows of the response alone are possible, or an image takes several, their tokens are unknown.
             certain = not images and (count in first or (count > most >= end))
-            yield from _values(sequence, routing, routing.start if certain else None)
+            yield from _check_experts(sequence, routing, routing.start if certain else None)
 
 
-def _rows(sequence: Sequence, routing: Routing) -> tuple[set[int], set[int]]:
+def _possible_row_counts(sequence: TokenSequence, routing: Routing) -> tuple[set[int], set[int]]:
     """How many rows there may be from the first token on, or the stated one; and how many of later tokens alone.
 
     What stands behind the last sampled token may have none: SkyRL and verl append it after the last call.
@@ -125,7 +125,7 @@ def _rows(sequence: Sequence, routing: Routing) -> tuple[set[int], set[int]]:
     return rows, {size - at - by for at in later if at is not None for by in (0, 1) if at + by <= size} - rows
 
 
-def _count_message(sequence: Sequence, routing: Routing) -> str:
+def _count_message(sequence: TokenSequence, routing: Routing) -> str:
     count, size = len(routing.experts), len(sequence.ids)
     message = f"`{routing.name}` has {counted(count, 'row')} for {_tokens(sequence)}"
     if routing.start:
@@ -136,11 +136,11 @@ def _count_message(sequence: Sequence, routing: Routing) -> str:
     return f"{message}; replay sends tokens to the experts of others"
 
 
-def _tokens(sequence: Sequence) -> str:
+def _tokens(sequence: TokenSequence) -> str:
     return counted(len(sequence.ids), "token")
 
 
-def _values(sequence: Sequence, routing: Routing, first: int | None) -> Iterator[Hit]:
+def _check_experts(sequence: TokenSequence, routing: Routing, first: int | None) -> Iterator[Hit]:
     """What is wrong with the experts of a row; where the first row stands, also with those of its tokens."""
     experts = routing.experts.astype(np.int64)
     if not experts.size:
@@ -161,10 +161,10 @@ def _values(sequence: Sequence, routing: Routing, first: int | None) -> Iterator
             yield sequence.hit(message, "one expert twice", None if first is None else twice.nonzero()[0] + first)
             return
     if first is not None:
-        yield from _unfilled(sequence, routing, experts, first)
+        yield from _check_filled(sequence, routing, experts, first)
 
 
-def _unfilled(sequence: Sequence, routing: Routing, experts: NDArray[np.int64], first: int) -> Iterator[Hit]:
+def _check_filled(sequence: TokenSequence, routing: Routing, experts: Offsets, first: int) -> Iterator[Hit]:
     """Sampled tokens with a row of zeros, or with the row of many others."""
     flat = experts.reshape(len(experts), -1)[: max(len(sequence.ids) - first - 1, 0)]
     sampled = sequence.sampled[first : first + len(flat)]
@@ -177,7 +177,7 @@ def _unfilled(sequence: Sequence, routing: Routing, experts: NDArray[np.int64], 
             return
     if flat.shape[1] < _REPEATS or len(flat) < _REPEATS:
         return
-    captured: NDArray[np.bool_] = np.asarray((flat > 0).any(axis=1))
+    captured: Mask = np.asarray((flat > 0).any(axis=1))
     equal = np.concatenate([[False], (flat[1:] == flat[:-1]).all(axis=1) & captured[1:]]) & sampled
     for start, end in trained_runs(equal):
         tokens = sequence.ids[first + start - 1 : first + end]

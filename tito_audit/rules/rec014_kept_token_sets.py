@@ -6,16 +6,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
-from tito_audit.record.arrays import Ids
+from tito_audit.record.arrays import Ids, Mask, Offsets
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.token_extras import KeptSets
 from tito_audit.rule import rule
-from tito_audit.rules._beside import Sequence, sequences
-from tito_audit.rules._words import counted, shown
+from tito_audit.rules._beside import TokenSequence, token_sequences
+from tito_audit.rules._words import counted, head
 
 
 @rule(
@@ -53,7 +52,7 @@ def kept_token_sets(evidence: Evidence) -> Iterator[Hit]:
     None: only the sampler knows what it kept. A repair that changes tokens leaves the sets out. Log them with
     the tokens that they belong to, or train without replaying the sampling.
     """
-    for sequence in sequences(evidence):
+    for sequence in token_sequences(evidence):
         for unfit in sequence.beside.unreadable:
             if unfit.contradicts_itself and not unfit.is_routing:
                 yield sequence.hit(f"`{unfit.name}` has {unfit.because}", "offsets of other ids")
@@ -65,17 +64,17 @@ def kept_token_sets(evidence: Evidence) -> Iterator[Hit]:
                 message = f"`{sets.name}` holds the id {int(out[0])}, which the vocabulary does not have"
                 yield sequence.hit(message, "ids outside the vocabulary")
                 continue
-            places = _places(sequence, len(sets.offsets) - 1)
+            places = _places_of_entries(sequence, len(sets.offsets) - 1)
             if places is None:
                 sampled = counted(int(sequence.sampled.sum()), "sampled token")
                 message = f"`{sets.name}` has {counted(len(sets.offsets) - 1, 'set')} for {sampled}"
                 message += "; nothing says which token each set belongs to"
                 yield sequence.hit(message, "sets of other tokens")
                 continue
-            yield from _outside(evidence, sequence, sets, places)
+            yield from _check_ids(evidence, sequence, sets, places)
 
 
-def _places(sequence: Sequence, count: int) -> NDArray[np.int64] | None:
+def _places_of_entries(sequence: TokenSequence, count: int) -> Offsets | None:
     """The token of each set; None if nothing says which tokens so many sets are of."""
     size = len(sequence.ids)
     if count == size:
@@ -89,11 +88,11 @@ def _places(sequence: Sequence, count: int) -> NDArray[np.int64] | None:
     return np.arange(first, size) if sequence.response is None and count == size - first else None
 
 
-def _outside(evidence: Evidence, sequence: Sequence, sets: KeptSets, places: NDArray[np.int64]) -> Iterator[Hit]:
+def _check_ids(evidence: Evidence, sequence: TokenSequence, sets: KeptSets, places: Offsets) -> Iterator[Hit]:
     """The sampled tokens that are not in their sets."""
     ids = sequence.ids[places]
     judged = sequence.sampled[places] & (np.diff(sets.offsets) > 0)
-    wrong = judged & ~_holds(sets, ids)
+    wrong = judged & ~_sets_hold(sets, ids)
     if not wrong.any():
         return
     at = places[wrong]
@@ -101,13 +100,13 @@ def _outside(evidence: Evidence, sequence: Sequence, sets: KeptSets, places: NDA
     for by, side in ((1, "before"), (-1, "after")):
         moved = np.roll(ids, by)
         both = judged & (np.arange(len(ids)) >= 1 if by > 0 else np.arange(len(ids)) < len(ids) - 1)
-        if len(at) > 1 and both.any() and (_holds(sets, moved) | ~both).all():
+        if len(at) > 1 and both.any() and (_sets_hold(sets, moved) | ~both).all():
             message += f"; the sets are those of the token {side} each"
-    tokens = shown(evidence, sequence.ids[int(at[0]) : int(at[-1]) + 1])
+    tokens = head(evidence, sequence.ids[int(at[0]) : int(at[-1]) + 1])
     yield replace(sequence.hit(message, "not in its set", at), recorded=tokens)
 
 
-def _holds(sets: KeptSets, ids: Ids) -> NDArray[np.bool_]:
+def _sets_hold(sets: KeptSets, ids: Ids) -> Mask:
     """`[sets]` whether each set holds the id at its place."""
     counts = np.diff(sets.offsets).astype(np.int64)
     owner = np.repeat(np.arange(len(counts)), counts)

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
+from tito_audit.record.arrays import Offsets
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
-from tito_audit.rules._beside import Sequence, sequences
+from tito_audit.rules._beside import TokenSequence, token_sequences
 from tito_audit.rules._words import counted
 
 _PER_TOKEN = ("advantages", "token_advantages", "token_rewards", "token_level_rewards", "token_level_scores")
@@ -49,28 +50,28 @@ def advantages_and_rewards(evidence: Evidence) -> Iterator[Hit]:
     None: what a token is worth is for the environment and the algorithm to say. Compute the column again for
     these tokens.
     """
-    for sequence in sequences(evidence):
+    for sequence in token_sequences(evidence):
         for name, value in sequence.beside.credit.items():
             if name == _LENGTH:
-                yield from _response_length(evidence, sequence, value)
+                yield from _check_response_length(evidence, sequence, value)
             elif isinstance(value, list | tuple | np.ndarray):
-                yield from _listed(evidence, sequence, name, value)
+                yield from _check_list(evidence, sequence, name, value)
             elif isinstance(value, float) and not np.isfinite(value):
                 yield sequence.hit(f"`{name}` is {_worst(np.array([value]))}", "not a finite number")
 
 
-def _listed(evidence: Evidence, sequence: Sequence, name: str, value: Any) -> Iterator[Hit]:
+def _check_list(evidence: Evidence, sequence: TokenSequence, name: str, value: Any) -> Iterator[Hit]:
     entries = value.tolist() if isinstance(value, np.ndarray) else list(value)
     if not entries or not all(entry is None or isinstance(entry, int | float) for entry in entries):
         return
     numbers = np.array([np.nan if entry is None else float(entry) for entry in entries])
     if name not in _PER_TOKEN:
         # Rewards by turn, by component, by function: only their values say something.
-        if np.isinf(numbers).any() or _nans(value):
+        if np.isinf(numbers).any() or _holds_nan(value):
             yield sequence.hit(f"`{name}` holds {_worst(numbers)}", "not a finite number")
         return
     # By token, by turn, one for all, or with zeros as padding behind.
-    count, size, places = len(numbers), len(sequence.ids), _places(sequence, len(numbers))
+    count, size, places = len(numbers), len(sequence.ids), _places_of_entries(sequence, len(numbers))
     answers = sum(message.sampled for message in evidence.rollout.messages)
     runs = len(trained_runs(sequence.sampled))
     padded = count > size and not np.nan_to_num(numbers[size:], nan=0.0).any()
@@ -82,12 +83,12 @@ def _listed(evidence: Evidence, sequence: Sequence, name: str, value: Any) -> It
         return
     at = places[sequence.sampled[places] & (places >= 0)] if places is not None else None
     if places is None or at is None or not len(at):
-        if np.isinf(numbers).any() or _nans(value):
+        if np.isinf(numbers).any() or _holds_nan(value):
             yield sequence.hit(f"`{name}` holds {_worst(numbers)}", "not a finite number")
         return
     own = numbers[sequence.sampled[places]]
     # A table's NaN may be its null, and null says that the value is not known, as a repair writes it.
-    broken = np.isinf(own) | (np.isnan(own) if _nans(value) else np.zeros(len(own), np.bool_))
+    broken = np.isinf(own) | (np.isnan(own) if _holds_nan(value) else np.zeros(len(own), np.bool_))
     if broken.any():
         message = f"`{name}` is {_worst(own)} at {counted(int(broken.sum()), 'trained token')} of {len(own):,}"
         yield sequence.hit(message, "not a finite number", at[broken])
@@ -96,14 +97,14 @@ def _listed(evidence: Evidence, sequence: Sequence, name: str, value: Any) -> It
         yield sequence.hit(message, "no advantage", at, Severity.NOTE)
 
 
-def _nans(value: Any) -> bool:
+def _holds_nan(value: Any) -> bool:
     """Whether a list holds NaN; a table's null is NaN in an array, and says nothing."""
     return not isinstance(value, np.ndarray) and any(
         isinstance(entry, float) and entry != entry for entry in value
     )
 
 
-def _places(sequence: Sequence, count: int) -> NDArray[np.int64] | None:
+def _places_of_entries(sequence: TokenSequence, count: int) -> Offsets | None:
     """The token of each entry; None if it has none, or not so many."""
     size, sampled = len(sequence.ids), sequence.sampled.nonzero()[0]
     if count in (size, size - 1):
@@ -115,7 +116,7 @@ def _places(sequence: Sequence, count: int) -> NDArray[np.int64] | None:
     return sampled if count == len(sampled) else None
 
 
-def _response_length(evidence: Evidence, sequence: Sequence, length: Any) -> Iterator[Hit]:
+def _check_response_length(evidence: Evidence, sequence: TokenSequence, length: Any) -> Iterator[Hit]:
     """A length that no reading of the mask explains: all from the first trained token on, what is trained, or an
     answer."""
     row = evidence.rollout.training_row

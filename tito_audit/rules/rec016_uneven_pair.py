@@ -13,7 +13,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.rule import rule
 from tito_audit.rules._texts import prompt_in_answer
-from tito_audit.rules._words import counted, quoted, shown
+from tito_audit.rules._words import counted, head, quoted
 
 
 @rule("REC016", Severity.WARNING, headline="{n} of preference pairs that are uneven")
@@ -70,7 +70,7 @@ def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
         assert prompt is not None
         part = prompt[side.prompts_part : start if turn is None else len(prompt)]
         end = side.prompts_part + len(part)
-        yield Hit(of, side.prompts_part, end, message, turn, cause, severity, shown(evidence, part))
+        yield Hit(of, side.prompts_part, end, message, turn, cause, severity, head(evidence, part))
     if ids is None or not len(ids):
         return
     end = start + len(ids)
@@ -78,22 +78,21 @@ def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
         message = (
             f"the chosen and the rejected answer are the same {counted(len(ids), 'token')}: nothing is preferred"
         )
-        yield Hit(where, start, end, message, turn, "answers are the same", recorded=shown(evidence, ids))
-    yield from _prompt(evidence)
-    at, message, cause = _unended(evidence, ids, start)
+        yield Hit(where, start, end, message, turn, "answers are the same", recorded=head(evidence, ids))
+    yield from _check_prompt(evidence)
+    at, message, cause = _find_untrained_end(evidence, ids, start)
     if cause:
         message = f"the {side.name} answer {message}, so it does not teach when to stop"
-        yield Hit(
-            where, start + at, start + at + 1, message, turn, cause, recorded=shown(evidence, ids[at : at + 1])
-        )
-    run = _repeated_end(evidence, ids, start)
+        recorded = head(evidence, ids[at : at + 1])
+        yield Hit(where, start + at, start + at + 1, message, turn, cause, recorded=recorded)
+    run = _find_repeated_end(evidence, ids, start)
     if run is not None:
         low, high = run
         message = (
             f"the {side.name} answer trains the same end token {high - low} times in a row: padding is in the "
             "loss, or template and tokenizer both write the end"
         )
-        ends = shown(evidence, ids[low:high])
+        ends = head(evidence, ids[low:high])
         yield Hit(where, start + low, start + high, message, turn, "end repeated", recorded=ends)
     more = prompt_in_answer(evidence) if turn is not None else ""
     if more:
@@ -101,10 +100,10 @@ def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
             f"the first token of the answer also holds {quoted(more)}, the end of the prompt: prompt and answer "
             "were encoded in one piece, so the prompt is not the one that the model gets when it is used"
         )
-        yield Hit(where, start, start + 1, message, turn, "seam inside a token", recorded=shown(evidence, ids[:1]))
+        yield Hit(where, start, start + 1, message, turn, "seam inside a token", recorded=head(evidence, ids[:1]))
 
 
-def _prompt(evidence: Evidence) -> Iterator[Hit]:
+def _check_prompt(evidence: Evidence) -> Iterator[Hit]:
     """What is wrong with a prompt that was not compared with what the template writes."""
     turns, vocabulary = evidence.rollout.turns, evidence.vocabulary
     prompt, seen = (turns[0].prompt_ids, turns[0].seen_ids) if turns else (None, None)
@@ -115,7 +114,7 @@ def _prompt(evidence: Evidence) -> Iterator[Hit]:
             "the prompt begins with two BOS tokens: the template writes one and the tokenizer adds another; "
             "encode rendered text with `add_special_tokens=False`"
         )
-        yield Hit(Where.PROMPT, 0, 2, message, 0, "BOS doubled", recorded=shown(evidence, prompt[:2]))
+        yield Hit(Where.PROMPT, 0, 2, message, 0, "BOS doubled", recorded=head(evidence, prompt[:2]))
     headers = headers_in(vocabulary, "", evidence.speakers)
     role = token_roles(pieces_of(seen, vocabulary), evidence.end_ids, headers)[len(prompt)]
     if role in ("system", "user"):
@@ -124,10 +123,10 @@ def _prompt(evidence: Evidence) -> Iterator[Hit]:
             "the header of the answer"
         )
         last = len(prompt) - 1
-        yield Hit(Where.PROMPT, last, last + 1, message, 0, "prompt cut", recorded=shown(evidence, prompt[last:]))
+        yield Hit(Where.PROMPT, last, last + 1, message, 0, "prompt cut", recorded=head(evidence, prompt[last:]))
 
 
-def _unended(evidence: Evidence, ids: Ids, start: int) -> tuple[int, str, str]:
+def _find_untrained_end(evidence: Evidence, ids: Ids, start: int) -> tuple[int, str, str]:
     """The last token of an answer whose end is not trained, what is wrong, and the cause; "" if nothing is."""
     row, vocabulary = evidence.rollout.training_row, evidence.vocabulary
     if vocabulary is None or not evidence.end_ids or (row is not None and not start):
@@ -140,7 +139,7 @@ def _unended(evidence: Evidence, ids: Ids, start: int) -> tuple[int, str, str]:
     return 0, "", ""
 
 
-def _repeated_end(evidence: Evidence, ids: Ids, start: int) -> tuple[int, int] | None:
+def _find_repeated_end(evidence: Evidence, ids: Ids, start: int) -> tuple[int, int] | None:
     """The first run of one end token in an answer, all of it trained; None if no end comes twice in a row."""
     row = evidence.rollout.training_row
     same = np.isin(ids[1:], list(evidence.end_ids)) & (ids[1:] == ids[:-1])

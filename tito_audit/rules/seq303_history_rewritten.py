@@ -9,7 +9,7 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
-from tito_audit.rules._drift import built_hits
+from tito_audit.rules._drift import hits_of_known_causes
 from tito_audit.rules._links import link_hit
 
 
@@ -52,4 +52,4 @@ def history_rewritten(evidence: Evidence) -> Iterator[Hit]:
         if link.kind is LinkKind.REWRITTEN:
             reported.add(link.turn)
             yield link_hit(link, evidence, f"the history was changed ({link.detail})", link.detail)
-    yield from (hit for hit in built_hits(evidence, "SEQ303") if hit.turn not in reported)
+    yield from (hit for hit in hits_of_known_causes(evidence, "SEQ303") if hit.turn not in reported)

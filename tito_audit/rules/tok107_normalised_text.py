@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tito_audit.evidence.differences import normalised
+from tito_audit.evidence.differences import find_normal_form
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
@@ -46,5 +46,5 @@ def normalised_text(difference: Difference, evidence: Evidence) -> Reason | None
     unbroken run of calls, and is the safe way where a later turn saw the re-encoded tokens. `mask` takes the span
     out of the loss.
     """
-    form = normalised(difference.recorded.data, difference.canonical.data)
+    form = find_normal_form(difference.recorded.data, difference.canonical.data)
     return None if form is None else Reason(f"{form} normalisation", f"{form} changes the text")

@@ -8,7 +8,7 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import end_only
+from tito_audit.rules._drift import only_turn_ends
 from tito_audit.ways.recorded_values import holds_marker
 
 
@@ -57,9 +57,9 @@ def prompt_without_template(difference: Difference, evidence: Evidence) -> Reaso
     if vocabulary.control(inner).any() or holds_marker(vocabulary.text(inner)):
         return None
     side = difference.canonical
-    if end_only(side, evidence):
+    if only_turn_ends(side, evidence):
         return None
-    if not holds_marker((side.before + side.data + side.after).decode("utf-8", "replace")):
+    if not holds_marker(side.in_context.decode("utf-8", "replace")):
         # The template may write BOS before a sequence that differs as a whole.
         whole = difference.start == 0 and difference.end == len(ids)
         bos = None if evidence.bos_id is None else vocabulary.token_bytes(evidence.bos_id)

@@ -12,7 +12,7 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import answer_texts, in_answer
+from tito_audit.rules._drift import in_answer, texts_in_context
 
 _WRAPPERS = re.compile(
     r"</?tool_calls?>|```\w*|<\|tool_call(?:s_begin|_begin|_end)?\|>|\[/?TOOL_CALLS?\]|<function=|</function>|<\|python_tag\|>"
@@ -62,20 +62,20 @@ def _python_call(text: str, at: int) -> _SpelledCall | None:
     return _SpelledCall(line[:end], value, python=True) if is_call else None
 
 
-def _spelling(a: _SpelledCall, b: _SpelledCall) -> str:
+def _name_spelling(a: _SpelledCall, b: _SpelledCall) -> str:
     """How two spellings of equal calls differ."""
     if a.python != b.python:
         return "Python literal instead of JSON"
     if re.sub(r"\s+", "", a.text) == re.sub(r"\s+", "", b.text):
         return "spacing"
-    if _ordered(a.value) != _ordered(b.value):
+    if _canonical_text(a.value) != _canonical_text(b.value):
         return "number spelling"  # 1 and 1.0 are equal, and so are 1 and True
     if str(a.value) != str(b.value):
         return "key order"
     return "escapes" if "\\" in a.text + b.text else "number or string spelling"
 
 
-def _other_value(a: dict[str, Any], b: dict[str, Any]) -> str:
+def _name_change(a: dict[str, Any], b: dict[str, Any]) -> str:
     """What differs between two calls whose values differ."""
     x, y = (value.get("arguments", value.get("parameters")) for value in (a, b))
     if a.get("name") != b.get("name"):
@@ -85,29 +85,29 @@ def _other_value(a: dict[str, Any], b: dict[str, Any]) -> str:
     if isinstance(x, str) != isinstance(y, str):
         return "arguments as a string instead of an object"
     if x == y:
-        return "`parameters` instead of `arguments`" if _keys(a) == _keys(b) else "fields beside the arguments"
+        return "`parameters` instead of `arguments`" if _fields(a) == _fields(b) else "fields beside the arguments"
     if _as_strings(x) == _as_strings(y):
         return "booleans or numbers as strings"
-    return "letter case" if _ordered(x).lower() == _ordered(y).lower() else "other keys or values"
+    return "letter case" if _canonical_text(x).lower() == _canonical_text(y).lower() else "other keys or values"
 
 
-def _keys(call: dict[str, Any]) -> set[str]:
+def _fields(call: dict[str, Any]) -> set[str]:
     """The fields of a call, with `parameters` counted as `arguments`."""
     return {"arguments" if key == "parameters" else key for key in call}
 
 
 def _as_strings(value: Any) -> str:
     """A value as text in which `true`, `"true"` and `"True"` are the same."""
-    text = _ordered(value).replace("'", "")
+    text = _canonical_text(value).replace("'", "")
     return text.replace("True", "true").replace("False", "false").replace("None", "null")
 
 
-def _ordered(value: Any) -> str:
+def _canonical_text(value: Any) -> str:
     """A value as text, independent of the order of keys."""
     if isinstance(value, dict):
-        return "{" + ",".join(sorted(f"{key!r}:{_ordered(each)}" for key, each in value.items())) + "}"
+        return "{" + ",".join(sorted(f"{key!r}:{_canonical_text(each)}" for key, each in value.items())) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_ordered, value)) + "]"
+        return "[" + ",".join(map(_canonical_text, value)) + "]"
     return repr(value)
 
 
@@ -156,7 +156,7 @@ def tool_call_rewritten(difference: Difference, evidence: Evidence) -> Reason | 
     """
     if difference.where is Where.PROMPT and not in_answer(difference):
         return None
-    recorded, canonical = answer_texts(difference)
+    recorded, canonical = texts_in_context(difference)
     left, right = _calls(recorded), _calls(canonical)
     aspects: list[str] = []
     if len(left) != len(right):
@@ -166,7 +166,7 @@ def tool_call_rewritten(difference: Difference, evidence: Evidence) -> Reason | 
     for a, b in zip(left, right, strict=True) if len(left) == len(right) else ():
         if a.text != b.text:
             try:
-                aspects.append(_spelling(a, b) if a.value == b.value else _other_value(a.value, b.value))
+                aspects.append(_name_spelling(a, b) if a.value == b.value else _name_change(a.value, b.value))
             except RecursionError:  # nested too deep to be worth comparing
                 aspects.append("other keys or values")
     how = ", ".join(dict.fromkeys(aspects))

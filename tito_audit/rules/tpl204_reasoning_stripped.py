@@ -6,7 +6,7 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import changed_thought, holding_mark, thoughts
+from tito_audit.rules._drift import changed_reasoning, hold_mark, reasoning_blocks
 
 
 @cause(
@@ -44,14 +44,14 @@ def reasoning_stripped(difference: Difference, evidence: Evidence) -> Reason | N
     `splice` puts the sampled ids back where only the training row lost them. `fork` gives one row per unbroken run
     of calls. A template argument that keeps reasoning avoids the break.
     """
-    change = changed_thought(difference)
+    change = changed_reasoning(difference)
     if change is not None and change[0] and not change[1]:
         what = "reasoning is emptied, its markers are kept"
         return Reason("reasoning emptied", what)
-    recorded, canonical = holding_mark(difference, b"think>")
+    recorded, canonical = hold_mark(difference, b"think>")
     analysis = b"<|channel|>analysis" in difference.recorded.data
     if canonical or not (recorded or analysis):
         return None
-    inside = next(thoughts(difference.recorded.data), None)
+    inside = next(reasoning_blocks(difference.recorded.data), None)
     word = "empty reasoning" if inside and not inside[1].strip() else "reasoning"
     return Reason(f"{word} stripped", f"{word} is stripped")

@@ -6,7 +6,7 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import changed_thought, holding_mark, thoughts
+from tito_audit.rules._drift import changed_reasoning, hold_mark, reasoning_blocks
 
 
 @cause(
@@ -44,13 +44,13 @@ def reasoning_inserted(difference: Difference, evidence: Evidence) -> Reason | N
     `splice` puts the sampled ids back where the log proves that the sampler saw them. `fork` gives one row per
     unbroken run of calls. `mask` takes the span out of the loss.
     """
-    change = changed_thought(difference)
+    change = changed_reasoning(difference)
     if change is not None and change[1] and not change[0]:
         what = "reasoning is inserted into an empty block"
         return Reason("reasoning inserted into an empty block", what)
-    recorded, canonical = holding_mark(difference, b"think>")
+    recorded, canonical = hold_mark(difference, b"think>")
     if recorded or not canonical:
         return None
-    inside = next(thoughts(difference.canonical.data), None)
+    inside = next(reasoning_blocks(difference.canonical.data), None)
     word = "reasoning" if inside and inside[1].strip() else "empty reasoning"
     return Reason(f"{word} inserted", f"{word} is inserted")

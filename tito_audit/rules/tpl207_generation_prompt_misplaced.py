@@ -8,7 +8,7 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import repeats
+from tito_audit.rules._drift import is_repeated
 
 _ONLY_HEADER = re.compile(
     r"(?:<[^<>\s]{1,40}>|\s)*"
@@ -60,7 +60,7 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
         data, lacking = difference.recorded.data, difference.canonical.data
         if (data and lacking) or not _ONLY_HEADER.fullmatch((data or lacking).decode("utf-8", "replace")):
             return None
-        word = "missing" if lacking else "doubled" if repeats(difference, evidence) else "misplaced"
+        word = "missing" if lacking else "doubled" if is_repeated(difference, evidence) else "misplaced"
         return Reason(f"generation prompt {word}", f"the opener of the answer is {word}")
     at_end = not difference.recorded.after or not difference.canonical.after
     if difference.where is not Where.PROMPT or not at_end or difference.sampled:
@@ -76,7 +76,7 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
         word = "added" if recorded else "missing"
         return Reason(f"reasoning prefill {word}", f"a prefill of the answer is {word}")
     doubled = recorded and (
-        _HEADER.search(difference.recorded.before) is not None or repeats(difference, evidence)
+        _HEADER.search(difference.recorded.before) is not None or is_repeated(difference, evidence)
     )
     word = "missing" if canonical else "doubled" if doubled else "misplaced"
     return Reason(f"generation prompt {word}", f"the opener of the answer is {word}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from tito_audit.evidence.history_edits import unspaced
 from tito_audit.evidence.model import Against, Difference, Evidence, TextSide
 from tito_audit.evidence.needs import Needs
-from tito_audit.evidence.rewritten import bare
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import end_only
+from tito_audit.rules._drift import only_turn_ends
 from tito_audit.rules._texts import TextAgreement, agreement
 
 _LATER = frozenset((Against.NEXT_PROMPT, Against.ROW))
@@ -52,14 +52,14 @@ def turn_end_differs(difference: Difference, evidence: Evidence) -> Reason | Non
     what = _cut_at_stop(difference, evidence)
     if what is not None:
         return Reason("stop string cut", what)
-    recorded, canonical = (end_only(side, evidence) for side in (difference.recorded, difference.canonical))
+    recorded, canonical = (only_turn_ends(side, evidence) for side in (difference.recorded, difference.canonical))
     if recorded and canonical:
         return Reason("another stop token", "the turn ends on a different token")
     if recorded and not difference.canonical.data.strip():
-        return _alone(difference.recorded, difference, evidence)
+        return _reason_for_lone_end(difference.recorded, difference, evidence)
     if canonical and not difference.recorded.data.strip():
-        return _alone(difference.canonical, difference, evidence)
-    word = _merged(difference, evidence)
+        return _reason_for_lone_end(difference.canonical, difference, evidence)
+    word = _describe_merged_end(difference, evidence)
     if word is None:
         return None
     what = f"the end of the turn is {word}, and the text around it is encoded together"
@@ -74,7 +74,7 @@ def _cut_at_stop(difference: Difference, evidence: Evidence) -> str | None:
     ids = turn.completion_ids
     if ids is None or any(int(i) not in end_ids for i in ids[difference.end :]):
         return None
-    data = evidence.vocabulary.data
+    data = evidence.vocabulary.bytes_of
     inner_ids = [int(i) for i in difference.canonical.ids if int(i) not in end_ids]
     cut = (data(ids[: difference.start]) + b"".join(map(evidence.vocabulary.token_bytes, inner_ids))).rstrip()
     rest = data(ids)[len(cut) :]
@@ -93,7 +93,7 @@ def _cut_at_stop(difference: Difference, evidence: Evidence) -> str | None:
     return "the answer is cut where its text ends, as if at a stop string" if stopped else None
 
 
-def _merged(difference: Difference, evidence: Evidence) -> str | None:
+def _describe_merged_end(difference: Difference, evidence: Evidence) -> str | None:
     """What happened to an end whose neighbours are one token without it; None if the difference is another."""
     recorded, canonical = (_without_ends(side, evidence) for side in (difference.recorded, difference.canonical))
     if recorded is not None and canonical is not None and recorded[0] == canonical[0]:
@@ -116,10 +116,10 @@ def _without_ends(side: TextSide, evidence: Evidence) -> tuple[bytes, int] | Non
         return None
     inner_ids = [int(i) for i in side.ids if int(i) not in evidence.end_ids]
     data = b"".join(evidence.vocabulary.token_bytes(i) for i in inner_ids)
-    return (bare(data), len(side.ids) - len(inner_ids)) if data.strip() else None
+    return (unspaced(data), len(side.ids) - len(inner_ids)) if data.strip() else None
 
 
-def _alone(side: TextSide, difference: Difference, evidence: Evidence) -> Reason:
+def _reason_for_lone_end(side: TextSide, difference: Difference, evidence: Evidence) -> Reason:
     """The reason for an end token that only this side of a difference has."""
     assert evidence.vocabulary is not None
     is_recorded, later = side is difference.recorded, difference.against in _LATER

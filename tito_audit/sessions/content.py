@@ -20,7 +20,7 @@ from tito_audit.render.renderer import Renderer
 from tito_audit.render.sandbox import ChatEnvironment
 from tito_audit.render.template import SIZE_LIMIT, TIME_LIMIT
 from tito_audit.sessions.model import ChatCall
-from tito_audit.templates.probes import probe
+from tito_audit.templates.probes import make_probe
 
 _TEXTS = {"text": "text", "refusal": "refusal"}
 """Kinds of parts that are text, and where it is."""
@@ -64,8 +64,8 @@ def renderer_as_served(renderer: Renderer | None) -> Renderer | None:
         return renderer
     served = replace(renderer, wraps_texts=True)
     system = {"role": "system", "content": "Be\n\n brief.\n"}
-    probes = [probe("", chat) for chat in (_ASKED, [system, *_ASKED])]
-    texts = [(each.text(renderer, opens=False), each.text(served, opens=False)) for each in probes]
+    probes = [make_probe("", chat) for chat in (_ASKED, [system, *_ASKED])]
+    texts = [(each.try_render(renderer, opens=False), each.try_render(served, opens=False)) for each in probes]
     differs = any(parts not in (None, text) for text, parts in texts)
     return served if differs and not any("'type'" in (parts or "") for _, parts in texts) else renderer
 

@@ -22,9 +22,9 @@ from tito_audit.errors import SpliceError
 from tito_audit.record.arrays import Ids, as_ids, empty_ids
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.sessions.fit import as_tokenizer
-from tito_audit.templates.appends import sampled_text, turn_ends
-from tito_audit.templates.probes import ANSWER, USER, answering, probe
-from tito_audit.templates.seams import CONTENTS, EDGES, PATTERNS, Content, Seam, contents, of_pattern, seams
+from tito_audit.templates import seams
+from tito_audit.templates.append_only import sampled_text, turn_ends
+from tito_audit.templates.probes import ANSWER, USER, assistant, make_probe
 from tito_audit.tokens.tokenizer import Tokenizer
 
 ASSISTANT = "assistant"
@@ -83,7 +83,7 @@ class Delimiters:
     tokenizer: Tokenizer = field(repr=False)
     pairs: Mapping[Pair, Delimiter]
     """By (left, right). The beginning of a conversation with tools, which holds their definitions, is not here."""
-    contents: Mapping[str, Content]
+    contents: Mapping[str, seams.RoleContent]
     """How contents are written, by role."""
     answer: AnswerForm
 
@@ -114,8 +114,8 @@ def delimiters(tokenizer: Tokenizer | str | Path, renderer: Renderer | None = No
     own = as_tokenizer(tokenizer)
     renderer = renderer or make_renderer(own)
     answer = answer_form(own, renderer)
-    between = seams(renderer, own, (*PATTERNS, *_LONGER), (*CONTENTS, *_MORE_CONTENTS))
-    groups: dict[Pair, list[Seam]] = {}
+    between = seams.find_seams(renderer, own, (*seams.PATTERNS, *_LONGER), (*seams.CONTENTS, *_MORE_CONTENTS))
+    groups: dict[Pair, list[seams.Seam]] = {}
     for seam in between:
         if not seam.left.endswith("with tools"):
             pair = _NAMES.get(seam.left, seam.left), _NAMES.get(seam.right, seam.right)
@@ -141,7 +141,7 @@ def delimiters(tokenizer: Tokenizer | str | Path, renderer: Renderer | None = No
     refuted: dict[Pair, str] = {}  # pairs that have another text in longer conversations
     for pattern, form in product(_LONGER, _MORE_CONTENTS):
         texts = [form.format(number) for number in range(len(pattern))]
-        whole = replace(of_pattern(pattern, texts), tools=()).text(renderer)
+        whole = replace(seams.pattern_probe(pattern, texts), tools=()).try_render(renderer)
         if whole is None:
             continue
         unlike, reason = _find_refuted_pair(pattern, texts, whole, pairs, answer)
@@ -149,15 +149,15 @@ def delimiters(tokenizer: Tokenizer | str | Path, renderer: Renderer | None = No
             refuted.setdefault(unlike, reason)
     for pair, reason in refuted.items():
         pairs[pair] = replace(pairs[pair], text=None, ids=None, reason=reason)
-    return Delimiters(own, pairs, {content.role: content for content in contents(renderer)}, answer)
+    return Delimiters(own, pairs, {content.role: content for content in seams.find_contents(renderer)}, answer)
 
 
 def answer_form(tokenizer: Tokenizer, renderer: Renderer) -> AnswerForm:
     """How the template writes an answer that has only content."""
     question = {"role": "user", "content": USER}
-    conversation = probe("", [question, answering(ANSWER), question])
-    prompt, history = (conversation.text(renderer, count) for count in (1, 3))
-    last = conversation.text(renderer, 2, opens=False)
+    conversation = make_probe("", [question, assistant(ANSWER), question])
+    prompt, history = (conversation.try_render(renderer, count) for count in (1, 3))
+    last = conversation.try_render(renderer, 2, opens=False)
     if prompt is None or last is None or history is None:
         return AnswerForm(None, "", None)
     ends = turn_ends(renderer)
@@ -195,7 +195,7 @@ def _find_refuted_pair(
 def _end_token_ids(tokenizer: Tokenizer, end: str) -> tuple[int, ...] | None:
     """The ids of the end token; None if they depend on the content before it."""
     ids = set()
-    for edge in EDGES if end else ():
+    for edge in seams.EDGES if end else ():
         before, whole = _encode(tokenizer, ANSWER + edge), _encode(tokenizer, ANSWER + edge + end)
         ids.add(whole[len(before) :] if whole[: len(before)] == before else None)
     return ids.pop() if len(ids) == 1 else None
@@ -282,7 +282,7 @@ def _written_content(written: Delimiters, turn: StoredTurn, number: int, *, last
     where, answer = f"{written.tokenizer.name}: turn {number}", written.answer
     if isinstance(turn.content, str):
         how = written.contents.get(turn.role)
-        text = how.written(turn.content) if how is not None else None
+        text = how.write(turn.content) if how is not None else None
         if text is None:
             example = f", such as {how.unlike!r}" if how is not None else ""
             raise SpliceError(

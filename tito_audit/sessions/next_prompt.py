@@ -34,14 +34,14 @@ from tito_audit.sessions.index import (
     text_bytes,
 )
 from tito_audit.sessions.model import ChatCall, Fork, ForkReason, Node
-from tito_audit.templates.appends import sampled_text, turn_ends, unwritten
-from tito_audit.templates.probes import ANSWER, USER, USER_AGAIN, answering, probe
+from tito_audit.templates.append_only import missing_parts, sampled_text, turn_ends
+from tito_audit.templates.probes import ANSWER, SECOND_USER, USER, assistant, make_probe
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Prefix
 
 _STOPPED = frozenset({"stop", "tool_calls"})
 _ASKED = {"role": "user", "content": USER}
-_ASKED_AGAIN = {"role": "user", "content": USER_AGAIN}
+_ASKED_AGAIN = {"role": "user", "content": SECOND_USER}
 
 
 class PromptWriter:
@@ -165,9 +165,9 @@ class PromptWriter:
         headers too, but with that a prompt begins.
         """
         ends = turn_ends(self._renderer)
-        conversation = probe("", [_ASKED, answering(ANSWER), _ASKED_AGAIN])
-        start, question = (conversation.text(self._renderer, count, opens=False) for count in (1, 3))
-        opened = conversation.text(self._renderer, 2)
+        conversation = make_probe("", [_ASKED, assistant(ANSWER), _ASKED_AGAIN])
+        start, question = (conversation.try_render(self._renderer, count, opens=False) for count in (1, 3))
+        opened = conversation.try_render(self._renderer, 2)
         if start is not None and question is not None and opened is not None:
             after, other = (text.partition(ANSWER)[2] for text in (question, opened))
             shared = after[: common_start(after, other)].lstrip()
@@ -203,7 +203,7 @@ class PromptWriter:
             return Fork(ForkReason.NO_PLACE, f"the template refuses a history that ends with it: {error}", index)
         if digest_text(text[: written.length]) != written.digest:
             return fork_by_rewrite(self.write(written.messages, node.call), text, "once it is answered", index)
-        missing = [part for part in unwritten(node.message, text[written.length :]) if part != "tool calls"]
+        missing = [part for part in missing_parts(node.message, text[written.length :]) if part != "tool calls"]
         new = text[written.length :]
         missing += [] if all(call.name in new for call in node.message.tool_calls) else ["tool calls"]
         if missing:
@@ -259,7 +259,7 @@ class PromptWriter:
     def split_after_sampled(self, node: Node, text: str) -> tuple[int, str]:
         """How many of an answer's tokens a text begins with, and the text after them."""
         vocabulary, ids = self._tokenizer.vocabulary, node.output_ids
-        for form in (vocabulary.text(ids), vocabulary.data(ids).decode("utf-8", "replace")):
+        for form in (vocabulary.text(ids), vocabulary.bytes_of(ids).decode("utf-8", "replace")):
             if text.startswith(form):
                 return len(ids), text[len(form) :]
         data, at, count = text_bytes(text), 0, 0

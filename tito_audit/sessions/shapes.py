@@ -15,7 +15,7 @@ from tito_audit.parsers import finish_reason, parse_answer, to_message
 from tito_audit.provider import GenerationChunk, GenerationResult, SamplingParams, TopLogprobs
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.sessions.model import ChatCall
-from tito_audit.tokens.text_stream import decoded
+from tito_audit.tokens.text_stream import decode
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
@@ -186,7 +186,7 @@ class AnswerReader:
     def text(self, result: GenerationResult, sampling: SamplingParams) -> str:
         """An answer without the token or text that ended it."""
         shown = bool(sampling.extra.get("include_stop_str_in_output"))
-        return decoded(
+        return decode(
             self.tokenizer.vocabulary,
             result.output_ids,
             end_ids={*self.tokenizer.eos_ids, *sampling.stop_token_ids},

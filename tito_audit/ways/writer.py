@@ -243,7 +243,7 @@ class Writer:
                 return True
         # An answer goes from the end of its role header to its end token.
         stated = observation.stated if way.uses_stated else {}
-        core = _CORE.match(self.renderer.opener({**dict(way.args), **stated}))
+        core = _CORE.match(self.renderer.generation_prompt({**dict(way.args), **stated}))
         ends = sorted(map(vocabulary.piece, turn_end_ids(vocabulary) | set(self.tokenizer.eos_ids)))
         roles = sorted(token for token in self.renderer.control_texts if _ROLE.search(token))
         if core is None or not core[0] or not (ends or roles):
@@ -345,7 +345,7 @@ class FirstWriter:
     def _has_ids_of(self, text: str, prompt: Observation) -> bool:
         """Whether a text encodes as the recorded ids; in a row, its last token may merge with what follows."""
         # encode_alone starts no thread: processes are forked later.
-        (ids,) = self._tokenizer.encode_alone([text])
+        (ids,) = self._tokenizer.encode_single_threaded([text])
         if prompt.part is Part.FIRST:
             return np.array_equal(ids, prompt.ids)
         return len(ids) > 1 and np.array_equal(ids[:-1], prompt.ids[: len(ids) - 1])
@@ -367,9 +367,9 @@ def renderer_at_date_of(prompt: Observation, tokenizer: Tokenizer, renderer: Ren
     return renderer if moment is None else replace(renderer, clock=Clock(moment))
 
 
-def _guess_text(prompt: Observation, renderer: Renderer) -> str | None:
-    """The text of a prompt, by the fast engine where it may; None if the template refuses."""
-    return renderer.guess(prompt.messages, prompt.tools, add_generation_prompt=True, template_kwargs=prompt.stated)
+def _guess_text(seen: Observation, renderer: Renderer) -> str | None:
+    """The text of a seen, by the fast engine where it may; None if the template refuses."""
+    return renderer.try_render(seen.messages, seen.tools, add_generation_prompt=True, template_kwargs=seen.stated)
 
 
 def _recorded_start(prompt: Observation, tokenizer: Tokenizer, characters: int) -> str:

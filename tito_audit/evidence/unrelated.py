@@ -1,4 +1,4 @@
-"""Whether a training row, the calls beside it and its messages are of one rollout: they share an answer."""
+"""Tells whether a training row, its calls and its messages belong to one rollout: they must share an answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRAINING_ROW, MESSAGES = "training row", "messages"
 
 @dataclass(frozen=True, slots=True)
 class Unrelated:
-    """A part of a rollout that is of another one, and so is used for nothing."""
+    """A part of a rollout that belongs to another one and is therefore ignored."""
 
     part: str
     """TRAINING_ROW or MESSAGES."""
@@ -34,36 +34,38 @@ class Unrelated:
     what: str
     """What is wrong, as a sentence."""
     span: tuple[int, int] = (0, 0)
-    """The tokens of the row that it is about."""
+    """The tokens of the row that a finding points at."""
 
 
-def shares_answer(
+def share_an_answer(
     recorded: Pieces,
     answers: Sequence[tuple[int, int]],
     other: Pieces,
     runs: Sequence[tuple[int, int]],
     blocks: Blocks,
 ) -> bool:
-    """Whether two aligned sequences hold most of an answer in common.
+    """Whether two aligned sequences have at least half of some answer in common.
 
-    `answers` are ranges of the recorded one; `runs`, those that the other trains, may hold a part of one.
+    `answers` are token ranges of `recorded`; `runs` are the trained ranges of `other`, which may cut an answer.
     """
     size, other_size = len(recorded), len(other)
     in_answer, same, of_answer = np.zeros(size, np.bool_), np.zeros(size, np.bool_), np.zeros(other_size, np.bool_)
     for start, end in answers:
         in_answer[start:end] = True
-    places, others = blocks.matched()
+    places, others = blocks.matched_positions()
     same[places] = True
     of_answer[others] = in_answer[places]
-    for kind, start, end, first, last in blocks.differing():
+    for kind, start, end, first, last in blocks.differing_blocks():
         if kind in SAME_BYTES:
             same[start:end] = True
             of_answer[first:last] = in_answer[start:end].any()
-    return _mostly(answers, same, ~recorded.control) or _mostly(runs, of_answer, ~other.control)
+    return _covers_half_of_any(answers, same, ~recorded.control) or _covers_half_of_any(
+        runs, of_answer, ~other.control
+    )
 
 
-def spoken(pieces: Pieces, ranges: Sequence[tuple[int, int]]) -> bytes:
-    """The text of these ranges without control tokens."""
+def content_bytes(pieces: Pieces, ranges: Sequence[tuple[int, int]]) -> bytes:
+    """The bytes of these token ranges without control tokens, runs joined by spaces."""
     inside = np.zeros(len(pieces), np.bool_)
     for start, end in ranges:
         inside[start:end] = True
@@ -71,18 +73,18 @@ def spoken(pieces: Pieces, ranges: Sequence[tuple[int, int]]) -> bytes:
 
 
 def share_words(data: bytes, other: bytes) -> bool:
-    """Whether the shorter of two texts has half of its words in the other; also True where one has no words."""
+    """Whether half of the words of the shorter text are in the other one; True if either has no words."""
     texts = (unicodedata.normalize("NFKC", text.decode("utf-8", "replace")) for text in (data, other))
     words, others = (Counter(_WORD.findall(text.lower())) for text in texts)
     fewer = min(words.total(), others.total())
     return 2 * (words & others).total() >= fewer
 
 
-def of_another_conversation(rollout: Rollout, text: Callable[[Ids], str]) -> bool:
-    """Whether the messages of a rollout are of other calls: no call holds the answer that it should have written,
-    nor the last prompt what was asked.
+def messages_are_unrelated(rollout: Rollout, decode: Callable[[Ids], str]) -> bool:
+    """Whether the messages belong to other calls: no completion holds its answer, and the last prompt holds none
+    of the questions.
 
-    An edited answer still follows its question. `text` decodes token ids.
+    Both are required because an edited answer still follows its question.
     """
     pairs = [
         (rollout.messages[turn.message_index], turn)
@@ -91,11 +93,11 @@ def of_another_conversation(rollout: Rollout, text: Callable[[Ids], str]) -> boo
     ]
     compared = False
     for message, turn in pairs:
-        answer = said(message)
+        answer = full_text(message)
         if not _WORD.search(answer):
             continue
         assert turn.completion_ids is not None
-        compared, sampled = True, text(turn.completion_ids)
+        compared, sampled = True, decode(turn.completion_ids)
         if answer.strip() in sampled or share_words(
             answer.encode("utf-8", "surrogatepass"), sampled.encode("utf-8", "replace")
         ):
@@ -103,19 +105,19 @@ def of_another_conversation(rollout: Rollout, text: Callable[[Ids], str]) -> boo
     if not compared:
         return False
     questions = [message.text.strip() for message in rollout.messages if message.speaker in ("user", "tool")]
-    prompts = [text(turn.prompt_ids) for _, turn in pairs[-1:] if turn.prompt_ids is not None]
+    prompts = [decode(turn.prompt_ids) for _, turn in pairs[-1:] if turn.prompt_ids is not None]
     asked_there = any(question in prompt for question in questions if question for prompt in prompts)
     return bool(prompts) and bool(questions) and not asked_there
 
 
-def said(message: Message) -> str:
-    """All that a message says, tool calls included, as one text."""
+def full_text(message: Message) -> str:
+    """Reasoning, text and tool calls of a message as one text."""
     calls = (f"{call.name} {call.arguments or ''}" for call in message.tool_calls)
     return " ".join((message.reasoning or "", message.text, *calls))
 
 
-def common_offset(ids: Ids, others: Ids) -> int:
-    """The number that has been added to nearly every one of these ids; 0 if there is none."""
+def constant_id_offset(ids: Ids, others: Ids) -> int:
+    """The constant by which at least 90 % of `ids` exceed `others`; 0 if there is none."""
     size = min(len(ids), len(others))
     if not size:
         return 0
@@ -124,8 +126,8 @@ def common_offset(ids: Ids, others: Ids) -> int:
     return int(offsets[most]) if counts[most] >= 0.9 * size else 0
 
 
-def _mostly(ranges: Sequence[tuple[int, int]], mask: Mask, content: Mask) -> bool:
-    """Whether the mask covers half of the content of any of these ranges."""
+def _covers_half_of_any(ranges: Sequence[tuple[int, int]], mask: Mask, content: Mask) -> bool:
+    """Whether `mask` covers half of the content tokens of at least one range."""
     if not len(ranges):
         return False
     before = np.zeros((2, len(mask) + 1), np.int64)
