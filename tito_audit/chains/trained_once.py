@@ -160,15 +160,15 @@ def _covered_calls(ledger: Ledger, sequences: Numbers, nodes: Numbers) -> tuple[
     """`[N]` True for the calls of files whose calls rows train, as then only the rows count; and those of these
     calls that no row trains, if rows train most calls of the file."""
     calls, never = ledger.is_call(), [np.empty(0, np.int64)]
-    by_row = np.zeros(len(nodes) + 1, np.bool_)
-    by_row[nodes[~calls[sequences]]] = True
-    met = np.zeros(len(ledger), np.bool_)
-    met[sequences[by_row[nodes] & calls[sequences]]] = True
+    in_row = np.zeros(len(nodes) + 1, np.bool_)
+    in_row[nodes[~calls[sequences]]] = True
+    covered = np.zeros(len(ledger), np.bool_)
+    covered[sequences[in_row[nodes] & calls[sequences]]] = True
     for start, end in ledger.file_ranges():
-        met_calls, count = calls[start:end], int(np.count_nonzero(met[start:end]))
-        if 2 * count > np.count_nonzero(met_calls):
-            never.append((met_calls & ~met[start:end]).nonzero()[0] + start)
-        met_calls &= count > 0
+        calls_of_file, count = calls[start:end], int(np.count_nonzero(covered[start:end]))
+        if 2 * count > np.count_nonzero(calls_of_file):
+            never.append((calls_of_file & ~covered[start:end]).nonzero()[0] + start)
+        calls_of_file &= count > 0
     numbers = np.concatenate(never)
     hashes = ledger.spans["hash"][ledger.first_spans[numbers + 1].astype(np.int64) - 1]
     return calls, np.sort(numbers[np.unique(hashes, return_index=True)[1]])  # without repeats of the same tokens

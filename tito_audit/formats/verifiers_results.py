@@ -151,7 +151,7 @@ def _read_step(step: _Step, messages: Sequence[Message]) -> Turn:
                 for name, value in step.tokens.items()
                 if name not in (*_IDS, *_UNREBUILT) and is_list(value) and len(value) > 1 and is_number_list(value)
             },
-            beside=read_beside(step.tokens, step.wire),
+            extras=read_beside(step.tokens, step.wire),
             **fields,
         )
         size = 0 if turn.completion_ids is None else len(turn.completion_ids)

@@ -297,6 +297,7 @@ class Join:
         return None
 
     def _apply_to_rollout(self, rollout: Rollout, number: int, count: int, row: Row) -> Rollout:
+        """`apply` for rollout `number` of the `count` rollouts of a row."""
         place = rollout.place
         joined: dict[str, int] = {}
         tools, conversation = rollout.tools, None

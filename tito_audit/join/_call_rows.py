@@ -213,6 +213,7 @@ class CallRows:
         self._starts += [len(self._index)] * (len(self.readers) + 1 - len(self._starts))
 
     def _join_rows(self, history: HistoryIndex, decode: Decode | None) -> Rows:
+        """`root`, from names where rows have them, else from history."""
         root = np.arange(len(self._index), dtype=np.uint32)
         named = np.frombuffer(self._named, np.uint32)
         self.named = len(named)

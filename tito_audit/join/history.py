@@ -569,6 +569,7 @@ class PrefixSearch:
         return levels
 
     def _likeness(self, call: CallTraits, level: _PromptPrefix) -> float:
+        """How much what a call has after the prefix, its answer, resembles what the prompt has there."""
         if call.prompt is None:
             after_prefix = text_array(call.prompt_text or "")[level.at :], text_array(call.completion_text or "")
             text = b"".join(part.tobytes() for part in after_prefix)

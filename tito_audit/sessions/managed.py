@@ -435,6 +435,7 @@ class ManagedServer:
         return self._session
 
     async def _sample(self, prompt: Prompt, sampling: SamplingParams) -> tuple[GenerationResult, ...]:
+        """The provider's answers; ProviderError if one has no logprob for each id."""
         ids = prompt.ids.tolist()
         if not ids:
             raise ValueError("The prompt has no tokens.")
@@ -529,6 +530,7 @@ class PlaceholderServer:
 
 
 def _placeholder_node(text: str, finish_reason: str | None) -> SequenceNode:
+    """A node with the ids 0, 1, 2, … in place of those of its text, none of them trained."""
     return SequenceNode(
         text,
         list(range(_TOKENS)),

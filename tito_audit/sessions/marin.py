@@ -166,6 +166,7 @@ def rollout_from_choice(
 
 
 def _prompt_messages(prompt: PromptInput, system_prompt: str | None) -> list[Mapping[str, Any]]:
+    """The messages of a prompt; a text is one user message, after the system prompt if there is one."""
     if not isinstance(prompt, str):
         if system_prompt is not None:
             raise ValueError("system_prompt cannot be combined with a list of messages.")

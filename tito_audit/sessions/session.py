@@ -158,7 +158,7 @@ class Session:
                 fork = fork_at_departure(messages, keys, departure)
             else:
                 fork = fork_to_new_conversation(messages)
-            written = _sent_prompt(messages, messages, keys, rendered)
+            written = SentPrompt(messages, messages, tuple(keys), len(rendered.text), rendered.digest())
             return self._draft_whole(rendered.text, written, fork)
         if first.depth == len(call.messages) and not call.add_generation_prompt:
             return Draft(self._resume_answer(first), encoded=True)
@@ -167,7 +167,8 @@ class Session:
         rendered = PrefixDigests(self._writer.write(history, call))
         if first.answer.node.prompt.written is not None:  # needed soon; in this order the text is read once
             rendered.digest(first.answer.node.prompt.written.length)
-        written = _sent_prompt(history, sent, (*first.answer.keys, *keys[first.depth :]), rendered)
+        all_keys = (*first.answer.keys, *keys[first.depth :])
+        written = SentPrompt(history, sent, all_keys, len(rendered.text), rendered.digest())
         fork = self._fork_of_changed_history(call, keys, places, first)
         return self._draft_continuation(call, first, matches, written, rendered, fork)
 
@@ -399,12 +400,6 @@ class Session:
         size += 2 * len(node.prompt.text or "")
         self._bytes += size
         self._index.bytes += size
-
-
-def _sent_prompt(
-    messages: tuple[Message, ...], sent: tuple[Message, ...], keys: Sequence[bytes], text: PrefixDigests
-) -> SentPrompt:
-    return SentPrompt(messages, sent, tuple(keys), len(text.text), text.digest())
 
 
 def _is_prefilled(call: ChatCall) -> bool:
