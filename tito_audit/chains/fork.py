@@ -131,6 +131,7 @@ def fork_cost(calls: Sequence[SampledCall], rows: Sequence[ForkedRow]) -> tuple[
 
 
 def _check_call(call: SampledCall, mask: Numbers | None, number: int) -> _CheckedCall:
+    """A call as arrays; ValueError or RecordError if it does not fit."""
     if isinstance(call, str) or not isinstance(call, Sequence) or len(call) not in (2, 3):
         raise ValueError(f"call {number} is not (prompt_ids, completion_ids) or (…, logprobs)")
     prompt = as_ids(call[0], f"calls[{number}] prompt_ids")

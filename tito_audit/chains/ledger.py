@@ -129,7 +129,7 @@ class Ledger:
         """How many tokens a sequence trains."""
         return int(self.spans["tokens"][slice(*self.first_spans[number : number + 2])].sum())
 
-    def sequences_of(self, spans: Numbers) -> Numbers:
+    def sequences_of_spans(self, spans: Numbers) -> Numbers:
         """`[K]` the sequence that each of these spans is in."""
         # Of the same type, or the whole index would be converted.
         return self.first_spans.searchsorted(spans.astype(np.uint32), "right").astype(np.int64) - 1

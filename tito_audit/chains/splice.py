@@ -86,7 +86,7 @@ def splice_prefix(
     old, new = _split_turns(prefix, stops), _split_turns(template, stops)
     agreed, ended = common_prefix(prefix, template), int(seen[-1]) in stops
     ends_next = agreed == len(prefix) < len(template) and int(template[agreed]) in stops
-    has_tail = len(old.after_last_end()) > 0
+    has_tail = len(old.tail()) > 0
     if not old.ends or (has_tail and (ends_next or _ends_in_open_turn(_split_turns(seen, stops), old))):
         old = _Turns(old.ids, [*old.ends, len(old.ids)])
     rest = _find_cut(old, new, agreed, stops, ended)
@@ -121,10 +121,10 @@ class _Turns:
     ends: list[int]
     """Positions of the stop ids; then the length of the sequence, if its last turn has none."""
 
-    def body(self, turn: int) -> _TurnTokens:
+    def turn_tokens(self, turn: int) -> _TurnTokens:
         return _TurnTokens(self.ids[self.ends[turn - 1] + 1 if turn else 0 : self.ends[turn]])
 
-    def after_last_end(self) -> _TurnTokens:
+    def tail(self) -> _TurnTokens:
         """The tokens after the last stop id."""
         return _TurnTokens(self.ids[self.ends[-1] + 1 if self.ends else 0 :])
 
@@ -140,12 +140,12 @@ def _ends_in_open_turn(seen: _Turns, prefix: _Turns) -> bool:
     What looks more like the last turn seen decides, the tokens after the prefix's last end or those before it; if
     neither does, the number of ends.
     """
-    after = prefix.after_last_end()
+    after = prefix.tail()
     ended = bool(seen.ends) and seen.ends[-1] == len(seen.ids) - 1
     ends = seen.ends[:-1] if ended else seen.ends
     body = _TurnTokens(seen.ids[ends[-1] + 1 if ends else 0 : len(seen.ids) - ended])
     as_many_ends = len(prefix.ends) <= len(ends)
-    turn = prefix.body(len(prefix.ends) - 1)
+    turn = prefix.turn_tokens(len(prefix.ends) - 1)
     in_rest, in_turn = common_ends(after.ids, body.ids), common_ends(turn.ids, body.ids)
     if len(after) < len(body) and body.starts_with(after):
         # As a generation prompt is.
@@ -172,7 +172,7 @@ def _find_cut(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int], ende
     turn = _find_counterpart(old, new, agreed) if agreed < len(old.ids) else None
     if turn is None:
         # The error, with what was looked for and how far it got.
-        last = old.body(len(old.ends) - 1)
+        last = old.turn_tokens(len(old.ends) - 1)
         shown = f"{'… ' if len(last) > 6 else ''}{', '.join(map(str, last.ids[-6:].tolist()))}"
         ids = ", ".join(map(str, sorted(stops)))
         count = bisect_right(new.ends, agreed)
@@ -193,18 +193,18 @@ def _find_counterpart(old: _Turns, new: _Turns, agreed: int) -> int | None:
     same = bisect_left(old.ends, agreed)
     turn, is_last = _align_turns(*_differing_turns(old, new, same))
     turn += same
-    last = old.body(len(old.ends) - 1)
+    last = old.turn_tokens(len(old.ends) - 1)
     if (
         not is_last
         and len(last)
-        and any(last.data == new.body(place).data for place in range(min(same, len(new.ends))))
+        and any(last.data == new.turn_tokens(place).data for place in range(min(same, len(new.ends))))
     ):
         # The template kept an equal turn, so it kept this one and dropped the beginning.
         turn, is_last = _align_turns(*_differing_turns(old, new, 0))
     following = turn + 1
-    opener = new.after_last_end()
+    opener = new.tail()
     if not is_last and len(opener) >= _SHORTEST and following < len(new.ends):
-        starts = [body.starts_with(opener) for body in (last, new.body(following))]
+        starts = [body.starts_with(opener) for body in (last, new.turn_tokens(following))]
         # Both are turns of the model: one turn, rewritten too much to match.
         turn += all(starts)
     return turn if turn >= 0 else None
@@ -219,7 +219,7 @@ def _differing_turns(old: _Turns, new: _Turns, same: int) -> tuple[list[_TurnTok
             "Aligning them would hold up the caller for seconds.\n"
             "Check that stop_ids holds only ids that end a turn, and that both render the same messages."
         )
-    return [old.body(same + k) for k in range(olds)], [new.body(same + k) for k in range(news)]
+    return [old.turn_tokens(same + k) for k in range(olds)], [new.turn_tokens(same + k) for k in range(news)]
 
 
 def _band_width(turns: int) -> int:

@@ -118,14 +118,14 @@ def find_repeated_training(ledger: Ledger) -> RepeatedTraining:
     if not len(ledger):
         return RepeatedTraining(0, Doubles(), np.empty(0, np.int64), np.empty(0, np.int64))
     shared = ledger.find_shared_spans()
-    of = ledger.sequences_of(shared)
+    sequences = ledger.sequences_of_spans(shared)
+    # `[K]` a number of each span's hash: a node of the tree of all prefixes.
     nodes = np.unique(ledger.spans["hash"][shared], return_inverse=True)[1].astype(np.int64)
-    evidence, never = _calls_covered_by_rows(ledger, of, nodes)
-    unproven = ~evidence[of]
+    covered, never = _covered_calls(ledger, sequences, nodes)
+    unproven = ~covered[sequences]
     unproven &= (np.bincount(nodes[unproven], minlength=len(nodes)) > 1)[nodes]
     doubles, runs, undecided = array("q"), array("I"), array("q")
-    for members in _sequences_sharing_spans(ledger, shared[unproven], of[unproven], nodes[unproven]):
-        # Add what the sequences of a family train more than once, and those of which nothing shows it.
+    for members in _group_sequences(ledger, shared[unproven], sequences[unproven], nodes[unproven]):
         members.sort(key=attrgetter("order"))
         by_node: dict[int, list[_Visit]] = {}
         for member in members:
@@ -152,42 +152,38 @@ def find_repeated_training(ledger: Ledger) -> RepeatedTraining:
                 runs.extend(chain.from_iterable(again))
                 doubles.extend((member.number, first, len(others), _CAUSES.index(cause), at, at + len(again)))
         undecided.extend(sorted(open_ - {member.number for member in members if member.again}))
-    return RepeatedTraining(
-        ledger.count_trained_tokens(evidence),
-        Doubles(doubles, runs),
-        never,
-        np.sort(np.array(undecided, np.int64)),
-    )
+    trained, open_sequences = ledger.count_trained_tokens(covered), np.sort(np.array(undecided, np.int64))
+    return RepeatedTraining(trained, Doubles(doubles, runs), never, open_sequences)
 
 
-def _calls_covered_by_rows(ledger: Ledger, of: Numbers, nodes: Numbers) -> tuple[NDArray[np.bool_], Numbers]:
+def _covered_calls(ledger: Ledger, sequences: Numbers, nodes: Numbers) -> tuple[NDArray[np.bool_], Numbers]:
     """`[N]` True for the calls of files whose calls rows train, as then only the rows count; and those of these
     calls that no row trains, if rows train most calls of the file."""
     calls, never = ledger.is_call(), [np.empty(0, np.int64)]
-    by_row = np.zeros(len(nodes) + 1, np.bool_)
-    by_row[nodes[~calls[of]]] = True
-    met = np.zeros(len(ledger), np.bool_)
-    met[of[by_row[nodes] & calls[of]]] = True
+    in_row = np.zeros(len(nodes) + 1, np.bool_)
+    in_row[nodes[~calls[sequences]]] = True
+    covered = np.zeros(len(ledger), np.bool_)
+    covered[sequences[in_row[nodes] & calls[sequences]]] = True
     for start, end in ledger.file_ranges():
-        met_calls, count = calls[start:end], int(np.count_nonzero(met[start:end]))
-        if 2 * count > np.count_nonzero(met_calls):
-            never.append((met_calls & ~met[start:end]).nonzero()[0] + start)
-        met_calls &= count > 0
+        calls_of_file, count = calls[start:end], int(np.count_nonzero(covered[start:end]))
+        if 2 * count > np.count_nonzero(calls_of_file):
+            never.append((calls_of_file & ~covered[start:end]).nonzero()[0] + start)
+        calls_of_file &= count > 0
     numbers = np.concatenate(never)
     hashes = ledger.spans["hash"][ledger.first_spans[numbers + 1].astype(np.int64) - 1]
     return calls, np.sort(numbers[np.unique(hashes, return_index=True)[1]])  # without repeats of the same tokens
 
 
-def _sequences_sharing_spans(
-    ledger: Ledger, shared: Numbers, of: Numbers, nodes: Numbers
+def _group_sequences(
+    ledger: Ledger, shared: Numbers, sequences: Numbers, nodes: Numbers
 ) -> Iterator[list[_Sequence]]:
     """The groups of sequences that share spans, directly or through others."""
     stepwise = ledger.has_row_per_step()
-    numbers, first_visit, place = np.unique(of, return_index=True, return_inverse=True)
+    numbers, first_visit, place = np.unique(sequences, return_index=True, return_inverse=True)
     _, first_of_node, node = np.unique(nodes, return_index=True, return_inverse=True)
-    labels = connected_components(len(of), first_visit[place], first_of_node[node])[first_visit]
+    labels = connected_components(len(sequences), first_visit[place], first_of_node[node])[first_visit]
     numbers = numbers[np.argsort(labels, kind="stable")]
-    cuts = np.diff(np.sort(labels), prepend=-1, append=len(of)).nonzero()[0]
+    cuts = np.diff(np.sort(labels), prepend=-1, append=len(sequences)).nonzero()[0]
     for start, end in pairwise(cuts.tolist()):
         members = []
         for number in numbers[start:end].tolist():

@@ -25,7 +25,7 @@ from tito_audit.run.template import open_template
 from tito_audit.serve.call_log import CallLog
 from tito_audit.serve.errors import Refused
 from tito_audit.sessions.engine import Conversations, Limits
-from tito_audit.sessions.fit import find_misfit
+from tito_audit.sessions.fit import describe_tokenizer_difference
 from tito_audit.templates.append_only import check_append_only
 from tito_audit.terminal.escape import inert, shell_word, visible
 
@@ -158,7 +158,7 @@ async def _check_late_provider(gateway: Gateway, *, renames: bool, force: bool) 
     """Check a server that was down at the start; Refused if it has another tokenizer."""
     await gateway.provider.find_model()  # type: ignore[attr-defined]
     _take_provider_name(gateway, renames=renames)
-    difference = await find_misfit(gateway.provider, gateway.tokenizer)
+    difference = await describe_tokenizer_difference(gateway.provider, gateway.tokenizer)
     if difference is not None and not force:
         why = f"the tokenizer of this gateway is not the tokenizer of the model: {difference}"
         raise Refused(why, status=502, code="wrong_tokenizer")

@@ -293,8 +293,8 @@ def count_written(written: frozenset[int], seen: Sequence[Observation]) -> Writt
     # A START shares its ids with the WHOLE of its row, which counts them.
     sizes = [0 if observation.part is Part.START else len(observation.ids) for observation in seen]
     tokens = sum(sizes[at] for at in written)
-    turns, of_turns = len(written - first), len(seen) - len(first)
-    return WrittenShare(len(first & written), len(first), turns, of_turns, tokens, sum(sizes))
+    later = len(written - first), len(seen) - len(first)
+    return WrittenShare(len(first & written), len(first), *later, tokens, sum(sizes))
 
 
 def find_equal_ways(

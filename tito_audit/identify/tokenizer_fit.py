@@ -135,10 +135,8 @@ def count_unknown_ids(rollouts: Sequence[Rollout], tokenizer: Tokenizer) -> int:
 def _describe_counts(seen: _FitCounts) -> list[str]:
     words = []
     if seen.texts:
-        are = "is" if seen.texts == 1 else "are"
-        words.append(
-            f"{seen.texts_found:,} of {many(seen.texts, 'logged text')} {are} found in what the ids decode to"
-        )
+        texts = f"{many(seen.texts, 'logged text')} {'is' if seen.texts == 1 else 'are'}"
+        words.append(f"{seen.texts_found:,} of {texts} found in what the ids decode to")
     if seen.outside:
         words.append(f"{percent(seen.outside / seen.ids)} of the ids lie outside the vocabulary")
     return words
@@ -168,6 +166,7 @@ def _low_roundtrip_share(tested: TestableRows, seen: _FitCounts, reference: Refe
 
 
 def _count_fit(tested: TestableRows, tokenizer: Tokenizer) -> _FitCounts:
+    """What rows show about a tokenizer, by its vocabulary alone."""
     seen, vocabulary = _FitCounts(), tokenizer.vocabulary
     for rollout, all_ids in tested:
         text = "\n".join(vocabulary.text(ids) for ids in all_ids)

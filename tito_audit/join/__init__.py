@@ -296,19 +296,22 @@ class Join:
                 return Gathering(rows, log)
         return None
 
-    def _apply_to_rollout(self, rollout: Rollout, number: int, of: int, row: Row) -> Rollout:
+    def _apply_to_rollout(self, rollout: Rollout, number: int, count: int, row: Row) -> Rollout:
+        """`apply` for rollout `number` of the `count` rollouts of a row."""
         place = rollout.place
         joined: dict[str, int] = {}
         tools, conversation = rollout.tools, None
         if self._messages is not None:
-            joined["messages_row"], code, conversation = self._find_partner(self._messages, place, number, of, row)
+            joined["messages_row"], code, conversation = self._find_partner(
+                self._messages, place, number, count, row
+            )
             joined["messages_from"] = code
             tools = tools or (conversation.tools if conversation is not None else ())
         if self._list is not None:
             joined["tools_from"] = OWN if tools else 0
             tools = tools or self._list
         elif self._tools is not None:
-            joined["tools_row"], code, other = self._find_partner(self._tools, place, number, of, row)
+            joined["tools_row"], code, other = self._find_partner(self._tools, place, number, count, row)
             joined["tools_from"] = OWN if tools else EMPTY if other is not None and not other.tools else code
             tools = tools or (chat_tools(other.tools, "tools") if other is not None else ())
         rollout = replace(rollout, tools=tools)
@@ -326,7 +329,7 @@ class Join:
         return replace(rollout, stated=replace(rollout.stated, joined=joined))
 
     def _find_partner(
-        self, partners: Partners, place: Place, number: int, of: int, row: Row
+        self, partners: Partners, place: Place, number: int, count: int, row: Row
     ) -> tuple[int, int, Rollout | None]:
         """The row found for a rollout, the row its conversation is taken from, and the conversation.
 
@@ -352,9 +355,9 @@ class Join:
             return at, EMPTY, None
         # One conversation serves several rollouts only if all of them were sent it: it has no answer.
         answered = bool(conversations_of_row[0].messages) and conversations_of_row[0].messages[-1].sampled
-        if len(conversations_of_row) != of and (len(conversations_of_row) != 1 or answered):
+        if len(conversations_of_row) != count and (len(conversations_of_row) != 1 or answered):
             return at, MISFIT, None
-        return at, at, conversations_of_row[number if len(conversations_of_row) == of else 0]
+        return at, at, conversations_of_row[number if len(conversations_of_row) == count else 0]
 
 
 _PLAIN = ("messages", "prompt", "completion", "tools", "chat_template_kwargs")

@@ -1,4 +1,4 @@
-"""Rows of several logs that are single calls, and the conversations that they belong to."""
+"""CallRows: the rows of several logs that are single calls, and the conversations that they belong to."""
 
 from __future__ import annotations
 
@@ -30,40 +30,39 @@ Rows = NDArray[np.uint32]
 
 
 BATCH_BYTES = 1 << 20
-"""About how many bytes of rows are read at once."""
+"""Rows read at once, about."""
 
 
 @dataclass(slots=True)
 class BatchRead:
-    """What the rows of a batch say about themselves."""
+    """What the rows of a batch say about their conversations."""
 
     lines: int = 0
-    """How many lines it has; 0 if its rows are already numbered."""
+    """Lines of the batch; 0 if its rows are numbered already."""
     rows: list[tuple[int, int | bytes, str, int | None, int, Trace | None]] = field(default_factory=list)
-    """Of each row its index; where it is: the byte offset of its line, or an entry for the spool; its format, ""
-    if it is no call; its key, name and trace."""
+    """(index, byte offset of the line or an entry for the spool, format, key, name, trace) of each row."""
     unnamed: int = 0
     """Rows without the key that reliably names a conversation."""
     others: int = 0
-    """Rows with it that are not a single call."""
+    """Rows with the key that are no single call."""
     several: int = 0
-    """Rows without it that hold several calls or choices."""
+    """Rows without the key that hold several calls or choices."""
 
 
 ReadBatch: TypeAlias = Callable[[RowBatch], BatchRead]
 BatchAnswers: TypeAlias = Generator[tuple[int, BatchRead | None], None, None]
 MapBatches: TypeAlias = Callable[[ReadBatch, Iterable[tuple[int, RowBatch]]], BatchAnswers]
-"""Runs work on batches of files, given by number, in one process or several; answers come in order."""
+"""Reads the batches, each with its file's number, in one process or several; yields the answers in order."""
 
 
 def map_in_process(work: ReadBatch, batches: Iterable[tuple[int, RowBatch]]) -> BatchAnswers:
-    """The work done in this process."""
+    """Reads the batches in this process."""
     for number, batch in batches:
         yield number, work(batch)
 
 
 def read_batch(read: ReadCall, tracer: Tracer, parse: ParseRow, batch: RowBatch) -> BatchRead:
-    """What the rows of a batch say about themselves."""
+    """Read the rows of a batch as calls, and hash their histories."""
     answer = BatchRead()
     for place, raw in batch.rows(parse):
         answer.lines += isinstance(place, int)
@@ -79,36 +78,33 @@ def read_batch(read: ReadCall, tracer: Tracer, parse: ParseRow, batch: RowBatch)
     return answer
 
 
-# What to write for each row
-
-
 _OPEN, _KEEP, _DROP, _CHANGED = 0, 1, 2, 3
-"""What to do with a row; values from `_CHANGED` on say where its new rows begin in the spool."""
+"""What to do with a row; a value from `_CHANGED` on is the place of its new rows in the spool, plus `_CHANGED`."""
 
 
 class CallEdits:
-    """What to write for each row of some logs, as far as known; changed rows wait in a temporary file."""
+    """What to write for each row of some logs, once that is known; changed rows wait in a temporary file."""
 
     def __init__(self, rows: int) -> None:
         self._done = array("q", bytes(8 * rows))
         self._spool = Spool()
 
     def keep(self, row: int) -> None:
-        """Write a row as it is."""
+        """Have a row written as it is."""
         self._done[row] = _KEEP
 
     def write(self, row: int, old: Row, new: Sequence[Row]) -> None:
-        """Write `new` instead of a row; [] leaves it out."""
-        # Pickled together, so shared objects stay the same objects.
+        """Have `new` written in place of a row; [] leaves it out."""
+        # Pickled together, so that what they share stays the same object.
         packed = pickle.dumps((old, new), pickle.HIGHEST_PROTOCOL) if new else b""
         self._done[row] = _CHANGED + self._spool.add(packed) if new else _DROP
 
     def is_known(self, row: int) -> bool:
-        """Whether what to write for a row is known."""
+        """Whether it is known what to write for a row."""
         return self._done[row] != _OPEN
 
     def write_to(self, row: int, line: RawRow, out: Output) -> None:
-        """Write a row for which this is known."""
+        """Write a row for which this is known to an output."""
         edits = self._done[row]
         if edits == _KEEP:
             out.keep(line)
@@ -119,14 +115,11 @@ class CallEdits:
             out.replace(replace(line, value=old), new)
 
 
-# All rows of some logs
-
-
 class CallRows:
-    """All rows of some logs, each with its conversation.
+    """All rows of some logs by number, each with its conversation.
 
-    One pass over the logs keeps some 20 bytes a row plus what `HistoryIndex` keeps, however long the rows are;
-    rows of files that cannot be read in place go into a temporary file. Processes forked afterwards share both.
+    One pass over the logs keeps some 20 bytes a row besides its `HistoryIndex`, however long rows are; rows of
+    files that cannot be read in place go into a temporary file. Processes forked afterwards share both.
     """
 
     def __init__(
@@ -147,19 +140,18 @@ class CallRows:
             for log in logs
         ]
         self._index, self._at, self._form = array("I"), array("Q"), array("B")
-        """The format of the calls, by number; 0 for rows that are not a call."""
+        """By row: index, place in its file, number of its format; 0 for rows that are no call."""
         self.forms: list[str] = [""]
         self._named, self._names = array("I"), array("Q")
-        """Rows with a reliable name, and a digest of each name."""
+        """Rows with a reliable name, and the `CallOfRow.name` of each."""
         self.keys = array("Q")
-        """For each of them, a digest of the name at its key only."""
+        """The `CallOfRow.key` of each of them."""
         self.traced = array("I")
         """Rows that are joined by their history."""
         self.unnamed = self.others = self.several = 0
-        """Rows without the key that reliably names a conversation, rows with it that are not a single call, and
-        rows without it that hold several calls or choices."""
+        """As in `BatchRead`."""
         self.cut = False
-        """Whether there were rows beyond the first `most`, which were not read."""
+        """Whether rows beyond the first `most` were not read."""
         self.failed: dict[Path, StorageError] = {}
         """Why files could not be read to their end."""
         self._starts = [0]
@@ -168,14 +160,14 @@ class CallRows:
         self._read_all(history, most, mapped)
         self._spool.flush()
         self.root = self._join_rows(history, decode)
-        """`[R]` for each row the number of the first row of its conversation; its own where it is alone."""
+        """`[R]` the first row of each row's conversation; the row itself if it is alone."""
         self._sizes: Rows = np.bincount(self.root, minlength=len(self.root)).astype(np.uint32)
         joined = np.flatnonzero(self._sizes[self.root] > 1).astype(np.uint32)
         self._members: Rows = joined[np.argsort(self.root[joined], kind="stable")]
         self._heads: Rows = self.root[self._members]
 
     def _read_all(self, history: HistoryIndex, most: int | None, mapped: MapBatches) -> None:
-        """Read all files once and keep what their rows say about themselves."""
+        """Read all files once, and keep what their rows say about their conversations."""
 
         def batches() -> Iterator[tuple[int, RowBatch]]:
             for number, reader in enumerate(self.readers):
@@ -221,10 +213,11 @@ class CallRows:
         self._starts += [len(self._index)] * (len(self.readers) + 1 - len(self._starts))
 
     def _join_rows(self, history: HistoryIndex, decode: Decode | None) -> Rows:
+        """`root`, from names where rows have them, else from history."""
         root = np.arange(len(self._index), dtype=np.uint32)
         named = np.frombuffer(self._named, np.uint32)
         self.named = len(named)
-        """How many rows are joined by a reliable name."""
+        """Rows joined by a reliable name."""
         self.conversations_named = 0
         if len(named):
             names = np.frombuffer(self._names, np.uint64)
@@ -232,7 +225,7 @@ class CallRows:
             root[named] = named[first[which]]
             self.conversations_named = len(first)
         self.joined: JoinedConversations | None = None
-        """What history joins; None if no row is joined by it."""
+        """What is joined by history; None if no row has one."""
         if len(history):
             self.joined = history.join_conversations(self._reread, decode)
             traced = np.frombuffer(self.traced, np.uint32)
@@ -240,7 +233,7 @@ class CallRows:
         return root
 
     def _reread(self, calls: Sequence[int]) -> Iterator[tuple[int, CallTraits]]:
-        """What these calls, given by their numbers in the history, say about themselves."""
+        """Read calls again, given by their numbers in the history index."""
         for number in calls:
             raw = self.raw(self.traced[number])
             traits = self._read(raw.value).traits if raw.value is not None else None
@@ -249,15 +242,13 @@ class CallRows:
 
     @property
     def by_key(self) -> bool:
-        """False for the lines of a token capture, which are gathered even if a rollout has only one."""
+        """False for a token capture, whose lines are gathered even if a rollout has only one."""
         return self._read.by_key
 
     @cached_property
     def edits(self) -> CallEdits:
         """What to write for each row."""
         return CallEdits(len(self))
-
-    # What was found
 
     def __len__(self) -> int:
         return len(self._index)
@@ -277,7 +268,7 @@ class CallRows:
         return self._index[row]
 
     def place(self, row: int) -> tuple[int, Ticket]:
-        """The number of the file of a row, and where it is in it."""
+        """The number of a row's file, and its ticket there."""
         return bisect_right(self._starts, row) - 1, (self._index[row], self._at[row])
 
     def members(self, row: int) -> Sequence[int]:
@@ -289,18 +280,18 @@ class CallRows:
         return rows
 
     def form(self, row: int) -> str:
-        """The format of the conversation that begins with this row; "" for a row that is left as it is."""
+        """The format of the conversation that begins with this row; "" for a row that stays as it is."""
         form = self.forms[self._form[row]]
         return form if self._sizes[row] > 1 or not self._read.by_key else ""
 
     def name(self, row: int) -> bytes:
-        """The name of its conversation as 8 bytes; b"" if it has none."""
+        """The name of a row's conversation, hashed to 8 bytes; b"" if it has none."""
         place = bisect_left(self._named, row)
         if place < len(self._named) and self._named[place] == row:
             return self._names[place].to_bytes(8, "little")
         return b""
 
     def raw(self, row: int, parse: ParseRow | None = None) -> RawRow:
-        """A row, read again; parsed as in the first pass if `parse` is None."""
+        """A row, read again; `parse` None: parsed as in the first pass."""
         file, ticket = self.place(row)
         return self.readers[file].row(ticket, parse)

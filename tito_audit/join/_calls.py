@@ -80,6 +80,7 @@ def gathered_format(name: str) -> Format:
 
 
 def _read_gathered(row: Row, place: Place) -> Sequence[Rollout]:
+    """The rollout of a gathered row: its calls in order, with the messages of the main chain."""
     if not isinstance(row, CallsOfRollout):
         raise RecordError("the rows of one conversation are read together")
     _, calls, order, chain = _read_calls_in_order(row, place)
@@ -140,6 +141,7 @@ def request_and_answer(call: Rollout) -> tuple[tuple[Message, ...], Message | No
 
 
 def _update_gathered(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    """The gathered row with each call updated from its turn; RecordError for a fork or a removed call."""
     if not isinstance(row, CallsOfRollout):
         raise RecordError("the rows of one conversation are written together")
     if not repaired:

@@ -1,4 +1,4 @@
-"""A log of single calls, as a log of conversations."""
+"""Reads a log of single calls as a log of conversations, and writes conversations back as calls."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ from tito_audit.storage.streams import ParseRow
 
 
 class Gathering:
-    """The rows of a log: one for each conversation that begins in it, at its first call, and all other rows as
-    they are.
+    """The rows of a log: each conversation that begins in it, in place of its first call, and all other rows.
 
-    Rows whose conversation began in an earlier log are left out: they are read there.
+    Calls whose conversation began in an earlier log are left out: they are read there.
     """
 
     def __init__(self, rows: CallRows, log: Log) -> None:
@@ -50,7 +49,7 @@ class Gathering:
         log.left_out = self._left_out
 
     def chunks(self, size: int) -> Iterator[Chunk]:
-        """The same rows in chunks of about `size` bytes, if rows are roughly equal in length."""
+        """The rows in chunks of about `size` bytes, if they are roughly of one length."""
         log = self._log
         every = self._rows.rows_of(log.path)
         each = max(size * len(every) // max(log.size, 1), 1)
@@ -78,11 +77,11 @@ class Gathering:
             raise failed
 
     def output(self, out: Output) -> GatheredOutput:
-        """An output for these rows."""
+        """An output that writes these rows back as calls."""
         return GatheredOutput(out, self._log, self._rows)
 
     def _wanted_heads(self) -> Iterator[tuple[int, int]]:
-        """The first row of each wanted conversation, by number, and how many were left out before it."""
+        """(first row, conversations left out before it) of each conversation that `--row` and sampling leave."""
         rows, log = self._rows, self._log
         sample = RowSample(log.share) if log.share is not None else None
         self._left_out = 0
@@ -111,23 +110,23 @@ class Gathering:
 
 
 _PackedConversation: TypeAlias = tuple[str, Sequence[tuple[int, Ticket, bytes | None]]]
-"""The format and the rows of a conversation as sent to another process: for each row the number of its file, its
-ticket, and its spool entry; None where it is read in place."""
+"""A conversation as sent to another process: its format, and (file number, ticket, spool entry) of each row; no
+entry where the row is read in place."""
 
 
 @dataclass(slots=True)
 class _GatheredChunk(Chunk):
-    """A chunk of conversations, numbered as in the file."""
+    """A chunk of conversations; their rows keep their numbers in the file."""
 
     files: Sequence[Path]
     groups: Sequence[_PackedConversation]
     parse: ParseRow
     by_key: bool
     left_out: Sequence[int] = field(default=())
-    """How many conversations are left out before each, and in total; () if none are."""
+    """Conversations left out before each, and in total; () if none are."""
 
     def rows(self, reading: ChunkReader) -> Iterator[RawRow]:
-        """One row for each conversation; the size of the reading stays 0: rows are numbered as in the file."""
+        """A row for each conversation. The size of the reading stays 0, as rows have their numbers already."""
         with ExitStack() as stack:
             opened: dict[int, BinaryIO] = {}
             for number, (form, members) in enumerate(self.groups):
@@ -148,7 +147,7 @@ class _GatheredChunk(Chunk):
 
 
 def _gather_row(raws: Sequence[RawRow], files: Sequence[str], form: str, limit: int, *, by_key: bool) -> RawRow:
-    """The calls of a conversation as one row; a row that is not a call, or cannot be read, as it is."""
+    """The calls of a conversation as one row; the row itself if it has no `form`, as it is no call."""
     first = raws[0]
     if not form:
         return first
@@ -163,14 +162,10 @@ def _gather_row(raws: Sequence[RawRow], files: Sequence[str], form: str, limit: 
     return RawRow(first.index, CallsOfRollout(raws, form, files, by_key=by_key))
 
 
-# Conversations written back: each call in its own row, in its own file
-
-
 class GatheredOutput:
-    """An output that takes conversations and writes their calls in their old places.
+    """An output for conversations that writes their calls in their old places.
 
-    What to write is already known for calls whose conversation began in an earlier log; calls in later logs wait
-    for it.
+    Calls of conversations that began in an earlier log are already known; those in later logs wait in `CallEdits`.
     """
 
     def __init__(self, out: Output, log: Log, rows: CallRows) -> None:
@@ -183,13 +178,13 @@ class GatheredOutput:
         self._edits = rows.edits
 
     def keep(self, raw: RawRow) -> None:
-        """Write the rows of a conversation as they were."""
+        """Write the calls of a conversation as they were."""
         for row in self._members(raw):
             self._edits.keep(row)
         self._write()
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """Write other rows for a conversation; [] leaves them out."""
+        """Write other calls for a conversation; [] leaves all its calls out."""
         members = self._members(raw)
         if not isinstance(raw.value, CallsOfRollout):
             self._edits.write(members[0], raw.value or {}, rows)
@@ -207,7 +202,7 @@ class GatheredOutput:
         self._write()
 
     def finish(self, log: Log) -> None:
-        """Write what followed the last row."""
+        """Write the rows after the last conversation."""
         self._write()
         self._out.finish(log)
 
@@ -215,7 +210,7 @@ class GatheredOutput:
         return self._rows.members(self._rows.number(self._path, raw.index))
 
     def _write(self) -> None:
-        """Write the rows for which it is known what to write."""
+        """Write the next rows of the log, as far as it is known what to write."""
         while (waiting := self._waiting or next(self._lines, None)) is not None:
             line, row = waiting
             if not self._edits.is_known(row):
@@ -226,19 +221,16 @@ class GatheredOutput:
             self.changed = self._out.changed
 
 
-# A run's logs of single calls, joined when they are first read
-
-
 _HEAD, _HEADS = 64, 256
-"""How many calls of a log, and of all logs, the first pass learns from."""
+"""Calls of a log, and of all logs, from which the tracer learns turn ends."""
 _WINDOW = 64, 4096
-"""With a limit on conversations: how many rows are read for each, and how many more in total."""
+"""With a limit on conversations: rows read for each of them, and rows more in total."""
 
 
 class JoinedCalls:
-    """Logs of single calls, as logs of conversations.
+    """The logs of single calls of a run, joined to conversations.
 
-    All are read once, in this process, when the first is needed; processes forked later share what was found.
+    All are read when the first of them is needed; processes forked later share the result.
     """
 
     def __init__(
@@ -248,7 +240,7 @@ class JoinedCalls:
         self._decode = decode
         self._mapped = mapped
         self.heads: dict[Path, Sequence[Row]] = {}
-        """The logs that hold calls, each with some calls from its first rows."""
+        """The logs that hold calls, each with some of its first calls."""
         room = _HEADS
         for log in logs:
             head = self._head(log, max(min(room, _HEAD), 1))
@@ -256,7 +248,7 @@ class JoinedCalls:
                 self.heads[log] = head[:room]
                 room -= len(self.heads[log])
         self._joined: dict[Path | None, CallRows] = {}
-        """By file if each is joined by itself; None: all together."""
+        """By log if each is joined by itself; None: all together."""
         stated = self._settings.session
         rows = [row for head in self.heads.values() for row in head]
         self._reader = CallReader(
@@ -272,11 +264,11 @@ class JoinedCalls:
             yield f"Only the first {self._cut:,} rows were read, because of --limit."
 
     def rows(self, log: Log) -> CallRows | None:
-        """The rows of a log, with those joined to them; None if it holds no calls."""
+        """The rows of all logs joined with this one; None if it holds no calls."""
         path = log.path
         if path not in self.heads:
             return None
-        # A single row is given by its place in one file.
+        # With `--row`, rows are numbered in one file.
         alone = None if self._settings.row is None else path
         if alone not in self._joined:
             paths = tuple(self.heads) if alone is None else (alone,)
@@ -294,11 +286,11 @@ class JoinedCalls:
         return self._joined[alone]
 
     def _head(self, log: Path, wanted: int) -> Sequence[Row] | None:
-        """Some of the first rows of a log that are single calls; None if there are none."""
+        """Some of the first single calls of a log; None if it is no log of calls."""
         if not log.is_file():
             return None
         settings = self._settings
-        with suppress(StorageError):  # The audit says why.
+        with suppress(StorageError):  # reported when the log is read
             rows = open_log(log, max_row_bytes=settings.max_row_bytes, arrays=number_columns(settings.columns))
             rows.skip_binary = True
             if rows.kind not in TABLES:
@@ -310,10 +302,10 @@ class JoinedCalls:
         return None
 
     def _calls_in(self, rows: Iterable[RawRow], most: int, wanted: int) -> list[Row] | None:
-        """The first calls among some rows; None if `most` other rows come before them, or there are none."""
+        """The first calls among rows; None if there are none, or `most` other rows come first."""
         calls: list[Row] = []
         others = 0
-        for raw in islice(rows, 1024):  # a log of events may begin with many other rows
+        for raw in islice(rows, 1024):  # logs of events may begin with many other rows
             if raw.value is None:
                 continue
             could = is_joinable(raw.value, self._settings.format, stated=self._settings.session is not None)
@@ -326,14 +318,14 @@ class JoinedCalls:
 
 
 class Captures:
-    """Token captures whose messages are joined from another file: their lines are gathered by rollout."""
+    """Token captures of a run: their lines are gathered by rollout, if messages are joined from another file."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._joined: dict[Path, CallRows | None] = {}
 
     def notices(self) -> Iterator[str]:
-        """How many lines became how many rollouts."""
+        """How many lines became how many rollouts, for the summary."""
         captures = {path: rows for path, rows in self._joined.items() if rows is not None}
         if captures:
             lines = sum(rows.named for rows in captures.values())
@@ -342,7 +334,7 @@ class Captures:
             yield f"{where}: {lines} lines were read as the calls of {rollouts} rollouts."
 
     def rows(self, log: Log) -> CallRows | None:
-        """The lines of a capture; None for any other log."""
+        """The lines of a token capture; None for any other log."""
         if log.path not in self._joined:
             settings, first = self._settings, None
             stated = settings.columns or settings.rows_at or settings.format not in (None, CAPTURE)

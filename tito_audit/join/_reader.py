@@ -1,4 +1,4 @@
-"""What a row that is one call says about itself, and the keys under which logs name conversations."""
+"""Reads rows that are one call each, and finds the keys under which logs name conversations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tito_audit.join.traces import CallTraits, hash_text
 from tito_audit.record.rollout import Place, Rollout
 
 SEEN = 16
-"""How many rows are read to find out whether a log holds calls, and which key names their conversations."""
+"""Rows that are read to find out whether a log holds calls, and which key names their conversations."""
 _NOWHERE = Place("", 0)
 NAMES = (
     "session_id",
@@ -39,17 +39,17 @@ class CallOfRow:
     """What a row says about its conversation."""
 
     named: bool
-    """Whether it has the key that reliably names one."""
+    """Whether it has the key that reliably names its conversation."""
     form: str = ""
-    """The name of its format if it is a single call; "" for a row that is left as it is."""
+    """The format of a single call; "" for a row that stays as it is."""
     key: int | None = None
-    """A digest of the name at a key that reliably names its conversation; None: joined by history."""
+    """A hash of the name at that key; None: it is joined by its history."""
     name: int = 0
-    """A digest of everything that reliably names its conversation, if there is such a key."""
+    """A hash of that name and of what else tells conversations apart, such as the model."""
     traits: CallTraits | None = None
-    """What its history says; None if it is named."""
+    """Its history; None if it is named."""
     several: bool = False
-    """Whether it holds several calls or choices, as rows of calls may."""
+    """Whether it holds several calls or choices."""
 
 
 NO_CALL = CallOfRow(named=False)
@@ -63,7 +63,7 @@ class CaptureKey:
     """Its lines are gathered even if a rollout has only one."""
 
     def __call__(self, row: Row) -> CallOfRow:
-        """The rollout of a line."""
+        """The rollout that a line names."""
         name = _rollout_id(row)
         if name is None or not is_capture(row):
             return CallOfRow(name is not None)
@@ -90,13 +90,13 @@ class CallReader:
     named: str | None
     """The format of all rows; None: detected row by row."""
     stated: str | None = None
-    """Where rows name their conversation according to the user; None: the user does not say."""
+    """The key of `--session`; None if it is not given."""
     found_key: str | None = None
-    """Where rows may name it according to the log itself; None: nowhere."""
+    """A key in the log that may name conversations; None if there is none."""
     by_key: bool = True
 
     def __call__(self, row: Row) -> CallOfRow:
-        """What a row says."""
+        """What a row says about its conversation."""
         name = conversation_name(value_at(row, self.stated)) if self.stated is not None else None
         form, rollouts = _read_row(row, self.named)
         if self.stated is None and form is not None and form.steps is not None:
@@ -108,12 +108,8 @@ class CallReader:
         if not _are_calls(rollouts) or len(rollouts) > 1:
             return CallOfRow(name is not None, several=_are_calls(rollouts))
         (rollout,) = rollouts
-        # A number that differs for calls of another format or model, or with other tools or template arguments.
-        stated = rollout.stated
-        text = repr(
-            (form.name, stated.model, stated.attempt, rollout.tools, sorted(rollout.template_kwargs.items()))
-        )
-        context = hash_text(text)
+        stated, arguments = rollout.stated, sorted(rollout.template_kwargs.items())
+        context = hash_text(repr((form.name, stated.model, stated.attempt, rollout.tools, arguments)))
         if name is not None:
             return CallOfRow(True, form.name, hash_text(name), hash_text(f"{context} {name}"))
         key = conversation_name(value_at(row, self.found_key)) if self.found_key is not None else None
@@ -134,11 +130,11 @@ class CallReader:
 
 
 ReadCall: TypeAlias = CaptureKey | CallReader
-"""Says whether a row is a call, and of which conversation; it keeps no state, so any process may use it."""
+"""Tells whether a row is a call, and of which conversation; without state, so any process may use it."""
 
 
 def _read_row(row: Row, named: str | None) -> tuple[Format | None, Sequence[Rollout]]:
-    """The format and the rollouts of a row; None and () if it cannot be read, or must not hold foreign keys."""
+    """The format and the rollouts of a row; None and () if it cannot be read, or must not hold other keys."""
     try:
         form = pick_format(row) if named is None else format_named(named)
         return (None, ()) if form.open_object else (form, form.read(row, _NOWHERE))
@@ -147,19 +143,19 @@ def _read_row(row: Row, named: str | None) -> tuple[Format | None, Sequence[Roll
 
 
 def _are_calls(rollouts: Sequence[Rollout]) -> bool:
-    """Whether each of these rollouts is one call and nothing else."""
+    """Whether each of the rollouts is one call and nothing else."""
     return bool(rollouts) and all(len(rollout.turns) == 1 and rollout.training_row is None for rollout in rollouts)
 
 
 def is_row_of_call(row: Row, form: Format) -> bool:
-    """Whether a row of this format is one call of a conversation; a row that lists its calls is a conversation."""
+    """Whether rows of this format are calls, and this one is no conversation that lists its calls."""
     return form.row_is_call and not any(name in row for name in CALL_LISTS)
 
 
 def is_joinable(row: Row, named: str | None, *, stated: bool) -> bool | None:
-    """Whether a row is a call as in logs of calls; with a `stated` key, any single call.
+    """Whether a row is a call of a conversation; with a `stated` key, any single call is.
 
-    None for a row that is not one but may occur among such rows: of a format of calls, or of no format.
+    None for another row that may occur in a log of calls: of a format of calls, or of no format.
     """
     form, rollouts = _read_row(row, named)
     if form is not None and len(rollouts) == 1 and _are_calls(rollouts):
@@ -168,7 +164,7 @@ def is_joinable(row: Row, named: str | None, *, stated: bool) -> bool | None:
         form = pick_format(row) if named is None else format_named(named)
     except RecordError:
         return None
-    # Plain columns without a call are something else, such as training rows.
+    # Rows of plain columns that are no calls are something else, such as training rows.
     return None if form.row_is_call and form.name != "generic" else False
 
 
@@ -179,13 +175,13 @@ def find_conversation_key(rows: Sequence[Row]) -> str | None:
 
 
 def conversation_name(value: object) -> str | None:
-    """A text or a whole number as JSON; None if it names nothing."""
+    """A text or a whole number as the name of a conversation, in JSON; None for any other value."""
     text = id_text(value)
     return json.dumps(text) if isinstance(value, str) and text is not None else text
 
 
 def possible_key_paths(row: Mapping[str, Any], above: str = "", depth: int = 4) -> Iterator[str]:
-    """The paths of everything in a row that could name a conversation."""
+    """The paths of all values in a row that could name a conversation."""
     for key, value in list(row.items())[:64]:
         where = f"{above}{key}"
         if conversation_name(value) is not None:

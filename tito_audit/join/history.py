@@ -381,7 +381,10 @@ class ExactLinks:
         kinds, longest = (list(seen), list(self._seen_prefixes(int(self._heard[call])))), 0
         if self._keys_with_several[self.key[call]]:
             # First those that a call with the same key saw.
-            longest = self._deepest(*((p for p in kind if self._has_key_of(call, p)) for kind in kinds))
+            def shares_key(prefix: int) -> bool:
+                return bool((self.key[self._nearest_calls(call, prefix)] == self.key[call]).any())
+
+            longest = self._deepest(*(filter(shares_key, kind) for kind in kinds))
         longest = longest or self._deepest(*kinds)
         if not longest:
             return
@@ -390,10 +393,6 @@ class ExactLinks:
             self._tied[call] = longest
         self.parent[call] = self.take_turns(call, rivals)
         self.by[call] = JoinedBy.MESSAGES if self._is_dialogue[longest] else self.joined_by[call]
-
-    def _has_key_of(self, call: int, prefix: int) -> bool:
-        """Whether a call that saw a prefix has the same key as this call."""
-        return bool((self.key[self._nearest_calls(call, prefix)] == self.key[call]).any())
 
     def _deepest(self, by_ids: Iterable[int], by_messages: Iterable[int]) -> int:
         """The first prefix of one of the two, that whose call has the longer prompt; 0 if both are empty."""
@@ -570,6 +569,7 @@ class PrefixSearch:
         return levels
 
     def _likeness(self, call: CallTraits, level: _PromptPrefix) -> float:
+        """How much what a call has after the prefix, its answer, resembles what the prompt has there."""
         if call.prompt is None:
             after_prefix = text_array(call.prompt_text or "")[level.at :], text_array(call.completion_text or "")
             text = b"".join(part.tobytes() for part in after_prefix)

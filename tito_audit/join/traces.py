@@ -1,6 +1,6 @@
-"""The hashes of a call, and how much its answer resembles another text.
+"""Trace: the hashes of a call. Likeness: how much an answer resembles what a later prompt holds in its place.
 
-Hashes depend only on the call and the known turn ends, so any process can compute them.
+Hashes depend only on the call and on the turn ends learned before, so any process can compute them.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from tito_audit.record.prefix import starts_with
 
 @dataclass(frozen=True, slots=True)
 class CallTraits:
-    """One call, as its row has it; an index keeps only hashes of it."""
+    """One call as its row has it, of which an index keeps only hashes."""
 
     context: int
-    """Calls with different numbers (another format, model or tools) never share a conversation; unsigned, 64
-    bits."""
+    """A 64-bit hash of format, model, tools and arguments; calls of one conversation have the same."""
     prompt: Ids | None
     """`[P]`"""
     completion: Ids | None
     """`[C]`"""
     ended: bool
-    """Whether the model ended its turn itself, which makes the last completion id an end token."""
+    """Whether the model ended its turn itself, so that the last completion id is an end token."""
     request: Sequence[Message] | None
-    """The messages it was sent; None where they are not recorded."""
+    """The messages it was sent; None if not recorded."""
     answer: Message | None
     prompt_text: str | None = None
     completion_text: str | None = None
     key: bytes | None = None
-    """The stated key of its conversation; None where the log has none."""
+    """The key of its conversation in the log; None if there is none."""
 
 
 Decode: TypeAlias = Callable[[Ids], bytes]
+"""The bytes of token ids."""
 Reread: TypeAlias = Callable[[Sequence[int]], Iterator[tuple[int, CallTraits]]]
-"""The calls with these numbers (ascending), read again, each with its number."""
+"""Reads calls again, given by ascending numbers: (number, call)."""
 
 
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
@@ -63,22 +63,22 @@ _DECODER = json.JSONDecoder()
 
 
 def message_digest(message: Message) -> int:
-    """A 64-bit hash of what a message says: the same for two spellings of one answer."""
+    """A 64-bit hash of what a message says, the same for all spellings of an answer and its tool calls."""
     text = message.text
     if message.sampled:
         text, calls = text_and_calls(text, message.tool_calls)
     else:
         text, calls = text.strip(), [_spell_call(call) for call in message.tool_calls]
-    # What a message holds besides text, such as images.
+    # Parts such as images
     parts = () if message.content is None or isinstance(message.content, str) else message.content
     others = [_canonical_json(dict(part)) for part in parts if not isinstance(part.get("text"), str)]
     return hash_text("\0".join([message.speaker, text, *calls, *others]))
 
 
 def exact_digest(message: Message) -> int:
-    """A 32-bit hash, never 0, that distinguishes an answer from others that say the same.
+    """A 32-bit hash, never 0, that tells an answer from others that say the same.
 
-    It covers the ids of its tool calls or, if there are none, its exact text and reasoning.
+    It is of the ids of its tool calls or, if there are none, of its exact text and reasoning.
     """
     ids = [call.id for call in message.tool_calls if call.id]
     spelled = "\0".join(ids) if ids else f"{message.reasoning or ''}\0{message.text}"
@@ -86,7 +86,10 @@ def exact_digest(message: Message) -> int:
 
 
 def text_and_calls(text: str, calls: tuple[ToolCall, ...] = ()) -> tuple[str, list[str]]:
-    """The text of an answer without reasoning and tool calls, and the tool calls in one spelling."""
+    """The text of an answer without reasoning and tool calls, and its tool calls in one spelling.
+
+    `calls` are those that are recorded beside the text.
+    """
     text = without_reasoning(text)
     spelled, at = [*map(_spell_call, calls)], 0
     rest: list[str] = []
@@ -108,7 +111,7 @@ def text_and_calls(text: str, calls: tuple[ToolCall, ...] = ()) -> tuple[str, li
 
 
 def without_reasoning(text: str) -> str:
-    """Text without `<think>…</think>`, even if the prompt opened it, and without analysis messages."""
+    """The text without `<think>…</think>`, even if the prompt opened that, and without analysis messages."""
     if "<|channel|>analysis" in text:
         text = _ANALYSIS.sub("", text)
     if _THOUGHT_END not in text:
@@ -141,66 +144,70 @@ _NO_TURNS: Hashes = np.empty(0, np.uint64)
 
 
 class Has(IntFlag):
-    """What a call's row holds."""
+    """What the row of a call holds."""
 
     IDS = 1
     TEXT = 2
     MESSAGES = 4
     NO_ANSWERS = 8
-    """Its messages hold no answer, so it starts its conversation."""
+    """Its messages hold no answer, so that it starts its conversation."""
 
 
 class Trace(NamedTuple):
-    """The hashes of a call."""
+    """The hashes of a call; 0 where it has nothing to hash."""
 
     has: int
+    """`Has`"""
     length: int
     """The length of its prompt: in ids, else in bytes of text, else in messages."""
     prompt: int
     """Of its prompt, or of its messages if it has no other prompt."""
     turns: Hashes
-    """`[E]` After each turn end of its prompt, the last one first."""
+    """`[E]` of its prompt up to each turn end, the longest first."""
     seen: int
-    """Of its prompt and completion; 0 if it has no completion."""
+    """Of its prompt and completion."""
     key: int
-    """Of its key and context; 0 if it has no key."""
+    """Of its key and context."""
     answers: Sequence[int] = ()
-    """Of its messages up to each answer among them, the last one first."""
+    """Of its messages up to each answer among them, the longest first."""
     dialogue: int = 0
-    """Of its messages and its answer; 0 if it has none."""
+    """Of its messages and its answer."""
     exact: int = 0
-    """What distinguishes its answer from others that say the same; 0 if it has none."""
+    """`exact_digest` of its answer."""
     exact_before: int = 0
-    """The same for the last answer among its messages."""
+    """`exact_digest` of the last answer among its messages."""
 
 
 class Tracer:
-    """Hashes calls. Processes with the same `ends` get the same hashes.
+    """Hashes calls, and all their prefixes that end with a turn.
 
-    Each position of a sequence has its own factor, so no pattern of ids makes two sequences collide.
+    A hash is a sum over positions, each with its own random factor, so that no pattern of ids makes two sequences
+    collide. Processes with the same `ends` get the same hashes.
     """
 
     def __init__(self) -> None:
         self.ends: tuple[int, ...] = ()
-        """Ids that end a turn: last ids of ended completions that do not occur earlier in completions; the most
-        frequent first."""
+        """Ids that end turns, the most frequent first."""
         self._factors = _random_factors(1 << 12)
 
     def learn(self, calls: Iterable[CallTraits]) -> None:
-        """Learn from some calls which ids end a turn; other such ids are found by rereading rows."""
+        """Learn which ids end turns: the last ids of ended completions that hardly occur inside completions.
+
+        Calls with other end tokens are joined too, by rereading their rows.
+        """
         sampled = [(call.completion, call.ended) for call in calls if call.prompt is not None]
         completions = [(ids, ended) for ids, ended in sampled if ids is not None]
         last = Counter(int(ids[-1]) for ids, ended in completions if ended and len(ids))
         ends: list[int] = []
         for id_, count in sorted(last.items(), key=lambda each: (-each[1], each[0]))[:16]:
             inside = sum(int(np.count_nonzero(ids[:-1] == id_)) for ids, _ in completions)
-            # An id may end turns that is rarely used inside completions, too.
+            # An end token may also stand inside a few completions.
             if count >= 0.05 * sum(ended for _, ended in completions) and inside <= 0.02 * (count + inside):
                 ends.append(id_)
         self.ends = tuple(ends[:8])
 
     def after_ends(self, ids: Ids) -> Offsets:
-        """The positions after each turn end in a sequence, ascending; `[E]` int64."""
+        """`[E]` the positions after each turn end of a sequence, ascending."""
         if not self.ends:
             return np.empty(0, np.int64)
         at = ids == self.ends[0]
@@ -209,14 +216,14 @@ class Tracer:
         return np.flatnonzero(at) + 1
 
     def without_ends(self, ids: Ids) -> Ids:
-        """A sequence without trailing turn ends."""
+        """The sequence without turn ends at its end."""
         end = len(ids)
         while end and int(ids[end - 1]) in self.ends:
             end -= 1
         return ids[:end]
 
     def prefixes(self, values: NDArray[np.integer], salt: int) -> Hashes:
-        """`[N+1]` The hash of the first n values, for each n."""
+        """`[N+1]` the hash of the first n values, for each n."""
         hash_at = np.empty(len(values) + 1, np.uint64)
         hash_at[0] = salt
         terms = self._terms(values, 0)
@@ -225,7 +232,7 @@ class Tracer:
         return hash_at
 
     def extended(self, hash_: int, length: int, values: NDArray[np.integer]) -> int:
-        """The hash of a sequence with this hash and length, followed by these values."""
+        """The hash of a sequence, of which hash and length are given, followed by these values."""
         return (hash_ + int(self._terms(values, length).sum())) & MASK
 
     def _terms(self, values: NDArray[np.integer], at: int) -> Hashes:
@@ -261,7 +268,7 @@ class Tracer:
             hash_at_message.append(_extend_hash(hash_at_message[-1], message))
         sampled = [at for at, message in enumerate(call.request) if message.sampled][::-1]
         has |= Has.MESSAGES
-        # A prompt of several turns has a history; a template may add a system prompt.
+        # A prompt of more turns than messages has a history; one turn more may be a template's system prompt.
         if not sampled and len(turns) <= len(call.request) + 1:
             has |= Has.NO_ANSWERS
         if call.prompt is None:
@@ -281,7 +288,7 @@ class Tracer:
 
 
 def _random_factors(count: int) -> Hashes:
-    """`[count]` Odd factors that look random (splitmix64)."""
+    """`[count]` odd pseudo-random factors (splitmix64)."""
     state = np.arange(1, count + 1, dtype=np.uint64) * HASH_BASE
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -294,43 +301,40 @@ def hash_bytes(data: bytes) -> int:
 
 
 def hash_text(text: str) -> int:
-    """A number below 2**64 that identifies a text."""
+    """A 64-bit hash of a text, which may hold lone surrogates."""
     return hash_bytes(text.encode("utf-8", "surrogatepass"))
 
 
 def empty_hash(kind: str, context: int) -> int:
-    """The hash of the empty sequence, by kind and context."""
+    """The hash of an empty sequence of this kind and context, to which values are added."""
     return (hash_bytes(kind.encode()) ^ (context * _FACTOR)) & MASK
 
 
 def text_array(text: str) -> NDArray[np.uint8]:
-    """Text as an array of bytes."""
+    """`[N]` the bytes of a text."""
     return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
 
 
 def _extend_hash(hash_: int, message: Message) -> int:
-    """The hash of messages with this hash, followed by one more."""
+    """The hash of messages, of which the hash is given, followed by one more."""
     mixed = ((hash_ ^ message_digest(message)) * _FACTOR) & MASK
     return (mixed ^ (mixed >> 29)) * _FACTOR & MASK
 
 
-# How much an answer resembles what a later prompt holds in its place
-
-
 PROVEN = 0.8
-"""From this likeness on, they are the same answer."""
+"""The likeness from which two texts are the same answer."""
 SAME, SAME_WITHOUT_REASONING, SAME_IN_OTHER_SPELLING = 3.0, 2.0, 1.0
 _UNPROVEN = 0.5
-"""The highest likeness of two answers that say different things in similar words."""
+"""The most that two answers may get that say different things in similar words."""
 _LEAST_BYTES, _LEAST_IDS = 16, 8
 _MOST_WORDS, _MOST_IDS, _FREQUENT_FROM = 1000, 1500, 200
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def likeness_of_texts(answer: bytes, there: bytes, *, open_end: bool = False) -> float:
-    """How much two texts resemble each other: 1 to 3 if they say the same, else below 1.
+    """How much an answer resembles the text in its place: 1 to 3 if they say the same, else below 1.
 
-    With `open_end`, `there` may go on after the answer.
+    With `open_end`, the text may go on after the answer.
     """
     if not answer.strip() or not there.strip():
         return 0.0
@@ -354,7 +358,7 @@ def _same_text(text: str, there: str, *, open_end: bool) -> bool:
 
 
 def _likeness_of_words(text: str, there: str) -> float:
-    """The share of words that two texts have in common, in order; below proof if numbers differ."""
+    """The share of words that two texts have in common, in order; at most _UNPROVEN if numbers differ."""
     words, others = _WORD.findall(text), _WORD.findall(there)
     if not words or not others or max(len(words), len(others)) > _MOST_WORDS:
         return 0.0
@@ -369,9 +373,9 @@ def _likeness_of_words(text: str, there: str) -> float:
 
 
 def likeness_of_ids(answer: Ids, there: Ids, *, open_end: bool = False) -> float:
-    """The same for token ids whose text is unknown.
+    """`likeness_of_texts` for ids whose text is unknown.
 
-    One id instead of another is different text; several instead of one may be the same text.
+    One id in place of another is another text; several in place of one may be the same text.
     """
     if not len(answer) or not len(there):
         return 0.0

@@ -83,9 +83,7 @@ def build_training_row(
         if fit is not None and full > 1:
             columns.append(Column(name, ColumnRole.OTHER, column_values(entries), fit, policy))
     every = tuple(columns)
-    return TrainingRow(
-        token_ids, loss_mask, values, prompt_length, sentinel, every, (), padding, hidden, extras=extras
-    )
+    return TrainingRow(token_ids, loss_mask, values, prompt_length, sentinel, every, (), padding, hidden, extras)
 
 
 def _shared_untrained_value(logprobs: Logprobs | None, loss_mask: Mask | None) -> float | None:

@@ -63,6 +63,7 @@ def apply_edits(value: Any, edits: Sequence[Edit]) -> Any:
 
 
 def _apply_edit(value: Any, path: Path, new: Any) -> Any:
+    """A copy of the value with what is at `path` replaced."""
     if not path:
         return new
     head, rest = path[0], path[1:]

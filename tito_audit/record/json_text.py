@@ -207,6 +207,7 @@ def _collect_changes(
 
 
 def _collect_object_changes(text: str, start: int, node: _EditTree, outer: _Style, changes: list[Change]) -> None:
+    """Append the changes to the object at `start`: members changed, removed and added after the last one."""
     spans, end = _entry_spans(text, start)
     style = _style_of(text, start, spans, outer)
     members = [_parse_member(text, span) for span in spans]

@@ -140,6 +140,7 @@ def without_arrays(value: Any) -> Any:
 
 
 def _holds_array(value: Any) -> bool:
+    """Whether a value is or holds a numpy array or scalar."""
     kind = type(value)
     if kind is not dict and kind is not list:
         return isinstance(value, _ARRAYS)
@@ -163,6 +164,7 @@ def _is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
 
 
 def _as_tool_call(value: object, where: str) -> ToolCall:
+    """A logged tool call, with or without its wrapper `function`; RecordError if it is none."""
     function = value.get("function", value) if _is_object(value) else None
     if not _is_object(function) or not isinstance(function.get("name"), str):
         raise RecordError(f"{where} is not a tool call: an object with a `name` is expected")

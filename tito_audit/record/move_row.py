@@ -45,10 +45,11 @@ def move_row(
     wherever the first token of the old response went. RecordError when a column cannot express the result, as a
     mask over the response cannot train the prompt.
     """
-    if loss_mask is not None and row.loss_mask is None:
-        loss_mask = None if not _find_column(row, ColumnRole.LOSS_MASK) else loss_mask
-    if logprobs is not None and row.logprobs is None:
-        logprobs = None if not _find_column(row, ColumnRole.LOGPROBS) else logprobs
+    roles = {column.role for column in row.columns}
+    if row.loss_mask is None and ColumnRole.LOSS_MASK not in roles:
+        loss_mask = None
+    if row.logprobs is None and ColumnRole.LOGPROBS not in roles:
+        logprobs = None
     if row.prompt_length is not None and prompt_length is None:
         of_response = (source >= row.prompt_length).nonzero()[0]
         prompt_length = int(of_response[0]) if len(of_response) else len(source)
@@ -73,10 +74,6 @@ def move_row(
         hidden=None if row.hidden is None else (source >= 0) & row.hidden[source],
     )
     return MovedRow(done, tuple(mover.stale), tuple(mover.dropped), mover.unknown)
-
-
-def _find_column(row: TrainingRow, role: ColumnRole) -> Column | None:
-    return next((column for column in row.columns if column.role is role), None)
 
 
 class _ColumnMover:
@@ -126,6 +123,7 @@ class _ColumnMover:
         return self._move_values(column)
 
     def _move_mask(self, column: Column) -> Column:
+        """The new loss mask in the encoding of its column."""
         if self.mask is None:
             return column
         encoding = column.encoding or MaskEncoding.BINARY
@@ -145,6 +143,7 @@ class _ColumnMover:
         return self._cut_to_alignment(column, values, alignment=self._closest_alignment(column))
 
     def _move_values(self, column: Column) -> Column:
+        """The entries at their tokens, unknown at new ones; from the first change on if they are stale."""
         old: NDArray[Any] = self._expand(column, None)
         new = np.empty(len(self.ids), object)
         new[:] = [old[at] if at >= 0 else None for at in self.source]

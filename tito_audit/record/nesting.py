@@ -61,10 +61,9 @@ def is_too_deep(value: object) -> bool:
     for _ in range(MAX_DEPTH):
         below: list[object] = []
         for inner in level:
-            if isinstance(inner, Mapping):
-                below += [entry for entry in inner.values() if type(entry) not in _FLAT]
-            elif isinstance(inner, list | tuple):
-                below += [entry for entry in inner if type(entry) not in _FLAT]
+            if isinstance(inner, Mapping | list | tuple):
+                entries = inner.values() if isinstance(inner, Mapping) else inner
+                below += [entry for entry in entries if type(entry) not in _FLAT]
         if not below:
             return False
         level = below

@@ -514,7 +514,7 @@ def stranger_results(ledger: Ledger, strangers: Sequence[Place]) -> Iterator[Res
     hashes = ledger.spans["hash"]
     for at in range(0, len(hashes) if wanted else 0, BLOCK):
         sampled = np.flatnonzero(np.isin(hashes[at : at + BLOCK], keys)) + at
-        for span, number in zip(sampled.tolist(), ledger.sequences_of(sampled).tolist(), strict=True):
+        for span, number in zip(sampled.tolist(), ledger.sequences_of_spans(sampled).tolist(), strict=True):
             place, owner = wanted[int(hashes[span])], ledger.place(number)
             if ledger.turn(number) is not None and owner != place:
                 owners.setdefault(place, owner)

@@ -26,7 +26,7 @@ from tito_audit.serve.gateway import Call, Gateway
 from tito_audit.serve.messages import MessagesApi
 from tito_audit.serve.request import SamplingRequest, parse_chat_request, parse_text_request
 from tito_audit.serve.responses import ResponsesApi
-from tito_audit.sessions.fit import find_misfit
+from tito_audit.sessions.fit import describe_tokenizer_difference
 from tito_audit.sessions.model import Node
 from tito_audit.sessions.session import Session
 from tito_audit.sessions.shapes import ResponseHead, TokenView
@@ -526,7 +526,7 @@ async def check_fit(provider: TokenProvider, tokenizer: Tokenizer) -> tuple[str 
     try:
         if find_model is not None:
             await find_model()
-        return await find_misfit(provider, tokenizer), None
+        return await describe_tokenizer_difference(provider, tokenizer), None
     except ProviderError as error:
         return None, f"the server's tokenizer was not compared: {error}"
 

@@ -427,7 +427,7 @@ class Gateway:
         started = time.perf_counter()
         if isinstance(request, ChatRequest):
             try:
-                request = replace(request, call=self.conversations.in_form(request.call))
+                request = replace(request, call=self.conversations.with_content_form(request.call))
             except RenderError as error:
                 raise Refused(str(error), "messages") from None
         now = self.clock()

@@ -114,6 +114,7 @@ def _variable_name(node: nodes.Node | None) -> str | None:
 
 
 def _is_content(node: nodes.Node, messages: Collection[str | None]) -> bool:
+    """Whether an expression is `message.content` or `message["content"]` of one of these variables."""
     inside = _strip_filters(node)
     if isinstance(inside, nodes.Getattr):
         return inside.attr == "content" and _variable_name(inside.node) in messages

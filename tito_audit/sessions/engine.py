@@ -13,7 +13,7 @@ from tito_audit.sessions.index import Fit, SessionIndex
 from tito_audit.sessions.model import ChatCall
 from tito_audit.sessions.next_prompt import PromptWriter
 from tito_audit.sessions.session import Session as Session
-from tito_audit.sessions.session import TextPrompt, prompt_key_bytes
+from tito_audit.sessions.session import TextPrompt, lookup_bytes
 from tito_audit.tokens.tokenizer import Tokenizer
 
 
@@ -69,7 +69,7 @@ class Conversations:
             self._leave(next(iter(self._sessions)))
         return session
 
-    def in_form(self, call: ChatCall) -> ChatCall:
+    def with_content_form(self, call: ChatCall) -> ChatCall:
         """The call with content parts as the template reads them; RenderError for parts that are not text."""
         return with_content_form(call, self.renderer)
 
@@ -84,7 +84,7 @@ class Conversations:
             best: tuple[Fit, str] | None = None
             for session_id in self._index.sessions_at(places[depth]):
                 latest = session_id if latest is None else latest
-                fit = self._sessions[session_id].fit(call.messages, places[depth], depth)
+                fit = self._sessions[session_id].best_fit(call.messages, places[depth], depth)
                 if fit is not None and (best is None or fit > best[0]):
                     best = fit, session_id
                     if fit == (depth, depth):
@@ -95,7 +95,7 @@ class Conversations:
 
     def find_text(self, prompt: TextPrompt, *, now: float = 0.0) -> Session:
         """The session with the longest prompt and answer that a text prompt starts with, else a new one."""
-        return self.open(self._index.session_of_text(prompt_key_bytes(prompt)), now=now)
+        return self.open(self._index.session_of_text(lookup_bytes(prompt)), now=now)
 
     def find_open(self, session_id: str) -> Session | None:
         """The session with this id, if it is in memory."""

@@ -18,7 +18,7 @@ def as_tokenizer(tokenizer: Tokenizer | str | Path) -> Tokenizer:
 _PROBE = "The year 2024: naïve café, 你好 🎉\n\n\t  def f(x):\n    return x  # ok, don't\r\n<b>1234567</b>"
 
 
-async def find_misfit(provider: TokenProvider, tokenizer: Tokenizer) -> str | None:
+async def describe_tokenizer_difference(provider: TokenProvider, tokenizer: Tokenizer) -> str | None:
     """How the server's own tokenizer differs; None if it does not, or if there is no endpoint to ask."""
     tokenized = getattr(provider, "tokenized", None)
     if tokenized is None:
@@ -55,7 +55,7 @@ async def find_tokenizer(provider: TokenProvider) -> Tokenizer:
             f"{provider.name} serves {name}, and there is no tokenizer of that name here ({why}).\n"
             "Pass tokenizer=FOLDER, the folder or hub name of the model's tokenizer."
         ) from None
-    difference = await find_misfit(provider, tokenizer)
+    difference = await describe_tokenizer_difference(provider, tokenizer)
     if difference is not None:
         raise SetupError(
             f"{provider.name} serves {name} with another tokenizer: {difference}.\nPass tokenizer=FOLDER."

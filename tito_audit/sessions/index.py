@@ -46,11 +46,11 @@ def message_keys(messages: Sequence[Message]) -> list[bytes]:
         if answered is not None:
             place = calls.get(answered) if isinstance(answered, str) else None
             # Counted back from here, as messages before the call may have been compacted.
-            refers = ("call", index - place[0], place[1]) if place is not None else comparable(answered)
+            refers = ("call", index - place[0], place[1]) if place is not None else comparable_value(answered)
         tool_calls = tuple((call.name, comparable_arguments(call)) for call in message.tool_calls)
         rest = {} if message.role in _OF_ANSWERS else wire
         stated = [(key, value) for key, value in rest.items() if key not in _COMPARED and value is not None]
-        others = tuple(sorted((str(key), repr(comparable(value))) for key, value in stated))
+        others = tuple(sorted((str(key), repr(comparable_value(value))) for key, value in stated))
         keys.append(digest_text(repr((message.role, _comparable_content(message), tool_calls, refers, others))))
         calls.update({call.id: (index, k) for k, call in enumerate(message.tool_calls) if call.id is not None})
     return keys
@@ -67,7 +67,7 @@ def _comparable_content(message: Message) -> object:
         for part in filled
     )
     is_text = are_texts and (len(content) < 2 or message.role in _OF_ANSWERS)
-    return _shorten(message.text) if is_text else comparable(content)
+    return _shorten(message.text) if is_text else comparable_value(content)
 
 
 def _shorten(text: str) -> object:
@@ -81,12 +81,12 @@ def comparable_arguments(call: ToolCall) -> object:
     """The arguments of a call as a comparable value; their text if it is not JSON or repeats a key."""
     arguments = call.arguments
     if not isinstance(arguments, str):
-        return "json", comparable(arguments)
+        return "json", comparable_value(arguments)
     try:
         parsed = json.loads(
             arguments, object_pairs_hook=_Pairs, parse_float=_Number, parse_int=int, parse_constant=_Number
         )
-        return "json", comparable(parsed)
+        return "json", comparable_value(parsed)
     except (ValueError, RecursionError):
         return "text", arguments
 
@@ -107,16 +107,16 @@ class _Pairs(dict[str, Any]):
             raise ValueError("a key is repeated")
 
 
-def comparable(value: object) -> object:
+def comparable_value(value: object) -> object:
     """A JSON value as tuples, texts and numbers, whose repr is equal if and only if the values are."""
     if isinstance(value, _Number):
         return "number", _exact_number(value)
     if isinstance(value, float):
         return "number", _exact_number(repr(value))
     if isinstance(value, Mapping):
-        return "object", tuple(sorted((str(key), comparable(item)) for key, item in value.items()))
+        return "object", tuple(sorted((str(key), comparable_value(item)) for key, item in value.items()))
     if isinstance(value, list | tuple):
-        return "list", tuple(comparable(item) for item in value)
+        return "list", tuple(comparable_value(item) for item in value)
     if value is None or isinstance(value, str | bool | int):
         return value
     return type(value).__name__, str(value)

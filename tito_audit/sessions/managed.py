@@ -120,13 +120,13 @@ def ancestors(node: Node) -> Iterator[tuple[Node, int]]:
         node, count = node.parent, min(count, node.prompt.kept)
 
 
-def sequence_ending_with(
+def build_sequence(
     node: Node, vocabulary: Vocabulary, trains: set[int] | None = None, **more: Any
 ) -> SequenceNode:
     """The sequence that ends with an answer.
 
-    `trains` holds the answers (by `id`) that another sequence trains already: they are masked here, and the others
-    are added to it. None: only this answer is trained.
+    `trains` holds the `id` of each answer that another sequence trains: these are masked, and the others added.
+    None: only this answer is trained.
     """
     tokens = node.seen_ids
     trained = np.zeros(len(tokens), np.bool_)
@@ -143,7 +143,7 @@ def sequence_ending_with(
         if trains is not None:
             trains.add(id(link))
     prompt, call = node.prompt, node.call
-    # Messages alone render to the sequence only then.
+    # Whether messages alone render to the sequence
     alone = prompt.written is not None and not (call.tools or call.template_kwargs) and call.add_generation_prompt
     metadata = {
         "finish_reason": node.finish_reason,
@@ -312,15 +312,15 @@ class ManagedServer:
         A prompt that continues an answer keeps the ids that were sampled. RenderError as the template raises,
         ProviderError as the provider does; then nothing is tracked.
         """
-        session, call, sampling = self._open(), parse_chat_call(arguments), parse_sampling(arguments)
+        session, call, sampling = self._open_session(), parse_chat_call(arguments), parse_sampling(arguments)
         if self._renderer is None:
             raise SetupError(f"{self.tokenizer.name}: no chat template.\nPass chat_template, or use `completion`.")
         call = with_content_form(call, self._renderer)
         prompt = session.prompt(call)
-        results = await self._sampled(prompt, sampling)
+        results = await self._sample(prompt, sampling)
         calls = bool(call.tools) and arguments.get("tool_choice") != "none"
-        read = [self._reader.message(result, sampling, call, calls=calls) for result in results]
-        head = self._head("chatcmpl")
+        read = [self._reader.read_message(result, sampling, call, calls=calls) for result in results]
+        head = self._response_head("chatcmpl")
         self._track(session.commit(head.id, prompt, call, results, [message for message, _ in read]))
         shown = TokenView(self.tokenizer.vocabulary)
         chat = head.chat(
@@ -342,12 +342,12 @@ class ManagedServer:
     async def completion(self, **arguments: Any) -> Any:
         """A `Completion` of the openai package. `prompt` is a text or token ids; one that starts with the text or
         the ids of an answer and its prompt continues it."""
-        session, sampling = self._open(), parse_sampling(arguments)
+        session, sampling = self._open_session(), parse_sampling(arguments)
         text = arguments.get("prompt", "")
         prompt = session.text_prompt(text)
-        results = await self._sampled(prompt, sampling)
-        texts = [self._reader.text(result, sampling) for result in results]
-        head = self._head("cmpl")
+        results = await self._sample(prompt, sampling)
+        texts = [self._reader.read_text(result, sampling) for result in results]
+        head = self._response_head("cmpl")
         self._track(session.commit(head.id, prompt, None, results, [{"text": text} for text in texts]))
         offset = len(text) if isinstance(text, str) else 0
         shows = arguments.get("logprobs") is not None
@@ -374,7 +374,7 @@ class ManagedServer:
         (`prompt_topk_logprobs`), as many as `top_k` or `top_logprobs` says. The first token has none."""
         ids = arguments.get("input_ids")
         if ids is None:
-            session = self._open()
+            session = self._open_session()
             if "messages" in arguments:
                 prompt = session.prompt(with_content_form(parse_chat_call(arguments), self._renderer))
             else:
@@ -401,13 +401,13 @@ class ManagedServer:
         if not self.track_tree:
             trained: set[int] = set()
             once = self._train_once
-            nodes = [sequence_ending_with(node, vocabulary, trained if once else set()) for node in self._current]
+            nodes = [build_sequence(node, vocabulary, trained if once else set()) for node in self._current]
             return {"nodes": nodes}
         # Every answer by its text, and by its ids too where another answer has the same text.
         keys: dict[int, str] = {}
         tree: dict[str, SequenceNode] = {}
         for node in self._current:
-            node_of_tree = sequence_ending_with(node, vocabulary)
+            node_of_tree = build_sequence(node, vocabulary)
             key, number = node_of_tree.full_text, 1
             while key in tree:
                 again = f", {number}" if number > 1 else ""
@@ -429,12 +429,13 @@ class ManagedServer:
         self.reset()
         self._session = None
 
-    def _open(self) -> Session:
+    def _open_session(self) -> Session:
         if self._session is None:
             raise SetupError("The managed server is closed.\nUse it inside its `async with` block.")
         return self._session
 
-    async def _sampled(self, prompt: Prompt, sampling: SamplingParams) -> tuple[GenerationResult, ...]:
+    async def _sample(self, prompt: Prompt, sampling: SamplingParams) -> tuple[GenerationResult, ...]:
+        """The provider's answers; ProviderError if one has no logprob for each id."""
         ids = prompt.ids.tolist()
         if not ids:
             raise ValueError("The prompt has no tokens.")
@@ -447,7 +448,7 @@ class ManagedServer:
                 )
         return results
 
-    def _head(self, kind: str) -> ResponseHead:
+    def _response_head(self, kind: str) -> ResponseHead:
         return ResponseHead(f"{kind}-{uuid4().hex}", int(self._clock()), self.provider.model or self.provider.name)
 
     def _track(self, nodes: Sequence[Node]) -> None:
@@ -529,6 +530,7 @@ class PlaceholderServer:
 
 
 def _placeholder_node(text: str, finish_reason: str | None) -> SequenceNode:
+    """A node with the ids 0, 1, 2, … in place of those of its text, none of them trained."""
     return SequenceNode(
         text,
         list(range(_TOKENS)),

@@ -31,15 +31,15 @@ PromptInput: TypeAlias = str | Sequence[Mapping[str, Any]]
 FloatArray: TypeAlias = NDArray[np.float32]
 
 _TOKEN_ID = re.compile(r"token_id:(\d+)")
-"""How vLLM writes tokens where a request set `return_tokens_as_token_ids`."""
+"""A token as vLLM writes it if a request sets `return_tokens_as_token_ids`."""
 _NOT_AVAILABLE = -9999.0
-"""What vLLM writes where a logprob is minus infinity or unknown."""
+"""vLLM's logprob where it is minus infinity or unknown."""
 _ASK = "Set logprobs=True in the request, and return_token_ids=True where the server knows it (vLLM)."
 
 
 @dataclass(frozen=True, slots=True)
 class MarinRollout:
-    """One call with its prompt, its response and a reward for each token; the fields of Marin's `Rollout`."""
+    """One call with its prompt, its response and a reward per token, in the fields of Marin's `Rollout`."""
 
     env_name: str
     env_example_id: str
@@ -166,6 +166,7 @@ def rollout_from_choice(
 
 
 def _prompt_messages(prompt: PromptInput, system_prompt: str | None) -> list[Mapping[str, Any]]:
+    """The messages of a prompt; a text is one user message, after the system prompt if there is one."""
     if not isinstance(prompt, str):
         if system_prompt is not None:
             raise ValueError("system_prompt cannot be combined with a list of messages.")
@@ -175,12 +176,12 @@ def _prompt_messages(prompt: PromptInput, system_prompt: str | None) -> list[Map
 
 
 def _field(value: Any, name: str) -> Any:
-    """A field of an object of the `openai` package, or of the same as a mapping; None if absent."""
+    """A field of an `openai` object or a mapping; None if absent."""
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
 
 
 def _choice_ids(choice: Any, entries: Sequence[Any], tokenizer: Tokenizer) -> Ids:
-    """The id of each token: as the server states it, as `token_id:N`, or by its bytes."""
+    """`[C]` the id of each token: from `token_ids`, from `token_id:N`, or looked up by its bytes."""
     stated = _field(choice, "token_ids")
     if stated is not None:
         ids = as_ids(stated, "token_ids")

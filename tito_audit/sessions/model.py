@@ -1,4 +1,4 @@
-"""What a session holds: calls, their prompts, and why one did not continue another."""
+"""What a session holds: calls, their prompts and answers, and why a prompt did not continue an answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Branch(StrEnum):
 
 
 class Proof(StrEnum):
-    """How it is known that a prompt continues its parent."""
+    """Why it is certain that a prompt continues its parent."""
 
     SAME_TEXT = "same_text"
     """The template writes the parent's prompt and completion exactly, stop token included."""
@@ -97,7 +97,7 @@ class SentPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The ids to send for a call, and where they come from."""
+    """The ids that are sent for a call, and where they come from."""
 
     branch: Branch
     new_ids: Ids
@@ -105,14 +105,14 @@ class Prompt:
     parent: Node | None = None
     """The answer that it continues; None for a start, and for a fork that keeps nothing."""
     kept: int = 0
-    """How many leading ids are the parent's prompt and completion, unchanged."""
+    """Leading ids that are the parent's prompt and completion, unchanged."""
     added: str = ""
     """The text of `ids[kept:]`."""
     proof: Proof | None = None
     """None where nothing is kept."""
     fork: Fork | None = None
     alike: int = 0
-    """How many other answers, with other ids, fit the history equally well; the latest was taken."""
+    """Other answers, with other ids, that fit the history equally well; `parent` is the latest."""
     written: SentPrompt | None = None
     """None for a text prompt."""
     text: str | None = None
@@ -120,7 +120,7 @@ class Prompt:
 
     @property
     def ids(self) -> Ids:
-        """`[P]` the whole prompt, joined on each call, because ids that calls share are stored once."""
+        """`[P]` the whole prompt; put together each time, because ids that prompts share are stored once."""
         pieces: list[Ids] = [self.new_ids]
         prompt, count = self, self.kept
         while prompt.parent is not None:
@@ -133,7 +133,7 @@ class Prompt:
 
     @property
     def length(self) -> int:
-        """P, the number of ids."""
+        """P, the number of its ids."""
         return self.kept + len(self.new_ids)
 
 
@@ -177,7 +177,7 @@ class Node:
 
     @property
     def length(self) -> int:
-        """P + C, the number of ids."""
+        """P + C, the number of its ids."""
         return self.prompt.length + len(self.output_ids)
 
     @property
@@ -186,7 +186,7 @@ class Node:
         return np.concatenate([self.prompt.ids, self.output_ids])
 
     def has_ids_of(self, other: Node) -> bool:
-        """Whether another answer has the same ids after the same prompt."""
+        """Whether another answer has the same ids after a prompt with the same ids."""
         a, b = self.prompt, other.prompt
         return np.array_equal(self.output_ids, other.output_ids) and (
             a is b or (a.length == b.length and np.array_equal(a.ids, b.ids))

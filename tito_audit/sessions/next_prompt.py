@@ -194,6 +194,7 @@ class PromptWriter:
         )
 
     def _find_turn_end(self, answer: StoredAnswer) -> TurnEnd | Fork:
+        """Render the history with the answer, and find its end; a fork if the template rewrites either."""
         node, written = answer.node, answer.node.prompt.written
         assert written is not None, "an answer to messages"
         index = len(answer.sent) - 1

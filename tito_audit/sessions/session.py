@@ -35,7 +35,7 @@ TextPrompt = str | Sequence[int] | Ids
 _TEXT, _IDS = b"t", b"i"
 
 
-def prompt_key_bytes(prompt: TextPrompt) -> bytes:
+def lookup_bytes(prompt: TextPrompt) -> bytes:
     """A text prompt as the bytes that it is looked up by."""
     if isinstance(prompt, str):
         return _TEXT + text_bytes(prompt)
@@ -66,7 +66,7 @@ class TextAnswers:
 
     def continue_answer(self, prompt: TextPrompt) -> Prompt | None:
         """The prompt that continues the longest matching answer; None if there is none."""
-        answers = next((answers for _, answers in self._answers.matches(prompt_key_bytes(prompt))), None)
+        answers = next((answers for _, answers in self._answers.matches(lookup_bytes(prompt))), None)
         if answers is None:
             return None
         node, count = answers[-1]
@@ -94,7 +94,7 @@ class TextAnswers:
             text=prompt if isinstance(prompt, str) else None,
         )
 
-    def start(self, prompt: TextPrompt, branch: Branch, fork: Fork | None) -> Prompt:
+    def start_prompt(self, prompt: TextPrompt, branch: Branch, fork: Fork | None) -> Prompt:
         """The prompt of a text that continues nothing."""
         if isinstance(prompt, str):
             return Prompt(branch, self._writer.encode(prompt), added=prompt, fork=fork, text=prompt)
@@ -144,7 +144,7 @@ class Session:
         first = next(matches, None)
         if first is None:
             messages = call.messages
-            text_written = PrefixDigests(self._writer.write(messages, call))
+            rendered = PrefixDigests(self._writer.write(messages, call))
             departure = self._histories.find_departure(messages, places)
             if self._is_new:
                 fork = None
@@ -158,32 +158,33 @@ class Session:
                 fork = fork_at_departure(messages, keys, departure)
             else:
                 fork = fork_to_new_conversation(messages)
-            written = _sent_prompt(messages, messages, keys, text_written)
-            return self._draft_whole(text_written.text, written, fork)
+            written = SentPrompt(messages, messages, tuple(keys), len(rendered.text), rendered.digest())
+            return self._draft_whole(rendered.text, written, fork)
         if first.depth == len(call.messages) and not call.add_generation_prompt:
             return Draft(self._resume_answer(first), encoded=True)
         rest = call.messages[first.depth :]
         history, sent = first.answer.history + rest, first.answer.sent + rest
-        text_written = PrefixDigests(self._writer.write(history, call))
+        rendered = PrefixDigests(self._writer.write(history, call))
         if first.answer.node.prompt.written is not None:  # needed soon; in this order the text is read once
-            text_written.digest(first.answer.node.prompt.written.length)
-        written = _sent_prompt(history, sent, (*first.answer.keys, *keys[first.depth :]), text_written)
+            rendered.digest(first.answer.node.prompt.written.length)
+        all_keys = (*first.answer.keys, *keys[first.depth :])
+        written = SentPrompt(history, sent, all_keys, len(rendered.text), rendered.digest())
         fork = self._fork_of_changed_history(call, keys, places, first)
-        return self._draft_continuation(call, first, matches, written, text_written, fork)
+        return self._draft_continuation(call, first, matches, written, rendered, fork)
 
-    def fit(self, messages: Sequence[Message], place: bytes, depth: int) -> Fit | None:
+    def best_fit(self, messages: Sequence[Message], place: bytes, depth: int) -> Fit | None:
         """How well the best answer of this session to the first `depth` messages fits; None if none does."""
         return self._histories.best_fit(messages, place, depth)
 
     def text_prompt(self, prompt: TextPrompt) -> Prompt:
         """The prompt of a call to `/v1/completions`; it continues the answer whose text or ids it starts with."""
-        known_prompt = self._texts.continue_answer(prompt) or self._starts.get(prompt_key_bytes(prompt))
+        known_prompt = self._texts.continue_answer(prompt) or self._starts.get(lookup_bytes(prompt))
         if known_prompt is not None:
             return known_prompt
         if self._is_new:
-            return self._texts.start(prompt, Branch.START, None)
+            return self._texts.start_prompt(prompt, Branch.START, None)
         fork = fork_after_leaving_memory() if self._left_memory else fork_to_new_conversation(())
-        return self._texts.start(prompt, Branch.FORK, fork)
+        return self._texts.start_prompt(prompt, Branch.FORK, fork)
 
     def commit(
         self,
@@ -226,7 +227,7 @@ class Session:
                 self._index_answer(node)
         if not self._gone and prompt.branch is Branch.START:
             text = prompt.text if prompt.text is not None else prompt.new_ids
-            self._starts[prompt.written.digest if prompt.written is not None else prompt_key_bytes(text)] = prompt
+            self._starts[prompt.written.digest if prompt.written is not None else lookup_bytes(text)] = prompt
         if len(self._nodes) > self._max_nodes:
             # The older half of the answers leaves.
             later, starts = self._nodes[len(self._nodes) // 2 :], dict(self._starts)
@@ -284,17 +285,17 @@ class Session:
         first: Match,
         earlier: Iterable[Match],
         written: SentPrompt,
-        text_written: PrefixDigests,
+        rendered: PrefixDigests,
         fork: Fork | None,
     ) -> Draft:
         """The prompt of a history that holds answers: it keeps the ids of the last answer that is proved."""
-        text = text_written.text
-        added = self._writer.text_added_exactly(first.answer, text_written)
+        text = rendered.text
+        added = self._writer.text_added_exactly(first.answer, rendered)
         if added is not None:
             return self._draft_after(first, added, written, fork, Proof.SAME_TEXT)
         end = self._writer.turn_end(first.answer)
         if isinstance(end, TurnEnd):
-            same = text_written.digest(end.at) == end.digest
+            same = rendered.digest(end.at) == end.digest
             added = self._writer.added_text(first.answer.node, end, text) if same else None
             if added is not None:
                 return self._draft_after(first, added, written, fork, Proof.SAME_SUFFIX)
@@ -308,7 +309,7 @@ class Session:
             if isinstance(stored_end, TurnEnd)
         ]
         earlier_ends.sort(key=lambda pair: pair[0].at)
-        digests = [text_written.digest(stored_end.at) for stored_end, _ in earlier_ends]
+        digests = [rendered.digest(stored_end.at) for stored_end, _ in earlier_ends]
         for (stored_end, match), digest in zip(reversed(earlier_ends), reversed(digests), strict=True):
             same = digest == stored_end.digest
             added = self._writer.added_text(match.answer.node, stored_end, text) if same else None
@@ -348,8 +349,8 @@ class Session:
         """The prompt of a call that continues the last answer itself: its ids, without a stop token."""
         answer, node = match.answer, match.answer.node
         stopped = self._writer.stop_text(node) is not None
-        text_written = node.prompt.written
-        assert text_written is not None, "an answer to messages"
+        written = node.prompt.written
+        assert written is not None, "an answer to messages"
         what = "the answer is to go on, so the stop token that ended it is left out"
         return Prompt(
             Branch.FORK if stopped else Branch.CONTINUES,
@@ -359,7 +360,7 @@ class Session:
             proof=Proof.SAME_IDS,
             fork=Fork(ForkReason.STOP_LEFT_OUT, what, match.depth - 1) if stopped else None,
             alike=match.alike,
-            written=replace(text_written, messages=answer.history, sent=answer.sent, keys=answer.keys),
+            written=replace(written, messages=answer.history, sent=answer.sent, keys=answer.keys),
         )
 
     def _fork_of_changed_history(
@@ -399,12 +400,6 @@ class Session:
         size += 2 * len(node.prompt.text or "")
         self._bytes += size
         self._index.bytes += size
-
-
-def _sent_prompt(
-    messages: tuple[Message, ...], sent: tuple[Message, ...], keys: Sequence[bytes], text: PrefixDigests
-) -> SentPrompt:
-    return SentPrompt(messages, sent, tuple(keys), len(text.text), text.digest())
 
 
 def _is_prefilled(call: ChatCall) -> bool:

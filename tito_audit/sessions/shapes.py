@@ -1,4 +1,4 @@
-"""Answers in the shapes of OpenAI's API, with vLLM's `token_ids` and `prompt_token_ids` where a client asks."""
+"""Requests and answers in the shapes of OpenAI's API, with vLLM's `token_ids` and `prompt_token_ids`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tito_audit.tokens.vocab import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """What every object of one answer begins with."""
+    """Id, time and model, with which all objects of a response begin."""
 
     id: str
     created: int
@@ -33,11 +33,11 @@ class ResponseHead:
         return self._object("chat.completion", choices, more)
 
     def chat_chunk(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
-        """A piece of one that streams."""
+        """A chunk of a streamed chat completion."""
         return self._object("chat.completion.chunk", choices, more)
 
     def text(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
-        """A whole completion, or a piece of one: both have the same name."""
+        """A text completion, or a chunk of one: OpenAI gives both the same `object`."""
         return self._object("text_completion", choices, more)
 
     def _object(self, kind: str, choices: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,11 +52,11 @@ def usage(prompt: int, completion: int) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class TokenView:
-    """Sampled tokens as they are shown to a client."""
+    """Shows sampled tokens and their logprobs to a client."""
 
     vocabulary: Vocabulary
     as_ids: bool = False
-    """Whether `token_id:N` stands for the text of a token, as with vLLM's `return_tokens_as_token_ids`."""
+    """Whether tokens are shown as `token_id:N`, as with vLLM's `return_tokens_as_token_ids`."""
 
     def chat_logprobs(self, result: GenerationResult | GenerationChunk) -> dict[str, Any]:
         """`choices[].logprobs` of a chat completion."""
@@ -68,7 +68,7 @@ class TokenView:
         }
 
     def text_logprobs(self, result: GenerationResult | GenerationChunk, offset: int) -> dict[str, Any]:
-        """`choices[].logprobs` of a completion whose text goes on at `offset`."""
+        """`choices[].logprobs` of a text completion that begins at character `offset`."""
         texts = [self._text(token) for token in result.output_ids]
         sizes = [len(self.vocabulary.token_bytes(token).decode("utf-8", "replace")) for token in result.output_ids]
         offsets = np.cumsum([offset, *sizes])[:-1].tolist()
@@ -106,11 +106,11 @@ _OURS = frozenset(
         *("split", "user", "timeout", "extra_headers", "return_token_ids", "parallel_tool_calls", *_SAMPLED),
     )
 )
-"""Fields that are read or ignored here; every other field goes to the provider as it is."""
+"""Fields that are read or ignored here; all others go to the provider unchanged."""
 
 
 def parse_sampling(arguments: Mapping[str, Any]) -> SamplingParams:
-    """The sampling parameters among keyword arguments; ValueError if one is not supported."""
+    """The sampling parameters among keyword arguments; ValueError for a value that is not supported."""
     body = _with_extra_body(arguments)
     if body.get("stream"):
         raise ValueError("A managed server gives whole answers: leave `stream` out.")
@@ -131,13 +131,13 @@ def parse_sampling(arguments: Mapping[str, Any]) -> SamplingParams:
         raise ValueError("`stop` is not a string or a list of strings.")
     if not isinstance(ids, list | tuple) or not all(type(item) is int for item in ids):
         raise ValueError("`stop_token_ids` is not a list of token ids.")
-    longest = body.get("max_completion_tokens")
+    max_tokens = body.get("max_completion_tokens")
     top = body.get("top_logprobs") or 0
-    if not top and type(body.get("logprobs")) is int:  # /v1/completions has their number there
+    if not top and type(body.get("logprobs")) is int:  # where /v1/completions has their number
         top = body["logprobs"]
     return SamplingParams(
         **{name: body.get(name) for name in _SAMPLED},
-        max_tokens=longest if longest is not None else body.get("max_tokens"),
+        max_tokens=max_tokens if max_tokens is not None else body.get("max_tokens"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(ids),
         n=body.get("n") or 1,
@@ -147,7 +147,7 @@ def parse_sampling(arguments: Mapping[str, Any]) -> SamplingParams:
 
 
 def _with_extra_body(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """All keyword arguments, `extra_body` included."""
+    """Keyword arguments with those of `extra_body`."""
     extra = arguments.get("extra_body") or {}
     if not isinstance(extra, Mapping):
         raise ValueError("`extra_body` is not a mapping.")
@@ -155,7 +155,7 @@ def _with_extra_body(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_chat_call(arguments: Mapping[str, Any]) -> ChatCall:
-    """The arguments that the prompt depends on. A last message of the assistant is continued."""
+    """The arguments that the prompt depends on; if the last message is the assistant's, it is continued."""
     messages = as_messages(arguments.get("messages"), "messages")
     if not messages:
         raise ValueError("`messages` is empty.")
@@ -177,14 +177,14 @@ def parse_chat_call(arguments: Mapping[str, Any]) -> ChatCall:
 
 @dataclass(frozen=True, slots=True)
 class AnswerReader:
-    """Turns sampled tokens into what a client gets; the stored ids do not change."""
+    """Reads text, reasoning and tool calls from sampled tokens."""
 
     tokenizer: Tokenizer
     reasoning: Parser | None = None
     tools: Parser | None = None
 
-    def text(self, result: GenerationResult, sampling: SamplingParams) -> str:
-        """An answer without the token or text that ended it."""
+    def read_text(self, result: GenerationResult, sampling: SamplingParams) -> str:
+        """The text of an answer, without the stop token or text that ended it."""
         shown = bool(sampling.extra.get("include_stop_str_in_output"))
         return decode(
             self.tokenizer.vocabulary,
@@ -194,19 +194,19 @@ class AnswerReader:
             keep_stop=shown,
         )
 
-    def message(
+    def read_message(
         self, result: GenerationResult, sampling: SamplingParams, call: ChatCall, *, calls: bool
     ) -> tuple[dict[str, Any], str | None]:
-        """An answer as an assistant message, and its finish reason; tool calls are read only where `calls`."""
+        """An answer as an assistant message, and its finish reason; tool calls are read only if `calls`."""
         prompt_end = self.tokenizer.vocabulary.text(np.array(result.input_ids[-64:], np.int32))
         options = ParseOptions(call.tools if calls else (), prompt_end)
-        parsed = parse_answer(self.text(result, sampling), self.reasoning, self.tools, options)
+        parsed = parse_answer(self.read_text(result, sampling), self.reasoning, self.tools, options)
         message = to_message(parsed, lambda number: f"call_{uuid4().hex[:24]}")
         return message, finish_reason(parsed, result.finish_reason)
 
 
 def answer_types() -> Mapping[str, Callable[..., Any]]:
-    """The answer types of the openai package, by name; SetupError if it is not installed."""
+    """The response types of the openai package, by name; SetupError if it is not installed."""
     try:
         from openai.types import Completion
         from openai.types.chat import ChatCompletion
@@ -218,5 +218,5 @@ def answer_types() -> Mapping[str, Callable[..., Any]]:
 
 
 def usage_of(results: Sequence[GenerationResult]) -> dict[str, int]:
-    """How many tokens a call took; its prompt counts once."""
+    """`usage` of the answers to one prompt, which counts once."""
     return usage(len(results[0].input_ids), sum(len(result.output_ids) for result in results))

@@ -170,7 +170,7 @@ def _doubt_of_systems(best: ConfirmedWay, others: Iterable[ConfirmedWay], rest: 
         stated = repr(sorted(rest[at].stated.items()))
         by_tools.setdefault((bool(rest[at].tools), stated), []).append(at)
     groups = by_tools.values()
-    longest = [max(group, key=lambda at: len(_first_text(rest[at]))) for group in groups]
+    longest = (max(group, key=lambda at: len(_first_text(rest[at]))) for group in groups)
     if not all(_is_own_message(best, rest[at]) for at in longest):
         return "the text that the messages lack is not written as a separate message"
     texts = [sorted({read[at] for at in group}) for group in groups]

@@ -100,6 +100,7 @@ class OtherWays:
             yield OtherText(text, code, cause, what)
 
     def _candidates(self, canonical: str) -> Iterator[OtherText]:
+        """The texts with another date, other tools, another system prompt, or without older messages."""
         # Another date
         if has_clock(self.writer.renderer):
             probed = self.write(replace(self.logged_way, clock=PROBE.at))

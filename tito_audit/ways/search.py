@@ -181,6 +181,7 @@ class Search:
             yield replace(bare, clock=None, varies=bare.varies | {CLOCK})
 
     def _vary_argument(self, argument: Argument) -> Callable[[Way], Iterator[Way]]:
+        """With its known values, those read from prompts, or each prompt's own."""
         name = argument.name
         stated = any(name in observation.stated for observation in self._seen)
 
@@ -200,6 +201,7 @@ class Search:
         return ways
 
     def _vary_system(self, way: Way) -> Iterator[Way]:
+        """With no system prompt, one read from prompts, or each prompt's own."""
         way = replace(way, varies=way.varies - {SYSTEM})
         yield replace(way, system=None, drops_system=False)
         if any(observation.messages[0].role in ("system", "developer") for observation in self._seen):

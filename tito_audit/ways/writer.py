@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -244,11 +244,12 @@ class Writer:
         # An answer goes from the end of its role header to its end token.
         stated = observation.stated if way.uses_stated else {}
         core = _CORE.match(self.renderer.generation_prompt({**dict(way.args), **stated}))
-        ends = tuple(sorted(map(vocabulary.piece, turn_end_ids(vocabulary) | set(self.tokenizer.eos_ids))))
-        roles = tuple(sorted(token for token in self.renderer.control_texts if _ROLE.search(token)))
+        ends = sorted(map(vocabulary.piece, turn_end_ids(vocabulary) | set(self.tokenizer.eos_ids)))
+        roles = sorted(token for token in self.renderer.control_texts if _ROLE.search(token))
         if core is None or not core[0] or not (ends or roles):
             return text == recorded
-        pattern = _answer_end_pattern(ends, roles)
+        # An answer also ends with the header of the next message, where it has no end token.
+        pattern = re.compile("|".join([*map(re.escape, ends), *(f"(?={re.escape(token)})" for token in roles)]))
         spans, recorded_spans = _answer_spans(text, core[0], pattern), _answer_spans(recorded, core[0], pattern)
         if _text_outside(text, spans) != _text_outside(recorded, recorded_spans):
             return False
@@ -302,12 +303,6 @@ def _answer_spans(text: str, core: str, ends: re.Pattern[str]) -> _Spans:
         spans.append((start, end.end()))
         at = text.find(core, end.end())
     return spans
-
-
-@lru_cache(maxsize=64)
-def _answer_end_pattern(ends: tuple[str, ...], roles: tuple[str, ...]) -> re.Pattern[str]:
-    """Matches the end of an answer: one of `ends`, or the header of the next message."""
-    return re.compile("|".join([*map(re.escape, ends), *(f"(?={re.escape(token)})" for token in roles)]))
 
 
 def _text_outside(text: str, spans: _Spans) -> list[str]:
