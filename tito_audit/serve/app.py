@@ -250,6 +250,14 @@ def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Applic
     text = partial(_respond, parse_text_request, text_completion, text_chunks, _DONE)
     message = partial(_respond, messages.parse, messages.answer, messages.stream, b"")
     response = partial(_respond, responses.parse, responses.answer, responses.stream, b"")
+
+    async def count_tokens(request: web.Request) -> web.Response:
+        body = await _read_body(request)
+        await gateway.check_ready()
+        parsed = messages.parse_count(body)
+        _check_model(gateway, parsed)
+        return _json_response({"input_tokens": await gateway.count_prompt_tokens(parsed, _session_id(request))})
+
     for prefix in ("", "/s/{session}"):
         app.router.add_post(f"{prefix}/v1/chat/completions", chat)
         app.router.add_post(f"{prefix}/v1/completions", text)
@@ -258,7 +266,7 @@ def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Applic
         app.router.add_delete(f"{prefix}/v1/responses/{{response}}", _as_endpoint(responses.delete))
         app.router.add_get(f"{prefix}/v1/responses/{{response}}/input_items", _as_endpoint(responses.input_items))
         app.router.add_post(f"{prefix}/v1/messages", message)
-        app.router.add_post(f"{prefix}/v1/messages/count_tokens", partial(_count_tokens, messages))
+        app.router.add_post(f"{prefix}/v1/messages/count_tokens", count_tokens)
     app.add_routes(_ROUTES)
     return app
 
@@ -307,14 +315,6 @@ async def _read_body(request: web.Request) -> bytes:
         raise Refused(
             "the body cannot be decoded: it does not match its Content-Encoding, or is cut off"
         ) from None
-
-
-async def _count_tokens(messages: MessagesApi, request: web.Request) -> web.Response:
-    gateway, body = request.app[GATEWAY], await _read_body(request)
-    await gateway.check_ready()
-    parsed = messages.parse_count(body)
-    _check_model(gateway, parsed)
-    return _json_response({"input_tokens": await gateway.count_prompt_tokens(parsed, _session_id(request))})
 
 
 def _check_model(gateway: Gateway, parsed: SamplingRequest) -> None:
