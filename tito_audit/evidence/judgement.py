@@ -36,7 +36,7 @@ _THINK = re.compile(r"\s*<think>\s*(?:</think>\s*)?")
 
 
 JUDGEMENT = "judgement"
-"""The key of the judgement in the memo of the evidence."""
+"""The key of the judgement in the memo of its evidence, where `gather` may put it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,10 @@ class Judgement:
 
 def judgement(evidence: Evidence) -> Judgement | None:
     """The judgement of the training row; None without a row, or if nothing says what was sampled."""
-    return evidence.once(JUDGEMENT, _judge_row)
+    if JUDGEMENT not in evidence.memo:
+        evidence.memo[JUDGEMENT] = _judge_row(evidence)
+    judged: Judgement | None = evidence.memo[JUDGEMENT]
+    return judged
 
 
 def _judge_row(evidence: Evidence) -> Judgement | None:
