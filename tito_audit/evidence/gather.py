@@ -93,7 +93,7 @@ def gather(
     if reference is not None and rollout.stated.converted_tools:
         rollout = replace(rollout, tools=tools_as_sent(rollout, reference.vocabulary))
     unrelated: list[Unrelated] = []
-    if reference is not None and rollout.turns and messages_are_unrelated(rollout, reference.text):
+    if reference is not None and rollout.turns and messages_are_unrelated(rollout, reference.decode):
         unrelated.append(UNRELATED_MESSAGES)
         rollout = _without_messages(rollout, _OF_OTHERS)
     chains = chain_turns(rollout, reference)
@@ -119,7 +119,7 @@ def gather(
     if view is not None and row is not None and reference is not None:
         of_sft = (row.logprobs is None or rollout.stated.kind is not None) and is_sft(rollout)
         view = with_trained_edges(view, row, reference) if of_sft else view
-        view, judged = judge_view(view, row, reference.end_ids(), reference.text, conventions)
+        view, judged = judge_view(view, row, reference.end_ids(), reference.decode, conventions)
         view = with_sampled_ends(view) if of_sft else view
     differences: Sequence[Difference] = merge_duplicates((*chains.differences, *row_differences))
     if reference is not None:

@@ -77,7 +77,7 @@ def verified_parts(evidence: Evidence) -> Verified:
 
 
 @memoized
-def shifts(evidence: Evidence) -> list[LogprobShift]:
+def logprob_shifts(evidence: Evidence) -> list[LogprobShift]:
     """The ranges of the row whose logprobs provably belong to other tokens."""
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.logprobs is None:
@@ -212,7 +212,7 @@ def slides_against_mask(row: TrainingRow) -> tuple[Slide, ...]:
     lacks = values.clear_fill and bool((row.loss_mask & ~values.real).any())
     if readings.values_in_place and not lacks:
         return ()
-    return tuple(fit.slide for fit in readings.slides(of_row=True))
+    return tuple(fit.slide for fit in readings.find_fits(of_row=True))
 
 
 def _spans_of_runs(mask: Mask) -> list[SampledSpan]:

@@ -72,7 +72,7 @@ def with_trained_edges(view: RowView, row: TrainingRow, reference: Reference) ->
             last += 1
         if first and mask[first - 1] and not view.sampled[first - 1]:
             first = start
-        if reference.text(row.token_ids[end:last]).strip():
+        if reference.decode(row.token_ids[end:last]).strip():
             last = end
         elif end < last == len(mask) - 1 and mask[last] and closing[last]:
             last += 1  # an end of sequence after the last turn

@@ -74,7 +74,7 @@ def misfit_columns(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _check_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Iterator[Hit]:
-    """Labels that are not the id of their token: one hit for all if they are those of a neighbour."""
+    """Hits on labels that are not the id of their token; a single one if all are those of a neighbour."""
     assert column.alignment is not None
     labels = spread(
         column.values.astype(np.int64),
