@@ -280,9 +280,9 @@ class Builder:
     def _tokens(self, messages: list[dict[str, Any]]) -> tuple[Any, Any, Any]:
         """Ids of a conversation, the starts of its answers, and the mask of what was sampled."""
         from tito_audit.record.message import as_messages, as_tools
-        from tito_audit.render.spans import spans
+        from tito_audit.render.spans import render_spans
 
-        rendering = spans(self.renderer, as_messages(messages, "row"), as_tools(TOOLS, "row"))
+        rendering = render_spans(self.renderer, as_messages(messages, "row"), as_tools(TOOLS, "row"))
         ids = self.encode(rendering.text)
         ends = np.cumsum(self.tokenizer.vocabulary.byte_lengths(ids))
         data = np.frombuffer(rendering.text.encode(), np.uint8)

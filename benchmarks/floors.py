@@ -31,7 +31,7 @@ def floors(log: Path, tokenizer: Path) -> dict[str, float]:
     if log.suffix == ".parquet":  # everything else is as with JSONL
         return spent
     rows = list(_rows(log))
-    render = _renderer(tokenizer)
+    render = _renderer(tokenizer) if all(row.get("messages") for row in rows) else None
     texts: list[str] = []
     if render is not None:
         spent["rendering"] = _spent(lambda: texts.extend(map(render, rows)))
@@ -69,7 +69,7 @@ def _rows(log: Path) -> Iterator[Row]:
     with log.open("rb") as file:
         for line in file:
             row = orjson.loads(line)
-            for message in row["messages"]:
+            for message in row.get("messages") or ():
                 for call in message.get("tool_calls") or ():
                     call["function"]["arguments"] = orjson.loads(call["function"]["arguments"])
             for name in {"token_ids", "loss_mask", "logprobs"} & row.keys():

@@ -91,11 +91,11 @@ def _joined(path: Path) -> str:
     from tito_audit.settings.model import Settings
     from tito_audit.storage import open_log
 
-    join = Join.of(Settings(), [path])
+    join = Join.for_run(Settings(), [path])
     if join is None:
         raise RuntimeError(f"{path}: nothing is joined")
     next(iter(join.rows(open_log(path))))
-    return " ".join(join.joined()).replace(f"{path.parent}/", "")
+    return " ".join(join.joined_notices()).replace(f"{path.parent}/", "")
 
 
 def _memory(name: str) -> int:

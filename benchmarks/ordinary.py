@@ -11,23 +11,28 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import measure
+from benchmarks.floors import floors
+from benchmarks.stages import REST, ROW_STAGES, Clock, wrap
 from benchmarks.tables import spread, table
+
+if TYPE_CHECKING:
+    from tito_audit.record.finding import Result
 
 __all__ = ["LOGS", "Cost", "cost_of", "ordinary_section", "ordinary_study"]
 
 Row = dict[str, Any]
 END = "<|im_end|>"
-_SMALL = 4
-"""The smaller log, whose time is taken off, has one row in this many."""
-_WARM = 2
+_WARM = 4
+"""The first one in so many rows are not measured: start-up and all that a log's first rows pay for."""
+_SCANS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,10 @@ class Cost:
     calls: float
     """Calls of Python functions."""
     findings: float
+    stages: dict[str, float]
+    """CPU seconds of the scan by stage, with clocks around its functions."""
+    libraries: float | None
+    """CPU seconds of the libraries alone: reading, rendering, encoding, comparing. None for recorded rollouts."""
 
 
 class _Writer:
@@ -179,7 +188,7 @@ def _conversation_ids(row: Row) -> list[int]:
 
 
 def cost_of(log: str, folder: str, rows: int, scratch: Path) -> Cost:
-    """What a further row of a log costs; both logs are scanned once before they are timed."""
+    """What a row after the first ones of a log costs, in a process that has scanned the log before."""
     from tokenizers import Tokenizer
 
     from tito_audit.run.scan import Scan
@@ -195,20 +204,24 @@ def cost_of(log: str, folder: str, rows: int, scratch: Path) -> Cost:
             break
         left -= len(_conversation_ids(written[-1]))
     rows = len(written)
-    paths = {}
-    for size in (rows // _SMALL, rows):
-        paths[size] = scratch / f"{log}-{size}.jsonl"
-        paths[size].write_text("".join(json.dumps(row) + "\n" for row in written[:size]), encoding="utf-8")
+    path = scratch / f"{log}-{rows}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in written), encoding="utf-8")
 
-    def spent(size: int) -> float:
+    def further_rows() -> Iterator[Result]:
+        """The results after the first ones of a scan."""
+        results = iter(Scan([str(path)], settings))
+        for _ in range(rows // _WARM):
+            next(results)
+        return results
+
+    for _ in further_rows():  # pays for what is computed once
+        pass
+    scans = []
+    for _ in range(_SCANS):
+        results = further_rows()
         begin = time.process_time()
-        for _ in Scan([str(paths[size])], settings):
-            pass
-        return time.process_time() - begin
-
-    spent(rows)
-    further = rows - rows // _SMALL
-    scan = (spent(rows) - spent(rows // _SMALL)) / further
+        counted = sum(1 for _ in results)
+        scans.append((time.process_time() - begin) / counted)
     whole = [_conversation_ids(row) for row in written]
     reference = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
     texts = [reference.decode(ids, skip_special_tokens=False) for ids in whole]
@@ -222,17 +235,38 @@ def cost_of(log: str, folder: str, rows: int, scratch: Path) -> Cost:
         nonlocal calls
         calls += event == "call"
 
-    results = iter(Scan([str(paths[rows // _SMALL])], settings))
-    for _ in range(_WARM):
-        next(results)
+    results = further_rows()
     sys.setprofile(count)
     try:
         for result in results:
             findings += sum(finding.times for finding in result.findings)
     finally:
         sys.setprofile(None)
-    counted = rows // _SMALL - _WARM
-    return Cost(log, sum(map(len, whole)) / rows, scan, encode, calls / counted, findings / counted)
+    return Cost(
+        log,
+        ids=sum(map(len, whole)) / rows,
+        scan=statistics.median(scans),
+        encode=encode,
+        calls=calls / counted,
+        findings=findings / counted,
+        stages=_stages(further_rows),
+        libraries=None if log.startswith("rollouts") else sum(floors(path, Path(folder)).values()) / rows,
+    )
+
+
+def _stages(further_rows: Callable[[], Iterator[Result]]) -> dict[str, float]:
+    """CPU seconds of a row by stage."""
+    clock = Clock()
+    unwrap = wrap(clock)
+    try:
+        results = further_rows()
+        clock.switch(REST)
+        clock.spent.clear()
+        counted = sum(1 for _ in results)
+        clock.switch(REST)
+    finally:
+        unwrap()
+    return {stage: clock.spent[stage] / counted for stage in ROW_STAGES}
 
 
 def ordinary_study(rows: int, rounds: int, scratch: Path, say: Callable[[str], None]) -> dict[str, list[Cost]]:
@@ -276,21 +310,41 @@ def ordinary_section(costs: dict[str, list[Cost]]) -> str:
                 f"{statistics.median(cost.calls for cost in rounds):,.0f}",
             )
         )
+    stages = [
+        (log, *(_microseconds(cost.stages[stage] for cost in rounds) for stage in ROW_STAGES), _libraries(rounds))
+        for log, rounds in costs.items()
+    ]
     lines = [
         "## Ordinary logs",
         "",
         table(head, rows) if rows else "No real tokenizer is here, so they are left out.",
         "",
-        "- CPU time of each further row in one process: the time of a smaller log is taken off, so start-up does "
-        "not count. *Times one encode*: one plain `tokenizers` encode of the conversation in the same process "
+        "- CPU time of a row in one process, from the second quarter of the log on, so start-up does not count. "
+        "*Times one encode*: one plain `tokenizers` encode of the conversation in the same process "
         "takes so many times the scan's time; above 1, the scan is faster than encoding the text once.",
         "- clean, notes: ten calls a row with recorded prompts. reasoning: three calls whose prompts keep the "
         "sampled reasoning. drift: three calls whose answers come back in other tokens. rows: ids, mask, logprobs "
         "and messages. bare rows: the same without messages. rollouts: what real models sampled, half of it with "
         "prompts that were re-tokenized.",
         "",
+        "Where the time of a row goes, in CPU µs, with clocks around functions, which cost some time themselves:",
+        "",
+        table(("log", *ROW_STAGES, "libraries alone"), stages) if stages else "",
+        "",
+        "- *libraries alone*: orjson on the line, minijinja and fastokens once on the conversation (not for bare "
+        "rows), numpy's comparison of the ids and of each prompt with what precedes it.",
+        "",
     ]
     return "\n".join(lines)
+
+
+def _libraries(rounds: Sequence[Cost]) -> str:
+    measured = [cost.libraries for cost in rounds if cost.libraries is not None]
+    return _microseconds(measured) if measured else ""
+
+
+def _microseconds(seconds: Iterable[float]) -> str:
+    return f"{1e6 * statistics.median(seconds):,.0f}"
 
 
 if __name__ == "__main__":

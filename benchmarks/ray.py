@@ -117,7 +117,7 @@ def _measured(name: str, path: str, way: str, workers: int, tokenizer: Path, add
 def _once(path: str, tokenizer: str, jobs: int, address: str | None) -> dict[str, Any]:
     """Two scans by this process."""
     from tito_audit import Settings, scan_rollouts
-    from tito_audit.run.ray_tasks import joined_cluster
+    from tito_audit.run.ray_tasks import connect_to_cluster
 
     settings = Settings(tokenizer=tokenizer, jobs=jobs)
     if address is not None:
@@ -126,7 +126,7 @@ def _once(path: str, tokenizer: str, jobs: int, address: str | None) -> dict[str
     started = time.perf_counter()
     with ExitStack() as stack:
         if address is not None:
-            stack.enter_context(joined_cluster(address))
+            stack.enter_context(connect_to_cluster(address))
         found["connect"] = time.perf_counter() - started
         for name in ("first", "second"):
             started, cpu, count, findings = time.perf_counter(), _cpu(), 0, 0

@@ -23,32 +23,32 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-__all__ = ["ROW_STAGES", "STAGES", "Clock", "Marks", "MissingName", "main", "named"]
+__all__ = ["REST", "ROW_STAGES", "STAGES", "Clock", "Marks", "MissingName", "main", "named", "wrap"]
 
 READING, FORMAT, RENDERING = "reading", "format", "rendering"
 ENCODING, COMPARING, RULES, REST = "encoding", "comparing", "rules", "the rest"
 STAGES: dict[str, tuple[str, ...]] = {
     READING: ("tito_audit.run.rows:LogGroup.rows",),
-    FORMAT: ("tito_audit.run.rows:LogGroup.read",),
+    FORMAT: ("tito_audit.run.rows:LogGroup.read_row",),
     RENDERING: (
         "tito_audit.render.fast.render:FastTemplate.run",
         "tito_audit.render.template:Template.run",
-        "tito_audit.evidence.rendered:written_fast",
-        "tito_audit.render.renderer:Renderer.accepted_fast",
+        "tito_audit.evidence.rendered:render_fast",
+        "tito_audit.render.renderer:Renderer.render_chat_fast",
         "tito_audit.render.renderer:Renderer.render",
     ),
     ENCODING: (
         "tito_audit.tokens.encoders:FastEncoder.encode_batch",
         "tito_audit.tokens.encoders:ReferenceEncoder.encode_batch",
-        "tito_audit.tokens.encoders:ReferenceEncoder.encode_alone",
+        "tito_audit.tokens.encoders:ReferenceEncoder.encode_single_threaded",
         "tito_audit.tokens.tokenizer:Tokenizer.encode_fast_batch",
     ),
     COMPARING: ("tito_audit.run.auditor:gather",),
     RULES: (
-        "tito_audit.run.auditor:explain",
+        "tito_audit.run.auditor:explain_differences",
         "tito_audit.run.auditor:check_explained",
         "tito_audit.run.auditor:witness",
-        "tito_audit.run.auditor:counts_of",
+        "tito_audit.run.auditor:count_rollout",
     ),
 }
 """The functions of each stage, `module:name` or `module:class.name`; those of reading return rows one by one."""
@@ -136,13 +136,18 @@ def named(name: str) -> tuple[Any, str, Any]:
         ) from None
 
 
-def wrap(clock: Clock) -> None:
-    """Put a clock around the functions of all stages, for the rest of this process."""
-    for stage, names in STAGES.items():
-        for name in names:
-            owner, last, function = named(name)
-            around = clock.around_rows if stage == READING else clock.around
-            setattr(owner, last, around(stage, function))
+def wrap(clock: Clock) -> Callable[[], None]:
+    """Put a clock around the functions of all stages; returns a function that takes it away."""
+    plain = [(stage, *named(name)) for stage, names in STAGES.items() for name in names]
+    for stage, owner, name, function in plain:
+        around = clock.around_rows if stage == READING else clock.around
+        setattr(owner, name, around(stage, function))
+
+    def unwrap() -> None:
+        for _, owner, name, function in plain:
+            setattr(owner, name, function)
+
+    return unwrap
 
 
 def watch(clock: Clock | None, only_start: bool = False) -> Marks:

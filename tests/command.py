@@ -29,7 +29,7 @@ from tito_audit import Result, Settings, scan_rollouts
 from tito_audit.cli import app
 from tito_audit.render.sandbox import ChatEnvironment
 from tito_audit.render.template import Template
-from tito_audit.run.tasks import bare
+from tito_audit.run.tasks import strip_rollout
 from tito_audit.summary import Summary
 from tito_audit.tokens import load
 from tito_audit.tokens.cache import cache_folder
@@ -70,7 +70,7 @@ def scanned(
     """What a scan in chunks of so many bytes says, without its clock and what only one process holds."""
     scan = scan_rollouts(logs, Settings(jobs=jobs, **options), observe=observe)
     scan.chunk_bytes = chunk
-    results = [bare(result) for result in scan]
+    results = [strip_rollout(result) for result in scan]
     scan.summary.seconds = 0.0
     return results, scan.summary
 
@@ -87,15 +87,15 @@ def loading_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(typer.testing, "_get_command", _parser)
         patched.setattr(ChatEnvironment, "compile", _code)
-        patched.setattr(Template, "_read", _reading)
-        patched.setattr(load, "_from_files", _tokenizer)
+        patched.setattr(Template, "_read_facts", _reading)
+        patched.setattr(load, "_load_json", _tokenizer)
         yield
 
 
 _parser = cache(typer.main.get_command)
 _compile = ChatEnvironment.compile
-_read = Template._read
-_from_files = load._from_files
+_read = Template._read_facts
+_from_files = load._load_json
 _codes: dict[str, Any] = {}
 _readings: dict[str, Any] = {}
 _tokenizers: dict[object, tuple[Tokenizer, object]] = {}

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests import toy
 from tito_audit.evidence.gather import gather
-from tito_audit.record.build import call_columns, training_row
+from tito_audit.record.build import build_call_columns, build_training_row
 from tito_audit.record.finding import Result
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
@@ -101,7 +101,7 @@ class Log:
         """One call as the formats would read it."""
         ids = np.array(self.completions[k], np.int32)
         values = self.logprobs[k]
-        logprobs, columns = call_columns(ids, logprobs=None if values is None else ("logprobs", values))
+        logprobs, columns = build_call_columns(ids, logprobs=None if values is None else ("logprobs", values))
         return Turn(
             np.array(self.prompts[k], np.int32),
             ids,
@@ -117,7 +117,7 @@ class Log:
         """The training row as the formats would read it."""
         if not self.has_row:
             return None
-        return training_row(
+        return build_training_row(
             np.array(self.row_ids, np.int32),
             mask=("loss_mask", self.row_mask),
             logprobs=("logprobs", self.row_logprobs),

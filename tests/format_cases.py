@@ -36,9 +36,9 @@ from tito_audit.format import Format, Row
 from tito_audit.formats import all_formats, format_named, pick_format
 from tito_audit.record.build import column_values
 from tito_audit.record.column import Column, ColumnRole
-from tito_audit.record.edits import ABSENT, Edit, edits_between, with_edits
+from tito_audit.record.edits import ABSENT, Edit, apply_edits, edits_between
 from tito_audit.record.message import Message
-from tito_audit.record.repaired import RepairedRollout, unmended
+from tito_audit.record.repaired import RepairedRollout, unrepaired
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow, Turn
 from tito_audit.record.stated import NOTHING_STATED, Stated
 from tito_audit.storage import open_log
@@ -221,7 +221,7 @@ def mended(rollouts: Sequence[Rollout], changes: Sequence[Json]) -> list[Repaire
         own = [change for change in changes if change.get("item", 0) == item]
         new += [changed(rollout, change) for change in own if not change.get("left_out")]
         if not own:
-            new.append(unmended(rollout))
+            new.append(unrepaired(rollout))
     return new
 
 
@@ -339,7 +339,7 @@ def every_case(path: Path) -> Iterator[Case]:
 def changed_at(value: Json, change: Json) -> Json:
     """A value with what a change sets and drops."""
     edits = [Edit(pointed(at), new) for at, new in change.get("set", {}).items()]
-    made: Json = with_edits(value, edits + [Edit(pointed(at), ABSENT) for at in change.get("drop", ())])
+    made: Json = apply_edits(value, edits + [Edit(pointed(at), ABSENT) for at in change.get("drop", ())])
     return made
 
 
@@ -410,7 +410,7 @@ def written(form: Format, row: Row, rollouts: Sequence[Rollout], changes: Sequen
     for new in rows:
         assert_shared(row, new)
         again = form.read(new, PLACE)
-        (same,) = form.update(new, [unmended(rollout) for rollout in again])
+        (same,) = form.update(new, [unrepaired(rollout) for rollout in again])
         assert same is new, "a new row in which nothing changes stays as it is"
         if len(rows) == 1:
             for one, other in zip(wanted, again, strict=True):

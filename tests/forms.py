@@ -12,7 +12,7 @@ from tito_audit.format import Row
 from tito_audit.formats import pick_format
 from tito_audit.record.column import Alignment, ColumnRole
 from tito_audit.record.edits import edits_between
-from tito_audit.record.moved import moved_row
+from tito_audit.record.move_row import move_row
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 
@@ -91,7 +91,7 @@ def spliced(row: TrainingRow, start: int, end: int, ids: Sequence[int], **change
         "logprobs": None if row.logprobs is None else np.where(source >= 0, row.logprobs[source], blank),
         **changes,
     }
-    return covered(moved_row(row, token_ids.astype(np.int32), source, **new).row)
+    return covered(move_row(row, token_ids.astype(np.int32), source, **new).row)
 
 
 def covered(row: TrainingRow) -> TrainingRow:

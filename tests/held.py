@@ -13,11 +13,11 @@ from tito_audit.cli import main
 from tito_audit.run import workers
 
 if __name__ == "__main__":
-    seconds, answered = float(sys.argv.pop(1)), workers.answered
+    seconds, answered = float(sys.argv.pop(1)), workers.answer_task
 
     def slowly(work: Any, task: Any) -> bytes:
         time.sleep(seconds)
         return answered(work, task)
 
-    workers.answered = slowly
+    workers.answer_task = slowly
     main()

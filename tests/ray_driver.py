@@ -107,9 +107,9 @@ def ended() -> None:
 
 def stay_connected() -> None:
     """Connect once for all that follows."""
-    from tito_audit.run.ray_tasks import joined_cluster
+    from tito_audit.run.ray_tasks import connect_to_cluster
 
-    _running["open"].enter_context(joined_cluster(_running["cluster"].address))
+    _running["open"].enter_context(connect_to_cluster(_running["cluster"].address))
 
 
 def command(*words: str) -> tuple[int, str, str]:
@@ -149,11 +149,11 @@ def scanned(
         ):
             return scanned(logs, chunk, settings)
     from tito_audit import Settings, scan_rollouts
-    from tito_audit.run.tasks import bare
+    from tito_audit.run.tasks import strip_rollout
 
     scan = scan_rollouts(logs, Settings(**settings))
     scan.chunk_bytes = chunk
-    results = [bare(result) for result in scan]
+    results = [strip_rollout(result) for result in scan]
     scan.summary.seconds = 0.0
     return results, scan.summary
 
@@ -267,7 +267,7 @@ def of_lost_tokenizer(log: str, path: Path, tokenizer: str) -> str:
     settings = Settings(tokenizer=str(path), engine="ray")
     scan = scan_rollouts(log, settings)
     scan.loader = Loader()
-    scan.loader.auditor(settings)
+    scan.loader.load_auditor(settings)
     shutil.rmtree(path)
     try:
         list(scan)

@@ -9,9 +9,9 @@ from typing import Any
 
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Side, Skip, Where
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.report import Report, ReportOptions, send_all
-from tito_audit.run.headlines import headed
-from tito_audit.summary import CoverageCount, Fixed, Gate, RateCount, Sampled, Summary
+from tito_audit.report import Report, ReportOptions, feed_results
+from tito_audit.run.headlines import with_headline
+from tito_audit.summary import CoverageCount, Fixed, Gate, RateCount, SampleCount, Summary
 
 TITLES = {
     "REC001": "A row cannot be read",
@@ -55,7 +55,7 @@ GATE = Gate(
         Fixed("00d1f7c0ffee0002", "TOK101", "logs/run.jsonl", 9, "Two sampled tokens re-encode as one.", times=3),
     ),
 )
-SAMPLED = Sampled(share=0.25, rows=9, of=36)
+SAMPLED = SampleCount(share=0.25, rows=9, of=36)
 ODD = "logs/ép`i|s @nobody [x](#1).parquet"
 TRAPS = (
     "</script><script>alert(1)</script> ]]> <!-- --> <img src=x onerror=alert(2)>",
@@ -69,7 +69,7 @@ TRAPS = (
 
 def finding(code: str, severity: Severity, place: Place, **hit: object) -> Finding:
     fields: dict[str, object] = {"where": Where.COMPLETION, "start": 0, "end": 0, "message": "", **hit}
-    return headed(Finding(code, severity, place, Hit(**fields)))  # type: ignore[arg-type]
+    return with_headline(Finding(code, severity, place, Hit(**fields)))  # type: ignore[arg-type]
 
 
 def merge(place: Place, severity: Severity, start: int = 12) -> Finding:
@@ -183,7 +183,7 @@ def written(
     of: Iterable[Result],
     *,
     gate: Gate | None = None,
-    sampled: Sampled | None = None,
+    sampled: SampleCount | None = None,
     files: tuple[str, ...] = ("logs/run.jsonl",),
     notices: tuple[str, ...] = ("no chat template: the TPL rules were skipped",),
     **options: Any,
@@ -192,7 +192,9 @@ def written(
     summary = Summary(files=list(files), tokenizer="toy_bpe", encoder="tokenizers", seconds=2.0, sampled=sampled)
     summary.notices += notices
     out = io.StringIO()
-    send_all(tally(of, summary, gate), report.write(summary, out, ReportOptions(**{"titles": TITLES, **options})))
+    feed_results(
+        tally(of, summary, gate), report.write(summary, out, ReportOptions(**{"titles": TITLES, **options}))
+    )
     return out.getvalue()
 
 

@@ -353,7 +353,7 @@ class Agent:
         answers = [answer for _, _, answer, _ in samples]
         nodes = self.session.commit(call_id, prompt, call, results, answers)
         text = write(self.source, history, TOOLS if call.tools else (), opens=True, **self.variables)
-        names = self.threads.begin(call_id, prompt, len(nodes))
+        names = self.threads.assign(call_id, prompt, len(nodes))
         for node, name, (ids, stopped, answer, said) in zip(nodes, names, samples, strict=True):
             full = [*history, answer]
             closed = write(self.source, full, TOOLS if call.tools else (), opens=False, **self.variables)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests import toy
 from tests.tiers import examples
-from tito_audit.align.blocks import BlockKind, Blocks, GrowingBlocks, one_block
-from tito_audit.align.drift import Pair, _cut, add_cuts, align, opcodes
+from tito_audit.align.alignment import Pair, _count_to_last_common_end, add_by_byte_ends, align, diff_opcodes
+from tito_audit.align.blocks import BlockKind, Blocks, BlocksBuilder
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.reference import Reference
 from tito_audit.tokens.load import load_tokenizer
@@ -116,10 +116,10 @@ def check_partition(blocks: Blocks, a: Pieces, b: Pieces) -> None:
         elif kind is DRIFT:
             assert a.bytes_of(start, end) != b.bytes_of(c_start, c_end)
     assert (i, j) == (len(a), len(b))
-    mine, theirs = blocks.matched()
+    mine, theirs = blocks.matched_positions()
     wanted = [(p, q) for k, s, e, t, u in rows(blocks) if k is SAME for p, q in zip(range(s, e), range(t, u))]  # noqa: B905
     assert list(zip(mine.tolist(), theirs.tolist(), strict=True)) == wanted
-    assert [row for row in rows(blocks) if row[0] is not SAME] == blocks.differing()
+    assert [row for row in rows(blocks) if row[0] is not SAME] == blocks.differing_blocks()
     kinds = [row[0] for row in rows(blocks)]
     assert (SAME, SAME) not in list(pairwise(kinds))
 
@@ -141,9 +141,9 @@ def two_cuttings(draw: st.DrawFn) -> tuple[Pieces, Pieces]:
 
 
 def align_cuts(recorded: Pieces, canonical: Pieces) -> Blocks:
-    out = GrowingBlocks()
-    add_cuts(out, recorded, canonical)
-    return out.done()
+    out = BlocksBuilder()
+    add_by_byte_ends(out, recorded, canonical)
+    return out.build()
 
 
 WORDS = st.sampled_from([CONTROL, CONTROL, b"a", b"b", b"ab", b"ba", b"abab", b"", b" ", b"<", b"c", b">", b"<c"])
@@ -201,7 +201,7 @@ def test_two_long_sequences_of_the_same_bytes_pair_as_the_sets_of_their_ends_do(
 def test_the_last_common_cut_is_that_of_the_sets_of_cuts(left: list[bytes], right: list[bytes], n: int) -> None:
     a, b = pieces(left), pieces(right)
     length = min(n, len(a.data), len(b.data))
-    assert _cut(a.end, b.end, length) == plain_cut(a, b, length)
+    assert _count_to_last_common_end(a.end, b.end, length) == plain_cut(a, b, length)
 
 
 @few
@@ -215,7 +215,7 @@ def test_the_text_around_a_range_reaches_to_the_nearest_control_tokens(
     after = [i for i in range(end, len(tokens)) if whole.control[i]]
     left = b"".join(tokens[before[-1] if before else 0 : start])
     right = b"".join(tokens[end : after[0] + 1 if after else len(tokens)])
-    assert (whole.before(start, limit), whole.after(end, limit)) == (left[-limit:], right[:limit])
+    assert (whole.bytes_before(start, limit), whole.bytes_after(end, limit)) == (left[-limit:], right[:limit])
 
 
 @few
@@ -258,7 +258,7 @@ def test_only_the_changed_text_between_two_control_tokens_differs(
 ) -> None:
     head, tail = [*before, CONTROL], [CONTROL, *after]
     a, b = pieces([*head, *old, *tail]), pieces([*head, *new, *tail])
-    for _, start, end, c_start, c_end in align(a, b).differing():
+    for _, start, end, c_start, c_end in align(a, b).differing_blocks():
         assert len(head) <= start <= end <= len(a) - len(tail)
         assert len(head) <= c_start <= c_end <= len(b) - len(tail)
 
@@ -274,7 +274,7 @@ def test_a_control_token_at_one_place_of_both_sides_stays_itself(
     for recorded, canonical in ((left, pieces([*b, CONTROL, *a])), (left, right)):
         blocks = align(recorded, canonical)
         check_partition(blocks, recorded, canonical)
-        for kind, start, end, c_start, c_end in blocks.differing():
+        for kind, start, end, c_start, c_end in blocks.differing_blocks():
             if kind in (MERGE, SPLIT, RESPLIT):
                 both = recorded.control[start:end].any() and canonical.control[c_start:c_end].any()
                 assert not both
@@ -314,7 +314,9 @@ def test_blocks_refuse_to_be_empty_on_a_side_that_their_kind_needs() -> None:
                     Blocks(*columns)
     with pytest.raises(ValueError, match="length"):
         Blocks(np.array([1]), np.array([1, 2]), np.array([0], np.int8))
-    assert rows(one_block(DRIFT, 0, 3)) == [(MISSING, 0, 0, 0, 3)]
+    growing = BlocksBuilder()
+    growing.add(DRIFT, 0, 3)
+    assert rows(growing.build()) == [(MISSING, 0, 0, 0, 3)]
 
 
 TEXTS = st.lists(
@@ -353,7 +355,7 @@ def test_toy_tokens_spelled_byte_by_byte_keep_their_place(
     assume(a.data == b.data)
     blocks = align(a, b)
     check_partition(blocks, a, b)
-    assert blocks.differing() == [(MERGE, start, end, at, at + 1) for start, end, at in wanted]
+    assert blocks.differing_blocks() == [(MERGE, start, end, at, at + 1) for start, end, at in wanted]
 
 
 @few
@@ -364,7 +366,7 @@ def test_units_pair_as_difflib_pairs_them(data: st.DataObject, left: list[str]) 
     right = [new or old for old, new in zip(left, changes, strict=True)]
     right += data.draw(st.lists(st.sampled_from("abX"), max_size=6))
     for pair in ((left, right), (right, left)):
-        assert list(opcodes(*pair)) == SequenceMatcher(None, *pair, autojunk=False).get_opcodes()
+        assert list(diff_opcodes(*pair)) == SequenceMatcher(None, *pair, autojunk=False).get_opcodes()
 
 
 @few
@@ -378,7 +380,7 @@ def test_sequences_that_begin_alike_pair_as_difflib_pairs_them(
 ) -> None:
     right = left[: len(left) - data.draw(st.integers(0, 4))] + tail
     for pair in ((left, right), (right, left), ("aaaab", "aaaaab"), ("xaaaabc", "xaaaaabc")):
-        assert list(opcodes(*pair)) == SequenceMatcher(None, *pair, autojunk=False).get_opcodes()
+        assert list(diff_opcodes(*pair)) == SequenceMatcher(None, *pair, autojunk=False).get_opcodes()
 
 
 @few
@@ -390,11 +392,11 @@ def test_pairs_that_are_not_looked_into_change_nothing_behind_them(
     align(pieces(left), pieces(right), pairs=pairs)
     a, b = pieces([*left, CONTROL, *more]), pieces([*right, CONTROL, *others])
     known = [pair for pair in pairs if pair[1] < len(left) and pair[3] < len(right)]
-    whole, part = align(a, b).differing(), align(a, b, looked_into=known).differing()
+    whole, part = align(a, b).differing_blocks(), align(a, b, known_pairs=known).differing_blocks()
     skipped = {(pair[0], pair[1]) for pair in known}
     inside = {row for row in whole if any(start <= row[1] <= row[2] <= end for start, end in skipped)}
     assert set(whole) - inside <= set(part)
-    assert [row for row in align(a, b, after=after).differing() if row[1] >= after] == [
+    assert [row for row in align(a, b, compare_from=after).differing_blocks() if row[1] >= after] == [
         row for row in whole if row[1] >= after
     ]
 
@@ -413,7 +415,7 @@ def test_long_chats_of_equal_units_pair_without_comparing_every_unit_with_every_
     right = [Unit("other") if place % 100 == 7 else Unit("same") for place in range(2000)]
     for place in range(7, 2000, 100):
         left[place] = Unit("old")
-    assert len(list(opcodes(left, right))) == 41
+    assert len(list(diff_opcodes(left, right))) == 41
     assert Unit.compared < 20 * len(left)
 
 
@@ -427,7 +429,7 @@ def test_units_that_take_too_long_still_pair_only_where_they_are_equal(
     left: list[str], right: list[str], steps: int
 ) -> None:
     i = j = 0
-    for tag, start, end, other, other_end in opcodes(left, right, steps):
+    for tag, start, end, other, other_end in diff_opcodes(left, right, steps):
         assert (start, other) == (i, j)
         assert end > start or other_end > other
         assert (tag == "equal") == (left[start:end] == right[other:other_end])
@@ -440,7 +442,7 @@ def test_a_long_chat_of_other_lengths_pairs_by_what_each_side_holds_once() -> No
     other = [*turns[:8], "<s>", "more", "<e>", "\n", *turns[8:]]
     other[-50_000] = "changed"
     began = time.process_time()
-    found = [(tag, end - start, last - first) for tag, start, end, first, last in opcodes(turns, other)]
+    found = [(tag, end - start, last - first) for tag, start, end, first, last in diff_opcodes(turns, other)]
     assert time.process_time() - began < 5
     changes = [one for one in found if one[0] != "equal"]
     assert [tag for tag, *_ in changes] == ["insert", "replace"]
@@ -451,5 +453,5 @@ def test_units_that_all_repeat_are_given_up_in_bounded_time() -> None:
     left = ["a", "b"] * 30_000
     right = ["b", "a", "c"] * 20_000
     began = time.process_time()
-    assert list(opcodes(left, right))
+    assert list(diff_opcodes(left, right))
     assert time.process_time() - began < 5

@@ -16,7 +16,7 @@ import pytest
 from tests.command import run
 from tests.test_parquet_output import put, rich_table, same_values
 from tito_audit.errors import SetupError, StorageError
-from tito_audit.record.edits import Edit, with_edits
+from tito_audit.record.edits import Edit, apply_edits
 from tito_audit.storage import open_log, open_output
 from tito_audit.storage.arrow import ArrowFile, ArrowOutput, open_arrow
 
@@ -139,7 +139,7 @@ def test_new_words_of_a_dictionary_are_written_in_either_format(tmp_path, new, n
     path_in = ("w", "word") if nested else ("w",)
 
     def change(index: int, row: Row) -> Sequence[Row]:
-        return [with_edits(row, [Edit(path_in, f"new {index}")])] if index in (1, 4) else [row]
+        return [apply_edits(row, [Edit(path_in, f"new {index}")])] if index in (1, 4) else [row]
 
     out = rewritten(path, change)
     with open_arrow(out) as file:

@@ -23,10 +23,10 @@ from tito_audit import Finding, Gate, GateSettings, Hit, Place, Settings, Severi
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.gate.baseline import (
     Baseline,
-    Entry,
+    BaselineEntry,
     EntryCounts,
     LogNames,
-    entry_of,
+    baseline_entry,
     read_baseline,
     write_baseline,
 )
@@ -247,11 +247,11 @@ def test_what_lies_in_or_behind_a_row_that_cannot_be_read_stays(folder: Folder) 
 
 def test_the_same_tokens_as_a_note_use_up_no_error(tmp_path: Path) -> None:
     error, note = made_up(Place("a", 4)), made_up(Place("a", 3), Severity.NOTE)
-    write_baseline(tmp_path / "b.json", [entry_of(error, error.fingerprint, "a")])
+    write_baseline(tmp_path / "b.json", [baseline_entry(error, error.fingerprint, "a")])
     baseline = Baseline(tmp_path / "b.json", [tmp_path / "a"])
-    assert not baseline.holds(note, "a")
-    assert baseline.holds(error, "a")
-    assert not baseline.holds(error, "a")
+    assert not baseline.use_up(note, "a")
+    assert baseline.use_up(error, "a")
+    assert not baseline.use_up(error, "a")
 
 
 def test_only_what_would_fail_is_taken(folder: Folder) -> None:
@@ -503,7 +503,7 @@ def test_a_baseline_keeps_one_small_thing_for_all_that_are_alike() -> None:
         entries.add(made_up(Place("a", row)), "a")
     assert entries.total == 5000
     assert list(entries) == [
-        Entry(made_up(Place("a", 0)).fingerprint, "TOK101", Severity.ERROR, "a", 0, "two tokens", 5000)
+        BaselineEntry(made_up(Place("a", 0)).fingerprint, "TOK101", Severity.ERROR, "a", 0, "two tokens", 5000)
     ]
 
 

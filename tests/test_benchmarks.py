@@ -34,6 +34,7 @@ from benchmarks.plan import QUICK  # noqa: E402
 from benchmarks.planter import planted_log  # noqa: E402
 from benchmarks.reference import said  # noqa: E402
 from benchmarks.results import busy, comparison_section, growth_section  # noqa: E402
+from benchmarks.stages import ROW_STAGES  # noqa: E402
 from benchmarks.studies import LINEAR, SCAN, Comparison, Growth, exponent  # noqa: E402
 from benchmarks.users import UserRuns, users_section  # noqa: E402
 from tests import toy  # noqa: E402
@@ -264,11 +265,13 @@ def test_an_ordinary_log_costs_what_its_rows_cost(log: str, tmp_path: Path) -> N
 
 
 def test_the_table_of_ordinary_logs_compares_each_with_one_encode() -> None:
-    costs = [ordinary.Cost("drift", 1_071, scan, 0.002, 2_479.4, 5.0) for scan in (0.001, 0.002, 0.004)]
+    stages = {stage: 0.0001 * (1 + place) for place, stage in enumerate(ROW_STAGES)}
+    costs = [ordinary.Cost("drift", 1_071, s, 0.002, 2_479.4, 5.0, stages, 0.0003) for s in (0.001, 0.002, 0.004)]
     text = ordinary.ordinary_section({"drift": costs})
     assert (
         "| drift | 1,071 | 5.0 | 2.00 [1.00 to 4.00] | 2.00 [2.00 to 2.00] | 1.00 [0.50 to 2.00] | 2,479 |" in text
     )
+    assert "| drift | 100 | 200 | 300 | 400 | 500 | 600 | 700 | 300 |" in text
     assert "No real tokenizer" in ordinary.ordinary_section({})
 
 

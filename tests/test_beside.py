@@ -14,7 +14,7 @@ import pytest
 
 from tests.command import run, written
 from tito_audit.formats import all_formats
-from tito_audit.record.moved import moved_row
+from tito_audit.record.move_row import move_row
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place
 
@@ -153,7 +153,7 @@ def test_a_repair_that_changes_tokens_leaves_out_what_it_cannot_rebuild(
     source = np.array([0, 1, 2, 3, -1, *range(4, 12)])
     ids = np.array([*IDS[:4], 40, *IDS[4:]], np.int32)
     mask, logprobs = (source >= 4).astype(bool), np.where(source >= 4, -0.5, np.nan)
-    moved = moved_row(old, ids, source, loss_mask=mask, logprobs=logprobs).row
+    moved = move_row(old, ids, source, loss_mask=mask, logprobs=logprobs).row
     (new,) = form_of_row.update(log, [RepairedRollout(replace(rollout, training_row=moved), ())])
     assert (new[name], new["sampling_mask"]) == (None, None)
     (same,) = form_of_row.update(log, [RepairedRollout(rollout, ())])

@@ -19,11 +19,11 @@ from tests.command import run, written
 from tests.ready import program
 from tests.world import BROKEN, CLEAN, ROOT, TOY
 from tito_audit.cli import _Commands, main
-from tito_audit.cli._outs import Target, deliver
+from tito_audit.cli._outputs import ReportTarget, write_reports
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
-from tito_audit.report import Report, ReportOptions, Takes
+from tito_audit.report import Report, ReportOptions, ResultSink
 from tito_audit.reports import report_named
 from tito_audit.rules import all_rules
 from tito_audit.summary import Summary
@@ -182,7 +182,7 @@ def failing_after(count: int, error: BaseException) -> Iterator[Result]:
     raise error
 
 
-def report_of(write: Callable[..., Takes[None]]) -> Report:
+def report_of(write: Callable[..., ResultSink[None]]) -> Report:
     return Report("made-up", "", write)
 
 
@@ -190,24 +190,24 @@ def report_of(write: Callable[..., Takes[None]]) -> Report:
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SetupError("gone"), ZeroDivisionError()])
 def test_a_run_that_fails_leaves_no_file_and_no_thread(tmp_path: Path, error: BaseException, others: int) -> None:
     names = ["json", "jsonl", "text"][: others + 1]
-    wanted = [Target(report_named(name), tmp_path / name) for name in names]
+    wanted = [ReportTarget(report_named(name), tmp_path / name) for name in names]
     threads = set(threading.enumerate())
     (tmp_path / "json").write_text("the report of an earlier run", encoding="utf-8")
     with pytest.raises(type(error)):
-        deliver(failing_after(500, error), Summary(), wanted, ReportOptions())
+        write_reports(failing_after(500, error), Summary(), wanted, ReportOptions())
     assert [path.name for path in tmp_path.iterdir()] == ["json"]
     assert (tmp_path / "json").read_text(encoding="utf-8") == "the report of an earlier run"
     assert set(threading.enumerate()) <= threads
 
 
 def test_a_report_that_fails_ends_the_run_with_its_error(tmp_path: Path) -> None:
-    def fail(*_: object) -> Takes[None]:
+    def fail(*_: object) -> ResultSink[None]:
         yield
         raise BrokenPipeError
 
-    wanted = [Target(report_of(fail), None), Target(report_named("jsonl"), tmp_path / "out")]
+    wanted = [ReportTarget(report_of(fail), None), ReportTarget(report_named("jsonl"), tmp_path / "out")]
     with pytest.raises(BrokenPipeError):
-        deliver(endless(), Summary(), wanted, ReportOptions())
+        write_reports(endless(), Summary(), wanted, ReportOptions())
     assert list(tmp_path.iterdir()) == []
 
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from tests.command import run, written
 from tests.world import BROKEN, CLEAN, ROOT
-from tito_audit.cli._diff import DiffRow, changed_regions, diff_lines
-from tito_audit.cli.repair import REPORTS, RepairRun, RowTally, Sayings
-from tito_audit.record.build import training_row
+from tito_audit.cli._diff import DiffRow, changed_spans, diff_lines
+from tito_audit.cli.repair import REPORTS, RepairRun, RowTally, SentenceCounts
+from tito_audit.record.build import build_training_row
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place, Rollout, Turn
@@ -164,7 +164,9 @@ def test_list_repairs_says_what_is_safe() -> None:
 
 
 def rollout(ids: Sequence[int], mask: Sequence[int], logprobs: Sequence[float], **more: Any) -> Rollout:
-    row = training_row(np.array(ids, np.int32), mask=("mask", list(mask)), logprobs=("logprobs", list(logprobs)))
+    row = build_training_row(
+        np.array(ids, np.int32), mask=("mask", list(mask)), logprobs=("logprobs", list(logprobs))
+    )
     return Rollout(PLACE, "toy", training_row=row, **more)
 
 
@@ -278,7 +280,7 @@ def test_nothing_that_a_log_says_acts_on_the_terminal() -> None:
 
 
 def test_sentences_that_differ_in_numbers_only_are_counted_as_one() -> None:
-    sayings = Sayings()
+    sayings = SentenceCounts()
     for row in range(5):
         sayings.add(f"{row + 1} of 7 tokens left in turns {', '.join('123'[: row % 3 + 1])}", Place("a", row))
     sayings.add("advantages are stale", Place("a", 9))
@@ -298,7 +300,7 @@ def test_regions_put_in_their_places_make_the_new_sequence_of_the_old(
 ) -> None:
     old, new = (DiffRow(*(np.array([entry[n] for entry in side]) for n in range(3))) for side in (one, other))
     at, made = 0, []
-    for region in changed_regions(old, new):
+    for region in changed_spans(old, new):
         assert region.start >= at
         assert region.end > region.start or region.other_end > region.other
         made += one[at : region.start]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.tiers import examples
 from tito_audit.errors import SetupError
-from tito_audit.settings.file import merged_config, read_config, toml_key, toml_value
+from tito_audit.settings.file import merge_config, read_config, toml_key, toml_value
 
 KEYS: dict[str, Any] = {"tokenizer": "org/model", "template-args": {"enable_thinking": False, "a b": "x\ny"}}
 OWN = """# ours
@@ -40,7 +40,7 @@ def merged(path: Path, before: str | None, keys: dict[str, Any] = KEYS, **how: A
     """The file after the merge, as TOML; it is written and read as a run reads it."""
     if before is not None:
         path.write_text(before, encoding="utf-8")
-    result = merged_config(path, keys, **how)
+    result = merge_config(path, keys, **how)
     path.write_text(result.text, encoding="utf-8")
     read_config(path)
     return tomllib.loads(result.text)
@@ -71,8 +71,8 @@ def test_a_project_file_gets_them_in_our_table(tmp_path: Path) -> None:
 def test_what_is_said_already_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "tito-audit.toml"
     path.write_text('tokenizer   =  "org/model"\n', encoding="utf-8")
-    result = merged_config(path, {"tokenizer": "org/model"})
-    assert result.same
+    result = merge_config(path, {"tokenizer": "org/model"})
+    assert result.is_unchanged
     assert result.text == path.read_text(encoding="utf-8")
 
 
@@ -90,7 +90,7 @@ def test_a_key_with_another_value_is_replaced_only_by_force(tmp_path: Path, befo
     path = tmp_path / "tito-audit.toml"
     path.write_text(before, encoding="utf-8")
     with pytest.raises(SetupError, match=r"[Ff]orce"):
-        merged_config(path, KEYS)
+        merge_config(path, KEYS)
     assert merged(path, before, force=True) == tomllib.loads(before) | KEYS
 
 
@@ -99,7 +99,7 @@ def test_a_key_that_must_not_be_set_is_removed_only_by_force(tmp_path: Path) -> 
     before = 'clock = "2025-01-01"  # then\nfail-on = "never"\n'
     path.write_text(before, encoding="utf-8")
     with pytest.raises(SetupError, match="clock = '2025-01-01', found: none"):
-        merged_config(path, KEYS, ["clock"])
+        merge_config(path, KEYS, ["clock"])
     assert merged(path, before, unset=["clock"], force=True) == {"fail-on": "never"} | KEYS
 
 
@@ -145,21 +145,21 @@ def test_a_file_that_the_editor_spoils_is_left_to_the_user(
     for spoilt in (OWN, "tokenizer = ", OWN + f"tokenizer = {KEYS['tokenizer']!r}"):
         monkeypatch.setattr("tomlkit.dumps", lambda document, spoilt=spoilt: spoilt)
         with pytest.raises(SetupError, match="by hand"):
-            merged_config(path, KEYS)
+            merge_config(path, KEYS)
 
 
 def test_a_value_that_no_key_takes_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tito-audit.toml"
     for keys in ({"template-args": {"a": None}}, {"tokenizer": 3}):
         with pytest.raises(SetupError, match="cannot hold"):
-            merged_config(path, keys)
+            merge_config(path, keys)
 
 
 def test_a_broken_file_is_said_to_be_one(tmp_path: Path) -> None:
     path = tmp_path / "tito-audit.toml"
     path.write_text("tokenizer = \n", encoding="utf-8")
     with pytest.raises(SetupError, match="not valid TOML"):
-        merged_config(path, KEYS)
+        merge_config(path, KEYS)
 
 
 values = st.recursive(

@@ -27,12 +27,12 @@ from tests.test_conformance import collected
 from tests.tiers import DEEP
 from tito_audit.conformance.builders import BUILDERS, AnsweredTurn, NotBuilt, as_plain
 from tito_audit.conformance.corpus import CORPUS
-from tito_audit.conformance.world import Tokens, Unsampled, World, of_template, of_tokenizer
+from tito_audit.conformance.world import Tokens, UnknownSample, World
 from tito_audit.errors import RenderError
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.render.renderer import make_renderer
 from tito_audit.render.spans import common_start
-from tito_audit.run.template import NO_TOKENS
+from tito_audit.run.template import PLACEHOLDER_TOKENS
 from tito_audit.settings.model import Settings
 from tito_audit.tokens.load import load_tokenizer
 
@@ -49,16 +49,21 @@ def worlds() -> dict[Path, World]:
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     files, saved = {**needed(), **collected()}, {}
     for name in CLASSES:
-        world, folder = of_template(name, files[name], Settings()), place / name
+        world, folder = World.of_template(name, files[name], Settings()), place / name
         folder.mkdir()
         world.tokenizer.backend.save(str(folder / "tokenizer.json"))
         ends = {"eos_token": world.shown([world.eos_id])} if world.eos_id is not None else {}
-        config = {**NO_TOKENS, **ends, "chat_template": world.source, "tokenizer_class": "PreTrainedTokenizerFast"}
+        config = {
+            **PLACEHOLDER_TOKENS,
+            **ends,
+            "chat_template": world.source,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+        }
         (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
         saved[folder] = world
     for folder in tokenizer_folders():
         tokenizer = load_tokenizer(str(folder))
-        saved[folder] = of_tokenizer(folder.name, tokenizer, make_renderer(tokenizer))
+        saved[folder] = World.of_tokenizer(folder.name, tokenizer, make_renderer(tokenizer))
     return saved
 
 
@@ -72,7 +77,7 @@ def turns_of(world: World) -> Iterator[AnsweredTurn]:
                 try:
                     prompt = world.ids(world.text(probe.messages[:answer], probe.tools, opens=True))
                     yield AnsweredTurn(probe, answer, until, prompt, world.sample(conversation, answer))
-                except (RenderError, Unsampled):
+                except (RenderError, UnknownSample):
                     continue
 
 
@@ -209,7 +214,7 @@ def test_chatlint_says_of_prompts_what_our_rendering_shows(tmp_path: Path) -> No
     theirs = json.loads(asked("peers", "chatlint", tmp_path / "asked.json"))
     same, differing = Counter[bool](), set()
     for name, path in files.items():
-        world = of_template(name, path, Settings())
+        world = World.of_template(name, path, Settings())
         for conversation, verdict in theirs["verdicts"][str(path)].items():
             if verdict in ROUND:
                 agrees = as_chatlint_says(world, **theirs["shapes"][conversation]) == verdict
@@ -247,7 +252,7 @@ def test_templates_do_what_the_witnesses_of_renderers_say() -> None:
         path = files.get(name, folder / f"{name}.jinja")
         if not path.is_file():
             continue
-        renderer = of_template(name, path, Settings()).renderer
+        renderer = World.of_template(name, path, Settings()).renderer
         scenario = witnesses["scenarios"][case["scenario"]]
         how = {key: value for key, value in case["config"].items() if key not in ("name", "thinking_retention")}
         before, after = (

@@ -20,7 +20,7 @@ from tests.tiers import examples, some
 from tito_audit.evidence.gather import gather
 from tito_audit.formats import pick_format
 from tito_audit.record.arrays import Ids
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.finding import Finding
 from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
@@ -109,7 +109,7 @@ def test_a_text_is_right_however_its_broken_characters_were_decoded(name: str) -
     (end,) = tokenizer.encode(ENDS.get(name, "<|im_end|>")).tolist()
     for _ in range(examples(8, 60)):
         ids = [chance.choice(partial if chance.random() < 0.3 else words) for _ in range(chance.randrange(2, 12))]
-        whole = vocabulary.data(np.array(ids, np.int32))
+        whole = vocabulary.bytes_of(np.array(ids, np.int32))
         texts = {
             backend.decode(ids, skip_special_tokens=True),
             backend.decode([*ids, end], skip_special_tokens=False),
@@ -135,7 +135,7 @@ def test_text_that_the_tokenizer_normalises_is_at_most_a_note(name: str, text: s
         seen: Ids | None = rollout.turns[0].seen_ids
         assert seen is not None
         mask = [0] * (len(seen) - len(ids)) + [1] * len(ids)
-        row = training_row(seen, mask=("loss_mask", mask))
+        row = build_training_row(seen, mask=("loss_mask", mask))
         alone = Rollout(rollout.place, "toy", rollout.messages, training_row=row)
         # Qwen3's template writes empty reasoning into the last answer, which this row lacks.
         assert {one.code for one in loud(name, alone)} <= ({"TPL205"} if name == "qwen3" else set())

@@ -19,10 +19,10 @@ from tests.test_start import folder as folder
 from tests.tiers import examples, some
 from tito_audit.errors import TokenizerError
 from tito_audit.tokens import load
-from tito_audit.tokens.cache import Excerpts, LazyBackend, Tables, compact, definition_of, merges_of
-from tito_audit.tokens.encoders import FastEncoder, probes, well_formed
+from tito_audit.tokens.cache import Excerpts, LazyBackend, Tables, compact_definition, compact_json, excerpt_parts
+from tito_audit.tokens.encoders import FastEncoder, probe_texts, well_formed
 from tito_audit.tokens.load import load_tokenizer
-from tito_audit.tokens.vocab import Entries, normal_form
+from tito_audit.tokens.vocab import Entries, find_normal_form
 
 LOADS_ANEW = True
 
@@ -50,7 +50,7 @@ def run(tokenizer: Path = TOY, *, fast: bool = False) -> list[list[int]]:
 def assert_same(backend: Tokenizer, texts: list[str]) -> None:
     """Both libraries load the same tokenizer from the compact definition as from the library's own."""
     own = backend.to_str()
-    found = compact(own)
+    found = compact_json(own)
     assert found is not None
     assert Tokenizer.from_buffer(found).to_str() == own
     mine, theirs = FastEncoder(backend, found), FastEncoder(backend)
@@ -61,7 +61,7 @@ def assert_same(backend: Tokenizer, texts: list[str]) -> None:
 @pytest.mark.parametrize("name", ["toy_bpe", "toy_metaspace"])
 def test_a_compact_definition_is_that_of_the_same_tokenizer(name):
     tokenizer = load_tokenizer(str(TOYS / name))
-    assert_same(tokenizer.backend, [*TEXTS, *probes(tokenizer.vocabulary)])
+    assert_same(tokenizer.backend, [*TEXTS, *probe_texts(tokenizer.vocabulary)])
 
 
 @pytest.mark.shared
@@ -69,7 +69,7 @@ def test_a_compact_definition_is_that_of_the_same_tokenizer(name):
 @pytest.mark.parametrize("name", some(REAL[::-1], 1))
 def test_a_compact_definition_is_that_of_the_same_real_tokenizer(name):
     tokenizer = load_tokenizer(str(SHARED / name))
-    assert_same(tokenizer.backend, [*TEXTS, *probes(tokenizer.vocabulary)])
+    assert_same(tokenizer.backend, [*TEXTS, *probe_texts(tokenizer.vocabulary)])
 
 
 @pytest.mark.parametrize(
@@ -80,16 +80,16 @@ def test_merges_that_one_text_cannot_hold_stay_pairs(merges):
     vocabulary = {word: number for number, word in enumerate(sorted(words, reverse=True))}
     backend = Tokenizer(models.BPE(vocabulary, merges))
     own = backend.to_str()
-    assert orjson.loads(compact(own))["model"]["merges"] == [list(pair) for pair in merges]
-    assert Tokenizer.from_buffer(compact(own)).to_str() == own
+    assert orjson.loads(compact_json(own))["model"]["merges"] == [list(pair) for pair in merges]
+    assert Tokenizer.from_buffer(compact_json(own)).to_str() == own
 
 
 def test_a_model_that_is_not_bpe_or_skips_merges_has_no_compact_definition():
     vocabulary = {"a": 0, "b": 1, "ab": 2}
-    assert compact(Tokenizer(models.BPE(vocabulary, [("a", "b")])).to_str()) is not None
-    assert compact(Tokenizer(models.BPE(vocabulary, [("a", "b")], dropout=0.1)).to_str()) is None
-    assert compact(Tokenizer(models.WordLevel(vocabulary, unk_token="a")).to_str()) is None
-    assert compact(Tokenizer(models.Unigram([("a", -0.1), ("b", -1.0)], 0)).to_str()) is None
+    assert compact_json(Tokenizer(models.BPE(vocabulary, [("a", "b")])).to_str()) is not None
+    assert compact_json(Tokenizer(models.BPE(vocabulary, [("a", "b")], dropout=0.1)).to_str()) is None
+    assert compact_json(Tokenizer(models.WordLevel(vocabulary, unk_token="a")).to_str()) is None
+    assert compact_json(Tokenizer(models.Unigram([("a", -0.1), ("b", -1.0)], 0)).to_str()) is None
 
 
 def test_a_tokenizer_that_encodes_fast_again_is_loaded_from_its_definition(folder, monkeypatch):
@@ -136,7 +136,7 @@ def test_a_definition_that_the_library_would_write_otherwise_is_not_stored(folde
         whole["model"]["merges"] = whole["model"]["merges"][::-1]
         return orjson.dumps(whole)
 
-    monkeypatch.setattr("tito_audit.tokens.cache.compact", wrong)
+    monkeypatch.setattr("tito_audit.tokens.cache.compact_json", wrong)
     assert run(fast=True) == ids
     (file,) = folder.glob("*.definition")
     assert b'"parts":{"json":0}' in file.read_bytes()  # not tried again
@@ -164,14 +164,14 @@ def test_tokens_added_after_loading_are_known_to_the_fast_encoder_and_not_stored
 def test_of_a_backend_that_may_have_changed_the_definition_is_unknown():
     backend = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
     lazy = LazyBackend(lambda: backend)
-    assert definition_of(backend) is None
-    assert definition_of(lazy) is None  # not loaded yet
+    assert compact_definition(backend) is None
+    assert compact_definition(lazy) is None  # not loaded yet
     assert lazy.get_vocab_size() == 3
-    assert definition_of(lazy) == {"json": compact(backend.to_str())}
+    assert compact_definition(lazy) == {"json": compact_json(backend.to_str())}
     for change in ("add_tokens", "add_special_tokens", "enable_truncation", "enable_padding", "train"):
         lazy = LazyBackend(lambda: backend)
         assert getattr(lazy, change) is not None
-        assert definition_of(lazy) is None
+        assert compact_definition(lazy) is None
 
 
 # Excerpts
@@ -181,8 +181,8 @@ def excerpts_of(backend: Tokenizer) -> Excerpts | None:
     """The excerpts of a tokenizer, without the limit on how much they encode."""
     lazy = LazyBackend(lambda: backend)
     assert lazy.get_vocab_size()
-    entries, form = Entries.of(backend), normal_form(backend)
-    parts = merges_of(lazy, entries, form)
+    entries, form = Entries.read(backend), find_normal_form(backend)
+    parts = excerpt_parts(lazy, entries, form)
     if not parts:
         return None
     excerpts = Excerpts(Tables(entries, {}, form, (), None), parts)
@@ -193,7 +193,7 @@ def excerpts_of(backend: Tokenizer) -> Excerpts | None:
 def assert_excerpts_encode_the_same(excerpts: Excerpts, backend: Tokenizer, texts: list[str]) -> None:
     """Each text alone and all together; with control tokens around them, where the tokenizer puts some."""
     for some_texts in (*([text] for text in texts), texts):
-        excerpt = excerpts.holding(some_texts)
+        excerpt = excerpts.find(some_texts)
         if excerpt is None:  # NFC would change a text
             assert backend.normalizer.normalize_str("\0".join(some_texts)) != "\0".join(some_texts)
             continue
@@ -232,7 +232,7 @@ def test_an_excerpt_of_a_real_tokenizer_encodes_as_the_whole_does(name):
     excerpts = excerpts_of(tokenizer.backend)
     assert (excerpts is not None) == (tokenizer.normal_form is not None)
     if excerpts is not None:
-        texts = list(map(well_formed, [*TEXTS, *probes(tokenizer.vocabulary)]))
+        texts = list(map(well_formed, [*TEXTS, *probe_texts(tokenizer.vocabulary)]))
         assert_excerpts_encode_the_same(excerpts, tokenizer.backend, texts[:: examples(5, 1)])
 
 
@@ -251,7 +251,7 @@ def test_an_excerpt_leaves_out_what_the_texts_do_not_hold():
     backend = bytes_backend([("a", "b"), ("ab", "c"), ("b", "c"), ("c", "d"), ("ab", "ab")])
     excerpts = excerpts_of(backend)
     assert excerpts is not None
-    excerpt = excerpts.holding(["abab", "<x>bcb"])
+    excerpt = excerpts.find(["abab", "<x>bcb"])
     assert excerpt.get_vocab().keys() - backend.get_vocab().keys() == set()
     assert backend.get_vocab().keys() - excerpt.get_vocab().keys() == {"abc", "cd"}
     assert_excerpts_encode_the_same(excerpts, backend, ["abcd", "abab<x>", "bcbcd", "<x>", "", "ab"])
@@ -261,13 +261,13 @@ def test_the_first_excerpt_is_made_for_all_expected_texts_and_serves_what_it_hol
     backend = Tokenizer.from_file(str(TOY / "tokenizer.json"))
     excerpts = excerpts_of(backend)
     texts = ["Hello there", "another text", "e\u0301", "über", "zebra"]
-    first = excerpts.holding(texts[:1], texts[1:4])
+    first = excerpts.find(texts[:1], texts[1:4])
     assert first.get_vocab_size() < backend.get_vocab_size()
     for text in (*texts[:2], texts[3], "there", "", "another"):
-        assert excerpts.holding([text]) is first
+        assert excerpts.find([text]) is first
         assert first.encode(text).ids == backend.encode(text).ids
-    assert excerpts.holding([]) is first
-    assert excerpts.holding(["zebra"]) is not first
+    assert excerpts.find([]) is first
+    assert excerpts.find(["zebra"]) is not first
     assert_excerpts_encode_the_same(excerpts, backend, texts)
 
 
@@ -335,7 +335,7 @@ def checks(monkeypatch) -> list[str]:
     def watched(reference, fast, texts):
         seen.append(fast.name)
 
-    monkeypatch.setattr("tito_audit.tokens.tokenizer.disagreement", watched)
+    monkeypatch.setattr("tito_audit.tokens.tokenizer.find_disagreement", watched)
     return seen
 
 
@@ -345,7 +345,7 @@ def test_a_build_of_the_fast_encoder_is_checked_once_for_a_tokenizer(folder, mon
     assert checked == ["fastokens"]
     run(fast=True)
     assert checked == ["fastokens"]
-    monkeypatch.setattr("tito_audit.tokens.encoders._build", lambda folder: "another")
+    monkeypatch.setattr("tito_audit.tokens.encoders._hash_files", lambda folder: "another")
     run(fast=True)
     assert checked == ["fastokens"] * 2
     run(TOYS / "toy_metaspace", fast=True)
@@ -353,7 +353,7 @@ def test_a_build_of_the_fast_encoder_is_checked_once_for_a_tokenizer(folder, mon
 
 
 def test_a_fast_encoder_that_failed_the_check_is_checked_again(folder, monkeypatch):
-    monkeypatch.setattr("tito_audit.tokens.tokenizer.disagreement", lambda *_: "it disagreed")
+    monkeypatch.setattr("tito_audit.tokens.tokenizer.find_disagreement", lambda *_: "it disagreed")
     for _ in range(2):
         tokenizer = load_tokenizer(str(TOY))
         with pytest.raises(TokenizerError, match="it disagreed"):

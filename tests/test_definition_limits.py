@@ -16,12 +16,12 @@ from tests.command import run, written
 from tests.test_render import CHAT, render
 from tito_audit.errors import EncodeError, RenderError, SetupError, TokenizerError
 from tito_audit.render import limits
-from tito_audit.render.fast.render import GivenUp
-from tito_audit.render.limits import DEEPEST, charged, is_given_up, written_size
+from tito_audit.render.fast.render import NeedsReference
+from tito_audit.render.limits import MAX_DEPTH, count_waste, is_too_slow, measure
 from tito_audit.render.template import compile_template
 from tito_audit.tokens import limited
-from tito_audit.tokens.bounds import beginnings, checked_definition
-from tito_audit.tokens.limited import is_limited
+from tito_audit.tokens.bounds import check_definition, count_prefixes
+from tito_audit.tokens.limited import runs_in_child
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
@@ -53,7 +53,7 @@ REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 
 @pytest.mark.parametrize("name", ["toy_bpe", "toy_metaspace"])
 def test_known_tokenizers_run_in_this_process(name: str) -> None:
-    assert not is_limited(load_tokenizer(str(TOYS / name)).backend)
+    assert not runs_in_child(load_tokenizer(str(TOYS / name)).backend)
 
 
 def test_a_tokenizer_that_is_not_known_gives_the_same_ids_in_a_process_of_its_own(tmp_path: Path) -> None:
@@ -61,11 +61,11 @@ def test_a_tokenizer_that_is_not_known_gives_the_same_ids_in_a_process_of_its_ow
     before = json.loads((TOY / "tokenizer.json").read_text(encoding="utf-8"))["pre_tokenizer"]["pretokenizers"]
     regex = before[0]["pattern"]["Regex"]
     other = load_tokenizer(changed(tmp_path, pre_tokenizer=split(f"(?:{regex})")))
-    assert is_limited(other.backend)
+    assert runs_in_child(other.backend)
     texts = ["", "Hello  world's\n\n 123", "é中\ud83d", "<|im_start|>user\nhi<|im_end|>"]
     for text, ids in zip(texts, known.encode_batch(texts), strict=True):
         assert np.array_equal(other.encode(text), ids)
-        assert np.array_equal(other.encode_alone([text])[0], ids)
+        assert np.array_equal(other.encode_single_threaded([text])[0], ids)
     assert not other.use_fast()
 
 
@@ -91,7 +91,7 @@ def test_a_limit_is_not_waited_for_again_and_again(tmp_path: Path, monkeypatch: 
     with pytest.raises(EncodeError, match="retry-limit"):
         tokenizer.encode("a" * 40 + "b")
     assert len(tokenizer.encode("Hello"))
-    monkeypatch.setattr(limited, "_PATIENCE", 0.1)
+    monkeypatch.setattr(limited, "_MAX_WASTED_SECONDS", 0.1)
     said = [failure(tokenizer, "a" * 40 + "b" * number) for number in range(2, 9)]
     assert "it is not asked again after an earlier text: " in said[-1]
     assert "not asked again" in failure(tokenizer, "Hello you")
@@ -102,7 +102,7 @@ def test_a_limit_is_not_waited_for_again_and_again(tmp_path: Path, monkeypatch: 
 def test_short_texts_that_all_take_long_are_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limited, "_PATIENCE", 0.2)
+    monkeypatch.setattr(limited, "_MAX_WASTED_SECONDS", 0.2)
     tokenizer = load_tokenizer(changed(tmp_path, normalizer={"type": "Prepend", "prepend": "a" * 500_000}))
     said = ""
     for number in range(30):
@@ -191,14 +191,14 @@ def test_tokens_that_would_take_gigabytes_of_memory_are_refused(tmp_path: Path) 
 
 
 def test_beginnings_that_tokens_share_count_once() -> None:
-    assert beginnings(["abc", "abd", "ab", "é"]) == 6
-    assert beginnings([f"<|s_{i}|>" for i in range(1000)]) == 4 + 10 + 90 + 900 + 2 * 1000
-    assert beginnings([]) == 0
+    assert count_prefixes(["abc", "abd", "ab", "é"]) == 6
+    assert count_prefixes([f"<|s_{i}|>" for i in range(1000)]) == 4 + 10 + 90 + 900 + 2 * 1000
+    assert count_prefixes([]) == 0
 
 
 def test_long_tokens_of_unigram_run_in_a_process_of_their_own(tmp_path: Path) -> None:
     model = {"type": "Unigram", "vocab": [["a", -1.0], ["a" * 200, -0.5]], "unk_id": 0}
-    assert is_limited(load_tokenizer(changed(tmp_path, model=model)).backend)
+    assert runs_in_child(load_tokenizer(changed(tmp_path, model=model)).backend)
 
 
 def with_model(folder: Path, **settings: object) -> str:
@@ -222,11 +222,11 @@ def test_a_prefix_that_cuts_merges_within_a_character_is_refused(tmp_path: Path,
 
 
 def test_an_empty_prefix_and_that_of_wordpiece_are_known(tmp_path: Path) -> None:
-    assert not is_limited(load_tokenizer(with_model(tmp_path, continuing_subword_prefix="")).backend)
+    assert not runs_in_child(load_tokenizer(with_model(tmp_path, continuing_subword_prefix="")).backend)
     vocabulary = {"[UNK]": 0, "the": 1, "##re": 2}
     model = {"type": "WordPiece", "unk_token": "[UNK]", "vocab": vocabulary, "continuing_subword_prefix": "##"}
     model["max_input_chars_per_word"] = 100
-    assert not is_limited(load_tokenizer(changed(tmp_path, model=model)).backend)
+    assert not runs_in_child(load_tokenizer(changed(tmp_path, model=model)).backend)
 
 
 def test_a_part_that_is_given_twice_is_refused(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_pipe_or_folder_in_the_place_of_a_file_is_refused_at_once(tmp_path: Pa
 
 def because(**parts: object) -> str | None:
     """What in a definition with these parts is not known to be quick."""
-    content, said = checked_definition(json.dumps(parts).encode(), Path("tokenizer.json"))
+    content, said = check_definition(json.dumps(parts).encode(), Path("tokenizer.json"))
     assert json.loads(content) == parts
     return said
 
@@ -281,13 +281,13 @@ def test_a_value_is_measured_as_it_would_be_written() -> None:
     value: object = "ab"
     for _ in range(60):
         value = [value, value]
-    size, deep = written_size(value)
+    size, deep = measure(value)
     assert size > 2**60
     assert deep == 60
-    assert written_size(["abc", {"k": "v"}])[1] == 2
+    assert measure(["abc", {"k": "v"}])[1] == 2
     cycle: list[object] = []
     cycle.append(cycle)
-    assert written_size(cycle)[1] > DEEPEST
+    assert measure(cycle)[1] > MAX_DEPTH
 
 
 def loop(step: str, end: str, times: int = 99) -> str:
@@ -338,7 +338,7 @@ def test_the_faster_engine_leaves_large_values_to_the_reference(template: str) -
     fast = compile_template(template, "here").fast
     if fast is not None:
         began = time.thread_time()
-        with pytest.raises(GivenUp):
+        with pytest.raises(NeedsReference):
             fast.run({"messages": [{"role": "user", "content": "abc" * 400_000}], "tools": None})
         assert time.thread_time() - began < 2
 
@@ -388,10 +388,10 @@ def test_a_template_that_is_slow_at_nothing_is_given_up(
     monkeypatch.setattr(limits.time, "thread_time", lambda: next(ticks) * seconds)
     source = f"a source that takes {seconds}"
     for number in range(1000):
-        if is_given_up(source, 3.0):
+        if is_too_slow(source, 3.0):
             assert number == runs
             return
-        with charged(source, 3.0, {}):
+        with count_waste(source, 3.0, {}):
             pass
     assert runs is None
 

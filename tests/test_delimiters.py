@@ -22,8 +22,8 @@ from tito_audit.errors import SetupError, SpliceError
 from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.sessions.delimiters import Delimiters
-from tito_audit.templates.probes import TOOLS, answering, call
-from tito_audit.templates.seams import Writing, contents
+from tito_audit.templates.probes import TOOLS, assistant, tool_call
+from tito_audit.templates.seams import Writing, find_contents
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
@@ -98,9 +98,16 @@ def test_joined_turns_are_the_ids_that_the_template_writes(folder, roles):
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_tool_results_are_joined_to_a_stored_prompt(folder):
     tokenizer, renderer, written = loaded(folder)
-    calls = [answering("Call.", None, call('{"city": "Oslo"}', number)) for number in (1, 2)]
+    calls = [assistant("Call.", None, tool_call('{"city": "Oslo"}', number)) for number in (1, 2)]
     result = {"role": "tool", "tool_call_id": "call00001", "name": "get_weather", "content": ' {"degrees": 2}\n'}
-    wires = [{"role": "user", "content": "Weather?"}, calls[0], result, calls[1], result, answering("Cold.")]
+    wires = [
+        {"role": "user", "content": "Weather?"},
+        calls[0],
+        result,
+        calls[1],
+        result,
+        assistant("Cold."),
+    ]
     wires.append({"role": "user", "content": "And now?"})
     if ("tool", "assistant") not in written.pairs:
         assert folder.name in {"gemma-3", "toy_metaspace"}, "their templates know no tools"
@@ -127,7 +134,11 @@ def test_tool_results_are_joined_to_a_stored_prompt(folder):
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_an_answer_that_was_cut_gets_its_end_token_and_one_that_ended_does_not_get_it_twice(folder):
     tokenizer, renderer, written = loaded(folder)
-    wires = [{"role": "user", "content": "Go on?"}, answering("It is"), {"role": "user", "content": "More."}]
+    wires = [
+        {"role": "user", "content": "Go on?"},
+        assistant("It is"),
+        {"role": "user", "content": "More."},
+    ]
     asked = StoredTurn("user", "Go on?"), StoredTurn("user", "More.")
     prompt = rendered(renderer, wires[:1])
     said = prompt + ("" if written.answer.opens is None else written.answer.opens) + "It is"
@@ -298,6 +309,6 @@ def test_a_tokenizer_without_a_template_has_no_delimiters(tmp_path):
 def test_contents_are_told_of_every_place_that_a_role_has():
     last_only = "{{ m.content | trim if loop.last else m.content }}"
     renderer = make_renderer(toy_tokenizer(), chat_template=CHATML.replace("BODY", last_only))
-    told = {one.role: one for one in contents(renderer)}
+    told = {one.role: one for one in find_contents(renderer)}
     assert told["system"].writing is Writing.AS_IS
     assert told["user"].writing is Writing.OTHERWISE

@@ -37,7 +37,7 @@ def pieces(
         patch.setattr(streams, "_DENSE", dense)
         patch.setattr(streams, "_WINDOW", window)
         blocks = [data[at : at + block] for at in range(0, len(data), block)]
-        cut = cut_values(blocks, array=array, limit=1 << 20, gaps=True)
+        cut = cut_values(blocks, array=array, limit=1 << 20, keep_gaps=True)
         return [(piece.data, piece.complete, piece.mark) for piece in cut]
 
 

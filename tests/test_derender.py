@@ -19,7 +19,7 @@ from tito_audit.parsers import parse_answer, parser_named
 from tito_audit.provider import GenerationResult, SamplingParams
 from tito_audit.providers.vllm import VLLMProvider
 from tito_audit.tokens.load import load_tokenizer
-from tito_audit.tokens.text_stream import decoded
+from tito_audit.tokens.text_stream import decode
 
 CALLED = Parsed(None, "\nI should look.\n", (ParsedCall("get_weather", '{"city": "Rome", "celsius": true}'),))
 TOOLS = [
@@ -138,7 +138,7 @@ def test_a_real_server_parses_what_it_sampled_as_it_is_parsed_here(vllm_server: 
     results, theirs = asyncio.run(run())
     assert len(theirs) == 2
     for sampled, parsed in zip(results, theirs, strict=True):
-        text = decoded(tokenizer.vocabulary, sampled.output_ids, end_ids=tokenizer.eos_ids)
+        text = decode(tokenizer.vocabulary, sampled.output_ids, end_ids=tokenizer.eos_ids)
         ours = parse_answer(
             text,
             parser_named("qwen3", Reads.REASONING),

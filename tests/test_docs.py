@@ -26,7 +26,7 @@ from tests.checkers import checked
 from tests.command import run
 from tests.ready import program
 from tests.tiers import DEEP
-from tito_audit.cli._ends import EXIT_CODES
+from tito_audit.cli._exit import EXIT_CODES
 from tito_audit.cli.explain import GUIDES
 from tito_audit.evidence import reference
 from tito_audit.formats import all_formats

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiers import examples
-from tito_audit.record.edits import ABSENT, Edit, edits_between, with_edits
-from tito_audit.record.json_text import rewrite_json, rewritten_string
+from tito_audit.record.edits import ABSENT, Edit, apply_edits, edits_between
+from tito_audit.record.json_text import rewrite_json, rewrite_json_string
 
 SCALARS = (
     st.none()
@@ -88,7 +88,7 @@ def edited(draw: st.DrawFn) -> tuple[Any, list[Edit]]:
         if path and isinstance(path[-1], str) and draw(st.integers(0, 3)) == 0:
             new = ABSENT
         edits.append(Edit(path, new))
-        now = with_edits(now, edits[-1:])
+        now = apply_edits(now, edits[-1:])
     return value, edits
 
 
@@ -101,7 +101,7 @@ def test_edited_text_holds_the_edited_value(case, style, windows):
         text = text.replace("\n", "\r\n")
     value = json.loads(text)
     rewritten = rewrite_json(text, edits)
-    assert alike(json.loads(rewritten), with_edits(value, edits))
+    assert alike(json.loads(rewritten), apply_edits(value, edits))
     assert rewrite_json(text, []) is text
     if style["ensure_ascii"]:
         assert rewritten.isascii()
@@ -110,8 +110,8 @@ def test_edited_text_holds_the_edited_value(case, style, windows):
 @settings(max_examples=examples(75, 300), deadline=None)
 @given(VALUES, VALUES, STYLES)
 def test_the_edits_between_two_values_lead_from_one_to_the_other(old, new, style):
-    assert alike(with_edits(old, list(edits_between(old, new))), new)
-    assert alike(json.loads(rewritten_string(json.dumps(old, **style), old, new)), new)
+    assert alike(apply_edits(old, list(edits_between(old, new))), new)
+    assert alike(json.loads(rewrite_json_string(json.dumps(old, **style), old, new)), new)
     assert not list(edits_between(old, json.loads(json.dumps(old))))
 
 
@@ -123,7 +123,7 @@ def test_one_changed_value_leaves_all_text_around_it(value, style, data):
     if not leaves:
         return
     path = data.draw(st.sampled_from(leaves))
-    marked = with_edits(value, [Edit(path, "here is the mark")])
+    marked = apply_edits(value, [Edit(path, "here is the mark")])
     before, after = json.dumps(marked, **style).split('"here is the mark"')
     rewritten = rewrite_json(text, [Edit(path, 123456)])
     assert rewritten == f"{before}123456{after}"
@@ -133,7 +133,7 @@ def test_one_changed_value_leaves_all_text_around_it(value, style, data):
 @given(edited(), STYLES)
 def test_edits_share_what_they_do_not_touch(case, style):
     value, edits = case
-    new = with_edits(value, edits)
+    new = apply_edits(value, edits)
     for path in paths(value):
         touched = any(edit.path[: len(path)] == path or path[: len(edit.path)] == edit.path for edit in edits)
         if not touched:
@@ -223,7 +223,7 @@ def test_what_orjson_and_python_read_is_rewritten_alike():
     row = orjson.loads(text)
     new = {**row, "ids": [1, 9, 3], "tito_audit": {"version": 1}}
     expected = text.replace("1,2,3", "1,9,3")[:-1] + ',"tito_audit":{"version":1}}'
-    assert rewritten_string(text, row, new) == expected
-    assert re.sub(r"\s", "", rewritten_string(json.dumps(row), json.loads(text), new)) == re.sub(
+    assert rewrite_json_string(text, row, new) == expected
+    assert re.sub(r"\s", "", rewrite_json_string(json.dumps(row), json.loads(text), new)) == re.sub(
         r"\s", "", json.dumps(new)
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tito_audit.run.encoders import _density
+from tito_audit.run.encoders import _characters_per_byte_and_row
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import Settings
@@ -70,7 +70,7 @@ def test_numbers_are_no_text(tmp_path):
 def test_a_log_is_judged_by_its_first_rows(tmp_path):
     log = written(tmp_path / "log.jsonl", [row(text, 3000) for text in texts(600, 3000)])
     group = RowFlow([log], Settings(tokenizer=str(TOY))).groups[str(log)]
-    by_byte, by_row = _density(log, group, group.auditor.vocabulary)
+    by_byte, by_row = _characters_per_byte_and_row(log, group, group.auditor.vocabulary)
     assert by_row == pytest.approx(3000, rel=0.01)
     assert by_byte * log.stat().st_size == pytest.approx(600 * 3000, rel=0.1)
     assert is_loaded(log)
@@ -118,17 +118,17 @@ def test_a_log_that_cannot_be_read_or_is_empty_loads_nothing(tmp_path):
 
 def test_the_first_rows_are_read_once_for_all_that_looks_at_them_before_the_run(tmp_path, monkeypatch):
     heads: list[Path] = []
-    head = LogGroup.head
+    head = LogGroup.first_rollouts
 
     def watched(self: LogGroup, file: Path, rows: int, *, joined: bool = False) -> Iterator[Any]:
         heads.append(file)
         return head(self, file, rows, joined=joined)
 
-    monkeypatch.setattr(LogGroup, "head", watched)
+    monkeypatch.setattr(LogGroup, "first_rollouts", watched)
     log = written(tmp_path / "log.jsonl", [row(text) for text in texts(60, ENOUGH // 60)])
     flow = RowFlow([log], Settings(tokenizer=str(TOY)))
     flow.choose_encoders()
-    assert flow.group(str(log)).auditor.tokenizer is flow.tokenizers[0]
+    assert flow.fitted_group(str(log)).auditor.tokenizer is flow.tokenizers[0]
     assert "fastokens" in flow.tokenizers[0].encoder_name
     assert heads == [log]
 

@@ -23,9 +23,9 @@ from tests.fuzz_encoders import Drawn
 from tests.tiers import examples, some
 from tito_audit.errors import TokenizerError
 from tito_audit.record.arrays import Ids
-from tito_audit.tokens.encoders import Encoder, FastEncoder, ReferenceEncoder, disagreement, probes
+from tito_audit.tokens.encoders import Encoder, FastEncoder, ReferenceEncoder, find_disagreement, probe_texts
 from tito_audit.tokens.load import load_tokenizer
-from tito_audit.tokens.segments import Cuts, SegmentEncoder, find_cuts, pattern_of
+from tito_audit.tokens.segments import ControlTokens, SegmentEncoder, any_of, find_control_tokens
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
@@ -61,7 +61,7 @@ def fast(name: str) -> FastEncoder:
 def real(name: str) -> Tokenizer:
     """A tokenizer with its fast encoder at work."""
     tokenizer = loaded(name)
-    assert tokenizer.adopt(fast(name))
+    assert tokenizer.adopt_fast(fast(name))
     assert tokenizer.encoder_name == "fastokens, proved by tokenizers"
     return tokenizer
 
@@ -101,7 +101,7 @@ def test_the_fast_encoder_gives_every_text_the_ids_of_the_reference(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cut_text_encodes_as_the_whole_one(name):
     tokenizer = real(name)
-    assert tokenizer.cuts.tokens, "nothing would be tried"
+    assert tokenizer.control_tokens.tokens, "nothing would be tried"
     texts = drawn(name).chats(STRINGS // 2) + drawn(name).texts(STRINGS // 10)
     assert_same(tokenizer, texts, tokenizer.encode_batch(texts))
     assert_same(tokenizer, texts, tokenizer.encode_fast_batch(texts))
@@ -122,12 +122,12 @@ def test_it_makes_no_difference_what_was_encoded_before(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_probes_say_the_same_of_two_that_are_the_same(name):
     tokenizer = real(name)
-    texts = probes(tokenizer.vocabulary)
+    texts = probe_texts(tokenizer.vocabulary)
     reference = ReferenceEncoder(tokenizer.backend)
-    assert disagreement(reference, reference, texts) is None
+    assert find_disagreement(reference, reference, texts) is None
     assert sum(map(len, texts)) < 40_000, "the self-check should take less than 100 ms"
     batch = reference.encode_batch(texts)
-    assert [ids.tolist() for ids in reference.encode_alone(texts)] == [ids.tolist() for ids in batch]
+    assert [ids.tolist() for ids in reference.encode_single_threaded(texts)] == [ids.tolist() for ids in batch]
 
 
 # ---------------------------------------------------------------- an encoder that is wrong
@@ -153,7 +153,7 @@ OTHER = CHAT.replace("jeans", "ties")
 def with_wrong(word: str) -> tuple[Tokenizer, Ids]:
     """A tokenizer with that encoder, and the right ids of CHAT."""
     tokenizer = toy()
-    assert tokenizer.adopt(Wrong(tokenizer, word))
+    assert tokenizer.adopt_fast(Wrong(tokenizer, word))
     assert tokenizer.encoder_name == "wrong, proved by tokenizers"
     return tokenizer, tokenizer.encode(CHAT)
 
@@ -162,7 +162,7 @@ def test_a_wrong_encoder_is_found_where_its_ids_are_not_the_recorded_ones():
     tokenizer, right = with_wrong("like Skinny")
     (fast,) = tokenizer.encode_fast_batch([CHAT])
     assert fast.tolist() != right.tolist()
-    assert tokenizer.proved(CHAT, fast, right).tolist() == right.tolist()
+    assert tokenizer.prove(CHAT, fast, right).tolist() == right.tolist()
     assert tokenizer.encoder_name == "tokenizers"
     assert tokenizer.disagreements == 1
     assert tokenizer.encoder_notice == (
@@ -176,17 +176,17 @@ def test_a_wrong_encoder_is_found_where_its_ids_are_not_the_recorded_ones():
 def test_a_wrong_encoder_that_loses_a_control_token_is_found_too():
     tokenizer, right = with_wrong("like Skinny")
     fast = right[right != tokenizer.backend.token_to_id("<|im_end|>")]
-    assert tokenizer.proved(CHAT, fast, fast).tolist() == right.tolist()
+    assert tokenizer.prove(CHAT, fast, fast).tolist() == right.tolist()
     assert (tokenizer.encoder_name, tokenizer.disagreements) == ("tokenizers", 1)
     tokenizer, _ = with_wrong("like Skinny")
-    assert not tokenizer.sampled_check([CHAT], [fast], one_in=1)
+    assert not tokenizer.check_sample([CHAT], [fast], one_in=1)
 
 
 def test_an_encoder_is_not_given_up_where_it_is_right_and_the_log_is_not():
     tokenizer, right = with_wrong("no such word")
     (fast,) = tokenizer.encode_fast_batch([CHAT])
     for recorded in (tokenizer.encode(OTHER), right[:5], right[:0], np.array([-1, 2**31 - 1], np.int32)):
-        assert tokenizer.proved(CHAT, fast, recorded).tolist() == right.tolist()
+        assert tokenizer.prove(CHAT, fast, recorded).tolist() == right.tolist()
     assert tokenizer.encoder_notice is None
 
 
@@ -195,37 +195,39 @@ def test_the_reference_is_asked_only_for_the_words_that_were_not_recorded():
     right = tokenizer.encode(OTHER)
     tokenizer._reference.cache.clear()
     (fast,) = tokenizer.encode_fast_batch([CHAT])
-    tokenizer.proved(CHAT, fast, right)
+    tokenizer.prove(CHAT, fast, right)
     assert list(tokenizer._reference.cache) == [" jeans"]
 
 
 def test_what_an_encoder_and_the_log_have_alike_is_found_wrong_by_the_sample():
     tokenizer, right = with_wrong("like Skinny")
     (fast,) = tokenizer.encode_fast_batch([CHAT])
-    assert tokenizer.proved(CHAT, fast, fast).tolist() == fast.tolist()
+    assert tokenizer.prove(CHAT, fast, fast).tolist() == fast.tolist()
     texts = [OTHER.replace("like", "wear"), CHAT]
     ids = tokenizer.encode_fast_batch(texts)
-    assert not tokenizer.sampled_check(texts, ids, one_in=1)
+    assert not tokenizer.check_sample(texts, ids, one_in=1)
     assert (tokenizer.encoder_name, tokenizer.disagreements) == ("tokenizers", 1)
-    assert tokenizer.sampled_check([CHAT], [right], one_in=1), "nothing is left to be checked"
+    assert tokenizer.check_sample([CHAT], [right], one_in=1), "nothing is left to be checked"
 
 
 def test_some_segments_of_a_text_are_those_among_all_of_them():
     tokenizer, right = with_wrong("no such word")
     text = CHAT + "<|im_start|><|im_end|>" + OTHER + CHAT
     ids = tokenizer.encode(text)
-    every = tokenizer.cuts.parts(text, ids)
+    every = tokenizer.control_tokens.pair_segments(text, ids)
     assert every is not None
     for number in range(len(every)):
         wanted = np.arange(number, len(every), 2)
-        some = tokenizer.cuts.some_parts(text, ids, wanted)
+        some = tokenizer.control_tokens.pick_segments(text, ids, wanted)
         assert some == [(segment, data) for segment, (_, _, data) in (every[at] for at in wanted)]
-    at = tokenizer.cuts.positions(right)
+    at = tokenizer.control_tokens.positions(right)
     lost = np.delete(right, np.arange(at[0] + 1, at[1]))
-    assert tokenizer.cuts.some_parts(CHAT, lost, at[:0]) == [("user\nI like Skinny jeans", b"")], (
+    assert tokenizer.control_tokens.pick_segments(CHAT, lost, at[:0]) == [("user\nI like Skinny jeans", b"")], (
         "its ids are lost"
     )
-    assert tokenizer.cuts.some_parts(CHAT, np.delete(right, at[1]), np.array([1])) is None, "an end is lost"
+    assert tokenizer.control_tokens.pick_segments(CHAT, np.delete(right, at[1]), np.array([1])) is None, (
+        "an end is lost"
+    )
 
 
 def test_the_sample_is_the_same_in_every_order_and_of_the_size_that_is_said():
@@ -234,7 +236,7 @@ def test_the_sample_is_the_same_in_every_order_and_of_the_size_that_is_said():
     for order in (texts, texts[::-1]):
         tokenizer, _ = with_wrong("no such word")
         tokenizer._reference.cache.clear()
-        assert tokenizer.sampled_check(order, tokenizer.encode_fast_batch(order))
+        assert tokenizer.check_sample(order, tokenizer.encode_fast_batch(order))
         asked.append(set(tokenizer._reference.cache))
     assert asked[0] == asked[1]
     assert 3000 / 64 / 2 < len(asked[0]) < 3000 / 64 * 2
@@ -251,7 +253,7 @@ def test_a_sample_of_the_log_finds_a_wrong_encoder_before_the_run():
 @pytest.mark.parametrize("word", ["'", "\u0301", "👩", "1234", "  ", "<|im_end|>", "中", "٣", "\ufffd", "aaaa"])
 def test_the_self_check_refuses_an_encoder_that_is_wrong_about(word):
     tokenizer = toy()
-    assert not tokenizer.adopt(Wrong(tokenizer, word))
+    assert not tokenizer.adopt_fast(Wrong(tokenizer, word))
     assert tokenizer.encoder_name == "tokenizers"
     assert "slower: wrong disagreed with tokenizers at" in str(tokenizer.encoder_notice)
     assert tokenizer.encode_fast_batch([CHAT])[0].tolist() == tokenizer.encode(CHAT).tolist()
@@ -268,7 +270,7 @@ class Broken:
 
 def test_an_encoder_that_raises_is_refused():
     tokenizer = toy()
-    assert not tokenizer.adopt(Broken())
+    assert not tokenizer.adopt_fast(Broken())
     assert "could not encode the texts of the self-check (RuntimeError: no such thing)" in str(
         tokenizer.encoder_notice
     )
@@ -327,7 +329,7 @@ def test_the_fast_encoder_knows_tokens_that_the_settings_added(tmp_path):
     tokenizer = load_tokenizer(str(tmp_path))
     assert tokenizer.use_fast(True)
     text = "a <|brand_new|> b"
-    assert "<|brand_new|>" in tokenizer.cuts.tokens
+    assert "<|brand_new|>" in tokenizer.control_tokens.tokens
     for ids in (*tokenizer.encode_fast_batch([text]), *FastEncoder(tokenizer.backend).encode_batch([text])):
         assert ids.tolist() == tokenizer.backend.encode(text).ids
 
@@ -335,10 +337,10 @@ def test_the_fast_encoder_knows_tokens_that_the_settings_added(tmp_path):
 def test_a_fast_encoder_that_a_thread_builds_meanwhile_gives_the_same_ids():
     tokenizer = toy()
     threads = set(threading.enumerate())
-    tokenizer.begin_fast()
-    tokenizer.begin_fast()  # it is begun once
+    tokenizer.start_building_fast()
+    tokenizer.start_building_fast()  # it is begun once
     texts = [CHAT, "", "fine", "a\ud83db"]
-    truth = tokenizer.encode_alone(texts)  # the reference is loaded and asked meanwhile
+    truth = tokenizer.encode_single_threaded(texts)  # the reference is loaded and asked meanwhile
     assert tokenizer.use_fast(True)
     assert set(threading.enumerate()) <= threads, "its thread has ended"
     assert tokenizer.check_fast(texts, truth)
@@ -357,7 +359,7 @@ def test_what_fails_in_the_thread_is_said_where_the_encoder_is_asked_for(fails, 
 
     monkeypatch.setattr(FastEncoder, "__init__", failing)
     tokenizer = toy()
-    tokenizer.begin_fast()
+    tokenizer.start_building_fast()
     if raised is not None:
         with pytest.raises(raised, match="none left"):
             tokenizer.use_fast()
@@ -379,7 +381,7 @@ def test_the_pattern_takes_the_first_and_there_the_longest(words, text):
         here = max((word for word in words if text.startswith(word, at)), key=len, default="")
         found += [here] if here else []
         at += len(here) or 1
-    assert re.findall(pattern_of(sorted(words)), text) == found
+    assert re.findall(any_of(sorted(words)), text) == found
 
 
 def with_tokens(tokens: Sequence[str | AddedToken], **parts: object) -> tokenizers.Tokenizer:
@@ -394,7 +396,7 @@ def with_tokens(tokens: Sequence[str | AddedToken], **parts: object) -> tokenize
 
 
 def cut_at(backend: tokenizers.Tokenizer) -> list[str]:
-    return sorted(find_cuts(backend, Vocabulary(backend)).tokens)
+    return sorted(find_control_tokens(backend, Vocabulary(backend)).tokens)
 
 
 @pytest.mark.parametrize(
@@ -466,11 +468,11 @@ def test_a_tokenizer_with_a_part_in_python_is_not_cut_and_has_no_fast_encoder():
 
 
 def test_cuts_give_back_the_text_and_say_which_ids_belong_to_which_segment():
-    cuts = Cuts({"<s>": 7, "</s>": 9})
+    cuts = ControlTokens({"<s>": 7, "</s>": 9})
     text = "<s>ab<s></s>c"
     assert cuts.split(text) == ["", "<s>", "ab", "<s>", "", "</s>", "c"]
     ids = np.array([7, 1, 2, 7, 9, 3], np.int32)
-    parts = cuts.parts(text, ids)
+    parts = cuts.pair_segments(text, ids)
     assert parts is not None
     assert [(segment, *stretch[:2], len(stretch[2]) // 4) for segment, stretch in parts] == [
         ("", -1, 7, 0),
@@ -478,8 +480,8 @@ def test_cuts_give_back_the_text_and_say_which_ids_belong_to_which_segment():
         ("", 7, 9, 0),
         ("c", 9, -1, 1),
     ]
-    assert cuts.parts(text, ids[1:]) is None
-    assert Cuts({}).parts("", ids[:0]) == [("", (-1, -1, b""))]
+    assert cuts.pair_segments(text, ids[1:]) is None
+    assert ControlTokens({}).pair_segments("", ids[:0]) == [("", (-1, -1, b""))]
 
 
 # ---------------------------------------------------------------- processes and imports
@@ -500,7 +502,7 @@ for _ in range(2):
         signal.alarm(60)
         fast = tokenizer.encode_fast_batch(texts)
         same = all(a.tolist() == b.tolist() for a, b in zip(fast, tokenizer.encode_batch(texts)))
-        os._exit(0 if same and tokenizer.sampled_check(texts, fast) else 1)
+        os._exit(0 if same and tokenizer.check_sample(texts, fast) else 1)
     children.append(child)
 print([os.waitpid(child, 0)[1] for child in children])
 """

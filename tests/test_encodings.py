@@ -16,7 +16,7 @@ from tests.command import written
 from tests.ready import program
 from tests.tables import stored, table
 from tests.tiers import DEEP
-from tito_audit.terminal.encoding import FALLBACK, written_in
+from tito_audit.terminal.encoding import ERROR_HANDLER, as_encoded
 
 ROOT = Path(__file__).resolve().parents[1]
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
@@ -123,9 +123,9 @@ def test_boxes_align_whatever_the_encoding(encoding: str, page: str, log: Path) 
 
 @pytest.mark.parametrize(*table(__file__, "a_mark_has_a_form_in_ascii_and_the_rest_is_escaped"))
 def test_a_mark_has_a_form_in_ascii_and_the_rest_is_escaped(text: str, shown: str) -> None:
-    assert text.encode("ascii", FALLBACK) == shown.encode()
-    assert written_in(text, "ascii") == shown
-    assert written_in(text, "utf-8") == text
+    assert text.encode("ascii", ERROR_HANDLER) == shown.encode()
+    assert as_encoded(text, "ascii") == shown
+    assert as_encoded(text, "utf-8") == text
 
 
 @pytest.mark.parametrize("locale", ["C", "C.ISO-8859-1", "POSIX"])

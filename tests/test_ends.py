@@ -17,14 +17,14 @@ from tests.command import run, written
 from tests.ready import program
 from tests.tiers import some
 from tests.world import BROKEN, CLEAN, ROOT
-from tito_audit.cli._ends import refusal
+from tito_audit.cli._exit import system_error_words
 from tito_audit.errors import StorageError
 from tito_audit.run.repair import repair_rollouts
 from tito_audit.run.scan import Scan
 from tito_audit.settings.model import Settings
-from tito_audit.settings.values import user_path
-from tito_audit.storage import place_key
-from tito_audit.storage.watch import Watch
+from tito_audit.settings.values import expand_user
+from tito_audit.storage import path_identity
+from tito_audit.storage.watch import FileWatch
 
 TOY = ("-t", str(ROOT / "fixtures" / "tokenizers" / "toy_bpe"))
 FORMATS = ROOT / "fixtures" / "formats"
@@ -61,9 +61,9 @@ def test_a_file_whose_name_begins_with_a_tilde_is_that_file(log: Path) -> None:
 
 def test_a_tilde_is_the_home_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert user_path("~/x") == tmp_path / "x"
-    assert user_path("~no-such-user/x") == Path("~no-such-user/x")
-    assert user_path("a/~/x") == Path("a/~/x")
+    assert expand_user("~/x") == tmp_path / "x"
+    assert expand_user("~no-such-user/x") == Path("~no-such-user/x")
+    assert expand_user("a/~/x") == Path("a/~/x")
 
 
 def hard(log: Path, name: str) -> str:
@@ -118,10 +118,10 @@ def test_stdout_is_no_log_that_holds_something(log: Path) -> None:
 def test_a_place_has_one_key_whatever_leads_to_it(log: Path) -> None:
     os.link(log, "hard")
     Path("soft").symlink_to("hard")
-    assert place_key("hard") == place_key("soft") == place_key(log) == place_key("./run.jsonl")
-    assert place_key("other") != place_key(log)
+    assert path_identity("hard") == path_identity("soft") == path_identity(log) == path_identity("./run.jsonl")
+    assert path_identity("other") != path_identity(log)
     shutil.copy(log, "copy")
-    assert place_key("copy") != place_key(log)
+    assert path_identity("copy") != path_identity(log)
 
 
 def test_a_tokenizer_is_no_place_for_a_repaired_log(log: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_log_that_changes_while_it_is_repaired_has_no_repaired_log(
 
 def test_what_is_not_on_disk_is_not_watched(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    watch = Watch([tmp_path / "pipe", tmp_path / "missing"])
+    watch = FileWatch([tmp_path / "pipe", tmp_path / "missing"])
     assert watch.grown() == []
 
 
@@ -328,7 +328,7 @@ def test_ctrl_c_while_the_command_is_loaded_is_no_traceback() -> None:
     ],
 )
 def test_what_the_system_refuses_is_said_with_what_to_do(error: BaseException, words: str | None) -> None:
-    said = refusal(error)
+    said = system_error_words(error)
     assert (said is None) == (words is None)
     assert words is None or words in (said or "")
 

@@ -13,7 +13,7 @@ from tito_audit.chains.links import LinkKind
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Against
 from tito_audit.evidence.needs import Needs
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.rollout import IdsFrom, Place, Rollout, TokenText, Turn
 
@@ -102,7 +102,7 @@ def test_a_row_alone_without_a_tokenizer_tells_nothing_of_sampling() -> None:
 
 
 def test_an_empty_row_is_no_row() -> None:
-    empty = training_row(np.empty(0, np.int32), mask=("loss_mask", []))
+    empty = build_training_row(np.empty(0, np.int32), mask=("loss_mask", []))
     for rollout in (
         Rollout(Place("toy", 0), "toy", training_row=empty),
         replace(chat().rollout(), training_row=empty),

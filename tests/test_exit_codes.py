@@ -14,7 +14,7 @@ import pytest
 from tests.command import run
 from tests.ready import program
 from tests.tiers import some
-from tito_audit.cli._ends import EXIT_CODES, epilog
+from tito_audit.cli._exit import EXIT_CODES, epilog
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMATS = ROOT / "fixtures" / "formats"

@@ -28,7 +28,7 @@ from tito_audit import (
     repair_rollouts,
     scan_rollouts,
 )
-from tito_audit.report_objects import finding_object, without_surrogates
+from tito_audit.report_objects import escape_surrogates, finding_object
 from tito_audit.run.scan import Scan
 from tito_audit.tables.findings import COLUMNS
 
@@ -70,7 +70,7 @@ def test_a_row_has_the_names_and_values_of_the_json_report() -> None:
     findings = [finding for result in results() for finding in result.findings]
     table = findings_table(results())
     assert table.schema.equals(findings_schema(), check_metadata=True)
-    wanted = [dict(flat(without_surrogates(finding_object(one)))) | {"times": 1} for one in findings]
+    wanted = [dict(flat(escape_surrogates(finding_object(one)))) | {"times": 1} for one in findings]
     assert table.to_pylist() == wanted
     assert list(wanted[0]) == list(COLUMNS)
     assert len({one["turn"] is None for one in wanted}) == 2, "both kinds of turns are tried"

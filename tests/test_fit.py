@@ -25,7 +25,7 @@ from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.stated import Stated
 from tito_audit.render.renderer import make_renderer
-from tito_audit.run.fit import CODE, TEMPLATE, TOKENIZER, misfit
+from tito_audit.run.fit import ANOTHER_TEMPLATE, ANOTHER_TOKENIZER, MISFIT_CODE, find_misfit
 from tito_audit.tokens.load import load_tokenizer
 
 BPE, METASPACE = "toy_bpe", "toy_metaspace"
@@ -80,7 +80,7 @@ def codes_of(results: Sequence[Result]) -> list[str]:
 
 
 def asked(name: str, *rollouts: Rollout) -> Finding | None:
-    return misfit(rollouts, toy.toy_tokenizer(name), toy.toy_renderer(name))
+    return find_misfit(rollouts, toy.toy_tokenizer(name), toy.toy_renderer(name))
 
 
 def rollout(ids: Sequence[int], messages: list[dict[str, str]] | None = None, number: int = 0) -> Rollout:
@@ -98,11 +98,15 @@ def rollout(ids: Sequence[int], messages: list[dict[str, str]] | None = None, nu
 @pytest.mark.parametrize(("wrote", "given"), [(BPE, METASPACE), (METASPACE, BPE)])
 def test_a_log_of_another_tokenizer_is_one_error_before_all_others(tmp_path: Path, wrote: str, given: str) -> None:
     results = results_of(written(tmp_path / "log.jsonl", [row(wrote, number) for number in range(20)]), given)
-    assert codes_of(results)[0] == CODE
+    assert codes_of(results)[0] == MISFIT_CODE
     assert len(codes_of(results)) <= 11
     assert results[0].of_log
     (finding,) = results[0].findings
-    assert (finding.severity, finding.hit.where, finding.hit.cause) == (Severity.ERROR, Where.LOG, TOKENIZER)
+    assert (finding.severity, finding.hit.where, finding.hit.cause) == (
+        Severity.ERROR,
+        Where.LOG,
+        ANOTHER_TOKENIZER,
+    )
     assert "0 of 64 logged texts are found in what the ids decode to" in finding.hit.message
     assert "pass the tokenizer of the model that sampled it (-t NAME)" in finding.hit.message
 
@@ -111,7 +115,7 @@ def test_a_log_of_another_tokenizer_is_one_error_before_all_others(tmp_path: Pat
 def test_a_log_fits_what_wrote_it(tmp_path: Path, name: str) -> None:
     rows = [row(name, number) for number in range(20)]
     for log in (rows, rows[:1], [{**one, "messages": []} for one in rows]):
-        assert CODE not in codes_of(results_of(written(tmp_path / "log.jsonl", log), name))
+        assert MISFIT_CODE not in codes_of(results_of(written(tmp_path / "log.jsonl", log), name))
 
 
 def test_rules_that_would_repeat_it_are_held_back_and_counted(tmp_path: Path) -> None:
@@ -150,15 +154,15 @@ def test_the_finding_says_what_the_log_names(tmp_path: Path) -> None:
 
 def test_who_ignores_it_has_the_log_audited_as_if_it_fitted(tmp_path: Path) -> None:
     log = written(tmp_path / "log.jsonl", [row(BPE, number) for number in range(20)])
-    codes = codes_of(results_of(log, METASPACE, ignore=(CODE,)))
-    assert CODE not in codes
+    codes = codes_of(results_of(log, METASPACE, ignore=(MISFIT_CODE,)))
+    assert MISFIT_CODE not in codes
     assert len(codes) > len(codes_of(results_of(log, METASPACE)))
 
 
 def test_a_sample_and_a_limit_do_not_change_what_the_log_fits(tmp_path: Path) -> None:
     log = written(tmp_path / "log.jsonl", [row(BPE, number) for number in range(40)])
     for options in ({"limit": 1}, {"sample": 0.2}, {"row": 30}):
-        assert codes_of(results_of(log, METASPACE, **options))[0] == CODE  # type: ignore[arg-type]
+        assert codes_of(results_of(log, METASPACE, **options))[0] == MISFIT_CODE  # type: ignore[arg-type]
 
 
 # What is no reason
@@ -211,7 +215,7 @@ def test_a_pipe_is_not_asked(tmp_path: Path) -> None:
     lines = "".join(json.dumps(row(BPE, number)) + "\n" for number in range(3))
     feeder = threading.Thread(target=pipe.write_text, args=(lines,), daemon=True)
     feeder.start()
-    assert CODE not in codes_of(results_of(str(pipe), METASPACE))
+    assert MISFIT_CODE not in codes_of(results_of(str(pipe), METASPACE))
     feeder.join(10)
 
 
@@ -226,7 +230,7 @@ def test_a_template_that_writes_other_control_tokens_is_another(tmp_path: Path) 
     log = written(tmp_path / "log.jsonl", [row(BPE, number) for number in range(6)])
     results = results_of(log, BPE, chat_template=str(template))
     (finding,) = results[0].findings
-    assert (finding.code, finding.hit.cause) == (CODE, TEMPLATE)
+    assert (finding.code, finding.hit.cause) == (MISFIT_CODE, ANOTHER_TEMPLATE)
     assert "'<|im_start|>' where the template writes no control tokens" in finding.hit.message
     assert [code for code in codes_of(results) if code.startswith("TPL")] == []
     reasons = {skip.because for result in results for skip in result.skips}
@@ -284,5 +288,5 @@ def test_real_logs_fit_the_tokenizer_that_wrote_them_and_no_other(tmp_path: Path
         tokenizer = load_tokenizer(str(folder))
         renderer = make_renderer(tokenizer) if tokenizer.chat_templates else None
         for (model, mode), head in heads.items():
-            found = misfit(head, tokenizer, renderer)
+            found = find_misfit(head, tokenizer, renderer)
             assert (found is None) == (model == folder.name), (model, mode, folder.name)

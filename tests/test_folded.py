@@ -16,13 +16,13 @@ from tests.command import run, written
 from tests.tiers import DEEP, some
 from tests.toy import toy_renderer, toy_tokenizer
 from tito_audit.evidence.gather import gather
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.finding import Finding, Result, Where
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.repairs import all_repairs
 from tito_audit.rules import all_rules
 from tito_audit.run import row_repair
-from tito_audit.run.check import SINGLE, check_explained, explain
+from tito_audit.run.check import SINGLE, check_explained, explain_differences
 from tito_audit.run.repair import repair_rollouts
 from tito_audit.settings.model import RepairChoices, RepairSettings, Settings
 from tito_audit.summary import Summary
@@ -54,12 +54,12 @@ def row(several: int) -> Rollout:
     ids = np.array(spelled() * several, np.int32)
     places = np.arange(len(ids))
     logprobs = np.where(places % 2 == 0, 0.5, -0.25 - places % 7 / 8)
-    line = training_row(ids, mask=("loss_mask", [1] * len(ids)), logprobs=("logprobs", logprobs))
+    line = build_training_row(ids, mask=("loss_mask", [1] * len(ids)), logprobs=("logprobs", logprobs))
     return Rollout(Place("row.jsonl", 0), "generic", training_row=line)
 
 
 def audited(rollout: Rollout, single: int | None) -> Result:
-    evidence = explain(gather(rollout, toy_tokenizer(), toy_renderer()), all_rules())
+    evidence = explain_differences(gather(rollout, toy_tokenizer(), toy_renderer()), all_rules())
     findings, skips = check_explained(evidence, all_rules(), ALL, all_repairs, single)
     return Result(rollout.place, rollout, findings, skips)
 
@@ -238,9 +238,9 @@ def test_masking_by_turns_takes_out_the_turn_of_each_folded_place() -> None:
     third = Turn(np.array([*prompt, *answer, *added, *answer, *added], np.int32), np.array([65, 66], np.int32))
     ids = [*prompt, *changed, *added, *changed, *added, 65, 66]
     mask = [0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 0, 0, 1, 1]
-    line = training_row(np.array(ids, np.int32), mask=("loss_mask", mask))
+    line = build_training_row(np.array(ids, np.int32), mask=("loss_mask", mask))
     rollout = Rollout(Place("row.jsonl", 0), "generic", turns=(first, second, third), training_row=line)
-    evidence = explain(gather(rollout, toy_tokenizer(), toy_renderer()), all_rules())
+    evidence = explain_differences(gather(rollout, toy_tokenizer(), toy_renderer()), all_rules())
     left = []
     for single in (None, 0):
         findings = audited(rollout, single).findings

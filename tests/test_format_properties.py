@@ -23,9 +23,9 @@ from tests.tiers import examples
 from tito_audit import Settings, scan_rollouts
 from tito_audit.errors import RecordError
 from tito_audit.format import Format
-from tito_audit.formats import COMPLETION_IDS, all_formats, pick_format, told_by
+from tito_audit.formats import COMPLETION_IDS, all_formats, matched_keys, pick_format
 from tito_audit.record.column import Column
-from tito_audit.record.repaired import unmended
+from tito_audit.record.repaired import unrepaired
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.repairs import all_repairs
 from tito_audit.rules import all_rules
@@ -258,14 +258,14 @@ def is_read_or_refused(form: Format, row: dict[str, Any]) -> None:
     except RecordError as error:
         says_something(error)
         return
-    told_by(form, row)
+    matched_keys(form, row)
     for rollout in rollouts:
         check(rollout)
         assert rollout.format == form.name
         audit_rollout(rollout, ENGINE)
     says_where_its_columns_are(form, row, rollouts)
     if rollouts:
-        (new,) = form.update(row, [unmended(rollout) for rollout in form.read(row, PLACE)])
+        (new,) = form.update(row, [unrepaired(rollout) for rollout in form.read(row, PLACE)])
         assert new is row
 
 

@@ -26,9 +26,9 @@ from tito_audit import scan_rollouts
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format
 from tito_audit.formats import all_formats, format_named, map_columns, pick_format
-from tito_audit.record.edits import ABSENT, Edit, with_edits
+from tito_audit.record.edits import ABSENT, Edit, apply_edits
 from tito_audit.record.edits import Path as Keys
-from tito_audit.record.repaired import unmended
+from tito_audit.record.repaired import unrepaired
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.storage import find_logs, open_log
 
@@ -124,7 +124,7 @@ def test_a_row_reads_the_same_from_parquet_as_from_json(form: Format, tmp_path: 
             # A table adds null for the keys that some messages have.
             texts = [{"messages": [message.text for message in read.messages]} for read in (left, right)]
             assert view(left) | texts[0] == view(right) | texts[1]
-        (new,) = form.update(raw.value, [unmended(rollout) for rollout in rollouts])
+        (new,) = form.update(raw.value, [unrepaired(rollout) for rollout in rollouts])
         assert new is raw.value
 
 
@@ -166,15 +166,15 @@ def test_a_value_of_another_kind_anywhere_is_read_or_refused_in_words(form: Form
             if value is ABSENT and isinstance(path[-1], int):
                 continue
             if text is None or path[0] not in whole:
-                broken = with_edits(row, [Edit(path, value)])
+                broken = apply_edits(row, [Edit(path, value)])
             else:
-                broken = {**row, "trajectory_json": json.dumps(plain(with_edits(whole, [Edit(path, value)])))}
+                broken = {**row, "trajectory_json": json.dumps(plain(apply_edits(whole, [Edit(path, value)])))}
             for own in (form, None):
                 try:
                     reader = own or pick_format(broken)
                     rollouts = reader.read(broken, PLACE)
                     reader.sources(broken, rollouts)
-                    new = reader.update(broken, [unmended(rollout) for rollout in rollouts])
+                    new = reader.update(broken, [unrepaired(rollout) for rollout in rollouts])
                 except RecordError as error:
                     reasons.append(str(error))
                     continue

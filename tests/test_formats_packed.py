@@ -19,7 +19,7 @@ from tests.forms import as_table, plain, spliced
 from tests.tiers import examples
 from tito_audit import Settings, convert_rollouts, scan_rollouts
 from tito_audit.formats import pick_format
-from tito_audit.record.repaired import RepairedRollout, unmended
+from tito_audit.record.repaired import RepairedRollout, unrepaired
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 
 PLACE = Place("log.jsonl", 0)
@@ -114,13 +114,13 @@ def test_a_packed_row_in_which_nothing_changed_is_the_row_itself(how: str, as_re
     for padding in (0, 2):
         row = as_read(packed(SAMPLES, how, padding, rewards=[1.0, 0.0, 0.5], model="m", num_tokens=14))
         before = copy.deepcopy(plain(row))
-        (new,) = pick_format(row).update(row, [unmended(rollout) for rollout in read(row)])
+        (new,) = pick_format(row).update(row, [unrepaired(rollout) for rollout in read(row)])
         assert new is row
         assert plain(row) == before
 
 
 def changed(row: Json, item: int, made: TrainingRow) -> Json:
-    mended = [unmended(rollout) for rollout in read(row)]
+    mended = [unrepaired(rollout) for rollout in read(row)]
     mended[item] = RepairedRollout(replace(mended[item].rollout, training_row=made), ())
     (new,) = pick_format(row).update(row, mended)
     return dict(new)
@@ -153,7 +153,7 @@ def test_logprobs_that_fit_no_sample_are_counted_against_the_row(tmp_path: Path)
     log.write_text(json.dumps(row))
     (result,) = scan_rollouts([str(log)], Settings())
     assert [finding.code for finding in result.findings if finding.severity.word == "error"] == ["LPR501"]
-    (same,) = pick_format(row).update(row, [unmended(rollout) for rollout in read(row)])
+    (same,) = pick_format(row).update(row, [unrepaired(rollout) for rollout in read(row)])
     assert same is row
 
 

@@ -34,14 +34,14 @@ def test_other_requests_do_not_wait_for_a_long_text_to_be_encoded(
     log = tmp_path / "log.jsonl"
     gateway, _ = make_gateway(log, [SAID, SAID])
     segments = gateway.tokenizer.segments
-    begun, go_on, encode = threading.Event(), threading.Event(), segments.encode_apart
+    begun, go_on, encode = threading.Event(), threading.Event(), segments.encode_uncached
 
     def slowly(texts: list[str]) -> Any:
         begun.set()
         assert go_on.wait(60)
         return encode(texts)
 
-    monkeypatch.setattr(segments, "encode_apart", slowly)
+    monkeypatch.setattr(segments, "encode_uncached", slowly)
     with served(gateway) as address:
         long = threading.Thread(target=ask, args=(address, LONG, "long"))
         long.start()
@@ -66,20 +66,20 @@ def test_other_requests_do_not_wait_for_a_long_text_to_be_encoded(
 def test_a_text_has_the_same_ids_wherever_it_was_encoded(parts: list[str]) -> None:
     text, tokenizer = "".join(parts), toy_tokenizer()
     segments = tokenizer.segments
-    segments.remember(segments.encode_apart(segments.unknown(text)))
-    assert segments.unknown(text) == []
-    (reference,) = tokenizer.encode_alone([text])
+    segments.remember(segments.encode_uncached(segments.uncached_segments(text)))
+    assert segments.uncached_segments(text) == []
+    (reference,) = tokenizer.encode_single_threaded([text])
     assert tokenizer.encode(text).tolist() == reference.tolist()
 
 
 def test_a_short_text_and_one_that_is_known_start_no_thread() -> None:
     tokenizer = toy_tokenizer()
-    beside = apart.Apart(tokenizer)
+    beside = apart.BackgroundEncoder(tokenizer)
     tokenizer.encode(LONG)
-    asyncio.run(beside.encode("short"))
-    asyncio.run(beside.encode(LONG))
+    asyncio.run(beside.encode_ahead("short"))
+    asyncio.run(beside.encode_ahead(LONG))
     assert beside._threads is None
-    asyncio.run(beside.encode(LONG + "and more"))
+    asyncio.run(beside.encode_ahead(LONG + "and more"))
     assert beside._threads is not None
 
 

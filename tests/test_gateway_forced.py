@@ -28,7 +28,7 @@ from tests.serving import (
     served,
 )
 from tito_audit.parser import ParseOptions, Parser, Reads
-from tito_audit.parsers import all_parsers, forced_format, parse_answer, parser_named
+from tito_audit.parsers import all_parsers, calls_grammar, parse_answer, parser_named
 from tito_audit.record.message import as_messages
 from tito_audit.serve.gateway import Gateway
 
@@ -132,7 +132,7 @@ def test_a_named_function_is_the_only_one_of_its_grammar(tmp_path: Path) -> None
 @pytest.mark.parametrize("parser", FORMS, ids=lambda parser: str(parser.name))
 def test_no_grammar_has_an_empty_separator(parser: Parser) -> None:
     """xgrammar before 0.1.30, which vLLM had up to 0.17, takes none."""
-    made = forced_format(None, parser, {"f": None, "g": None}, "", single=False)
+    made = calls_grammar(None, parser, {"f": None, "g": None}, "", single=False)
     calls = made["format"]["elements"][1]
     assert calls.get("separator") != ""
     assert len(calls.get("tags") or calls["elements"]) == 2
@@ -140,9 +140,9 @@ def test_no_grammar_has_an_empty_separator(parser: Parser) -> None:
 
 def test_reasoning_that_the_prompt_opened_or_closed_is_known() -> None:
     for end, begin in (("<|im_start|>assistant\n<think>\n", ""), ("<|im_start|>assistant\n", "<think>")):
-        made = forced_format(QWEN, HERMES, {"f": None}, end, single=True)
+        made = calls_grammar(QWEN, HERMES, {"f": None}, end, single=True)
         assert made["format"]["elements"][0]["elements"][0]["begin"] == begin
-    closed = forced_format(QWEN, HERMES, {"f": None}, "<think>\n\n</think>\n\n", single=True)
+    closed = calls_grammar(QWEN, HERMES, {"f": None}, "<think>\n\n</think>\n\n", single=True)
     assert closed["format"]["type"] == "sequence"
 
 

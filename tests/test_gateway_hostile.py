@@ -120,7 +120,7 @@ def test_a_server_that_was_not_there_at_the_start_is_asked_before_the_first_call
             raise error
         asking.model = "real"
 
-    gateway.unchecked = check
+    gateway.deferred_check = check
     with served(gateway) as address:
         ask: Any = {"model": "real", "messages": [ASK]}
         assert asked(address, CHAT, ask)[0] == 502

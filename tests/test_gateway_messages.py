@@ -36,7 +36,7 @@ from tests.serving import (
 from tests.tables import stored, table
 from tito_audit.provider import GenerationResult, SamplingParams
 from tito_audit.serve.app import HttpOptions
-from tito_audit.serve.messages import Messages
+from tito_audit.serve.messages import MessagesApi
 
 PATH = "/v1/messages"
 OSLO = {"user": "Oslo?"}
@@ -73,7 +73,7 @@ def test_events_come_in_anthropics_order(tmp_path: Path) -> None:
 
 
 def test_pings_say_that_hidden_reasoning_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tito_audit.serve.messages._QUIET", 0.0)
+    monkeypatch.setattr("tito_audit.serve.messages._PING_AFTER", 0.0)
     with gated(tmp_path, [THOUGHT + CALL]) as (address, provider, _):
         names = [name for name, _ in events_of(address, {})]
     before_text = names[: names.index("content_block_start")]
@@ -111,7 +111,7 @@ def test_thinking_comes_back_as_it_was_and_what_was_changed_is_refused(tmp_path:
     sent = logged(log)[-1]["messages"]
     assert [message.get("reasoning_content") for message in sent[1::2]] == ["\nHm, Oslo.\n"] * 2
     # The gateway's key decides; a restart does not.
-    assert Messages().signed("\nHm, Oslo.\n") == block["signature"] != Messages("secret").signed("\nHm, Oslo.\n")
+    assert MessagesApi().sign("\nHm, Oslo.\n") == block["signature"] != MessagesApi("secret").sign("\nHm, Oslo.\n")
 
 
 def test_reasoning_that_a_client_did_not_ask_for_is_kept_by_the_session(tmp_path: Path) -> None:
@@ -236,6 +236,6 @@ def test_a_key_is_taken_from_either_header(tmp_path: Path) -> None:
 
 def test_consecutive_messages_of_one_role_are_one() -> None:
     case = stored(__file__, "one")
-    fields = Messages().request(case["body"].encode())
+    fields = MessagesApi().parse(case["body"].encode())
     assert fields.messages == json.loads(case["messages"])
     assert not fields.call.add_generation_prompt, "the last answer is continued"

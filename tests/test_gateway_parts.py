@@ -12,7 +12,7 @@ from tests.serving import PLAIN, asked, client, codes_of, gated, logged, make_ga
 from tests.tables import stored
 from tests.toy import toy_tokenizer
 from tito_audit.render.renderer import make_renderer
-from tito_audit.sessions.content import as_served, takes_parts
+from tito_audit.sessions.content import renderer_as_served, takes_parts
 from tito_audit.sessions.engine import Conversations
 
 CHAT = "/v1/chat/completions"
@@ -77,9 +77,9 @@ PRINTS = "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif
 
 def test_texts_stay_texts_where_the_template_would_print_a_list() -> None:
     renderer = make_renderer(toy_tokenizer(), chat_template=PRINTS)
-    assert as_served(renderer) is renderer
+    assert renderer_as_served(renderer) is renderer
     wants = make_renderer(toy_tokenizer(), chat_template=WANTS)
-    served = as_served(wants)
+    served = renderer_as_served(wants)
     assert served.wraps_texts
 
 

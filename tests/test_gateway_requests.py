@@ -16,7 +16,7 @@ from tests.serving import PLAIN, asked, fetched, gated, logged, make_gateway, pl
 from tests.tables import stored
 from tests.tiers import examples
 from tito_audit.serve.app import HttpOptions
-from tito_audit.serve.messages import Messages
+from tito_audit.serve.messages import MessagesApi
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 VALUES = {**vars(serving), "IMAGE": IMAGE}
@@ -151,7 +151,7 @@ def answered(address: str, path: str, body: Any) -> tuple[int, str, str]:
 def test_random_bodies_are_answered_or_refused(path: str, tmp_path: Path) -> None:
     count, log, dice = examples(300, 2000), tmp_path / "log.jsonl", random.Random(7)
     gateway, _ = make_gateway(log, [PLAIN] * 128 * count, start_parser=plain)
-    whole = json.loads(text_of(WHOLE[path], SIGNATURE=Messages().signed("Hm.")))
+    whole = json.loads(text_of(WHOLE[path], SIGNATURE=MessagesApi().sign("Hm.")))
     seen: Counter[tuple[int, str]] = Counter()
     with served(gateway) as address:
         for number in range(count):

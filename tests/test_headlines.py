@@ -14,7 +14,7 @@ from tests.tables import table
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Place
 from tito_audit.rules import all_rules
-from tito_audit.run.headlines import linked
+from tito_audit.run.headlines import link_findings
 
 ROOT = Path(__file__).resolve().parents[1]
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
@@ -116,7 +116,7 @@ def test_findings_are_linked_by_cause_and_prompt_only() -> None:
         hit("TOK102", note, 1),
         hit("TPL203", error, 1, 2),
     ]
-    out = linked(found, {}, all_rules())
+    out = link_findings(found, {}, all_rules())
     assert [replaced.hit for replaced in out] == [one.hit for one in found]
     names = {one.fingerprint: f"{one.code}@{one.hit.later_turn}" for one in out}
     follows = [names[one.because_of] if one.because_of else None for one in out]
@@ -142,7 +142,7 @@ def test_a_finding_never_follows_from_itself() -> None:
     """Two differences that begin alike may have the same fingerprint."""
     twice = [hit("TPL299", Severity.ERROR, 0, 1), hit("TPL299", Severity.ERROR, 0, 1)]
     assert len({one.fingerprint for one in twice}) == 1
-    assert [one.because_of for one in linked(twice, {}, all_rules())] == [None, None]
+    assert [one.because_of for one in link_findings(twice, {}, all_rules())] == [None, None]
 
 
 def test_equal_tokens_around_a_difference_are_in_both_sequences(tmp_path: Path) -> None:
@@ -196,5 +196,5 @@ def test_without_a_tokenizer_a_broken_prefix_is_not_said_to_be_another_text() ->
 
 @pytest.mark.parametrize(*table(__file__, "a_headline_does_not_claim_what_its_finding_leaves_undecided"))
 def test_a_headline_does_not_claim_what_its_finding_leaves_undecided(code: str, says: str) -> None:
-    (finding,) = linked([hit(code, Severity.NOTE, None, cause="undecided")], {}, all_rules())
+    (finding,) = link_findings([hit(code, Severity.NOTE, None, cause="undecided")], {}, all_rules())
     assert says in finding.headline

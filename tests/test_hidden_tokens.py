@@ -14,8 +14,8 @@ import pytest
 from tests.forms import read_one, row_of
 from tito_audit import Settings, scan_rollouts
 from tito_audit.formats import pick_format
-from tito_audit.record.moved import moved_row
-from tito_audit.record.repaired import RepairedRollout, unmended
+from tito_audit.record.move_row import move_row
+from tito_audit.record.repaired import RepairedRollout, unrepaired
 from tito_audit.record.rollout import Padding
 
 FLAT = {"input_ids": [9, 11, 12, 13, 2, 9, 9], "loss_mask": [0, 0, 0, 1, 1, 0, 0], "logprobs": [0.0] * 7}
@@ -57,7 +57,7 @@ def test_trained_tokens_that_are_hidden_stay_in_the_row_and_are_an_error(
     assert row.hidden is not None
     assert np.flatnonzero(row.hidden).tolist() == hidden
     assert ("MSK401", "hidden by the attention mask", *span) in found(logged, tmp_path)
-    (same,) = pick_format(logged).update(logged, [unmended(read_one(logged))])
+    (same,) = pick_format(logged).update(logged, [unrepaired(read_one(logged))])
     assert same is logged
 
 
@@ -68,7 +68,7 @@ def test_a_mask_changes_where_tokens_are_hidden_and_ids_do_not(logged: dict[str,
     assert row.hidden is not None
     left = row.loss_mask & ~row.hidden
     same = np.arange(len(row.token_ids))
-    new = moved_row(row, row.token_ids, same, loss_mask=left, logprobs=row.logprobs).row
+    new = move_row(row, row.token_ids, same, loss_mask=left, logprobs=row.logprobs).row
     (written,) = pick_format(logged).update(logged, [RepairedRollout(replace(rollout, training_row=new), ())])
     again = row_of(written)
     trained = [i for i, one in zip(row.token_ids.tolist(), left.tolist(), strict=True) if one]

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiers import examples
-from tito_audit.chains.links import components
-from tito_audit.join.history import HistoryIndex, JoinedBy, JoinedConversations, Numbers
+from tito_audit.chains.links import connected_components
+from tito_audit.join.history import HashNumbers, HistoryIndex, JoinedBy, JoinedConversations
 from tito_audit.join.traces import CallTraits
 from tito_audit.record.message import Message, as_message
 from tito_audit.tokens.load import load_tokenizer
@@ -197,7 +197,7 @@ def settled(
             read.extend(numbers)
         return ((number, traits[number]) for number in numbers)
 
-    found = index.settle(reread, decoder)
+    found = index.join_conversations(reread, decoder)
     assert found.of.dtype == np.int64
     assert found.by.dtype == np.uint8
     assert len(found.of) == len(found.by) == len(traits)
@@ -417,7 +417,7 @@ def talked(tokenizer: Tokenizer, said: str, kept: str) -> JoinedConversations:
     texts = [(start, f"{said}<|im_end|>"), (later, "Bye.<|im_end|>")]
     ids = [tuple(np.asarray(encode(text), np.int64) for text in pair) for pair in texts]
     traits = [CallTraits(0, prompt, completion, True, None, None) for prompt, completion in ids]
-    return settled(traits, tokenizer.vocabulary.data)
+    return settled(traits, tokenizer.vocabulary.bytes_of)
 
 
 def test_equal_conversations_are_told_apart_one_to_one_and_called_unsure() -> None:
@@ -592,7 +592,7 @@ def test_what_an_index_holds_does_not_grow_with_the_length_of_histories() -> Non
 
 
 def test_prefixes_keep_their_numbers_while_the_table_grows() -> None:
-    numbers, known = Numbers(), {}
+    numbers, known = HashNumbers(), {}
     rng = random.Random(1)
     for _ in range(5000):
         hash_ = rng.getrandbits(64) if rng.random() < 0.7 or not known else rng.choice(list(known))
@@ -611,7 +611,7 @@ def test_linked_calls_are_one_component_however_the_links_run(seed: int) -> None
     for one, other in [(call, to) for link in links for call, to in enumerate(link) if to >= 0]:
         low, high = sorted((label[one], label[other]))
         label = [low if each == high else each for each in label]
-    assert components(count, *(np.array(link, np.int64) for link in links)).tolist() == label
+    assert connected_components(count, *(np.array(link, np.int64) for link in links)).tolist() == label
 
 
 def test_a_key_of_a_whole_run_names_no_conversation() -> None:

@@ -21,7 +21,7 @@ from tests.test_join import captured, split
 from tests.tiers import DEEP, crossed, examples, some
 from tests.world import BROKEN, CLEAN, FORMATS, TOY, json_lines, lines_of
 from tito_audit import Outcome, RepairSettings, Settings, SetupError, StorageError, repair_rollouts, scan_rollouts
-from tito_audit.run.tasks import bare
+from tito_audit.run.tasks import strip_rollout
 from tito_audit.run.workers import Executor, can_fork
 from tito_audit.settings.model import Override
 
@@ -232,7 +232,7 @@ def scanned(case: Logged, way: Way, folder: Path) -> tuple[Any, ...]:
         run.chunk_bytes, run.executor = way.size, way.executor()
         results, error = read(run)
     run.summary.seconds = 0.0
-    return [bare(result) for result in results], run.summary, error
+    return [strip_rollout(result) for result in results], run.summary, error
 
 
 def repaired(case: Logged, way: Way, folder: Path, *, dry: bool = False) -> tuple[Any, ...]:
@@ -266,7 +266,9 @@ def repaired(case: Logged, way: Way, folder: Path, *, dry: bool = False) -> tupl
 
 def plain(outcome: Outcome) -> Outcome:
     """The outcome without what only one process holds."""
-    return replace(outcome, before=tuple(map(bare, outcome.before)), after=tuple(map(bare, outcome.after)))
+    return replace(
+        outcome, before=tuple(map(strip_rollout, outcome.before)), after=tuple(map(strip_rollout, outcome.after))
+    )
 
 
 def read(run: Iterable[T]) -> tuple[list[T], str]:

@@ -25,8 +25,8 @@ from tito_audit.record.finding import Finding, Hit, Result, Severity, Skip, Wher
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.reports import report_named
 from tito_audit.reports._html import views as views_module
-from tito_audit.reports._html.charts import charts
-from tito_audit.reports._html.page import PLAIN, block
+from tito_audit.reports._html.charts import draw_charts
+from tito_audit.reports._html.page import MAX_PLAIN_BLOCK, data_block
 from tito_audit.reports._html.page_findings import PageFindings
 from tito_audit.rules import all_rules
 from tito_audit.summary import Gate, Summary
@@ -184,7 +184,7 @@ def test_of_too_many_findings_the_worst_are_carried_and_evenly_over_the_codes(
     found: list[tuple[Severity, str]], bound: int
 ) -> None:
     with closing(PageFindings(bound)) as carried:
-        carried.look_every = 3
+        carried.recount_every = 3
         for at, (severity, code) in enumerate(found):
             carried.add([finding(code, severity, Place("a", at))])
         chunks = list(carried.chunks())
@@ -223,7 +223,7 @@ def test_findings_beyond_the_bound_leave_neither_memory_nor_disk() -> None:
 
 
 def test_a_page_that_leaves_findings_out_says_how_many_and_counts_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tito_audit.reports._html.views.ViewBlocks.findings", 30)
+    monkeypatch.setattr("tito_audit.reports._html.views.ViewBlocks.max_findings", 30)
     text = made.written([result(row, *[finding("TOK101", Severity.NOTE)] * 4) for row in range(25)])
     assert "<b>30 of 100 findings are in this page</b>" in text
     assert headline(text)[2] == "No errors; 100 notes in 25 of 25 rollouts (100 %)."
@@ -234,7 +234,7 @@ def test_rollouts_beyond_the_room_are_left_out_and_the_page_says_how_many(monkey
     whole = made.written(made.viewed(6))
     assert len(blocks(whole, "view")) == 6
     assert "6 of 6 rollouts with findings are shown here" in whole
-    monkeypatch.setattr(views_module, "ROOM", 4 * len(json.dumps(blocks(whole, "view")[0])))
+    monkeypatch.setattr(views_module, "MAX_VIEW_CHARACTERS", 4 * len(json.dumps(blocks(whole, "view")[0])))
     cut = made.written(made.viewed(6))
     held = len(blocks(cut, "view"))
     assert 0 < held < 6
@@ -244,18 +244,18 @@ def test_rollouts_beyond_the_room_are_left_out_and_the_page_says_how_many(monkey
 
 @given(st.recursive(st.none() | st.integers(-(2**53), 2**53) | st.text(), st.lists, max_leaves=20))
 def test_a_block_of_data_holds_its_value_and_nothing_that_html_reads(value: Any) -> None:
-    text = block("findings", [value])
+    text = data_block("findings", [value])
     inner = text.partition(">")[2].removesuffix("</script>\n")
     assert not set(inner) & set("<>&\u2028\u2029")
     assert json.loads(inner) == [value]
 
 
 def test_a_long_block_is_packed_and_comes_back() -> None:
-    value = ["</script>" * 3, *range(PLAIN)]
-    text = block("view", value)
+    value = ["</script>" * 3, *range(MAX_PLAIN_BLOCK)]
+    text = data_block("view", value)
     assert 'data-packed="deflate"' in text
     assert blocks(text, "view") == [value]
-    assert len(text) < PLAIN * 3
+    assert len(text) < MAX_PLAIN_BLOCK * 3
 
 
 def caused(place: Place, number: int) -> tuple[Finding, ...]:
@@ -269,7 +269,7 @@ def caused(place: Place, number: int) -> tuple[Finding, ...]:
 
 
 def test_findings_name_the_number_of_the_one_that_they_follow_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tito_audit.reports._html.page_findings._CHUNK", 2)
+    monkeypatch.setattr("tito_audit.reports._html.page_findings._CHUNK_FINDINGS", 2)
     results = [result(row, *caused(Place("a", row), 2), finding("LPR505", Severity.NOTE)) for row in range(3)]
     chunks = blocks(made.written(results), "findings")
     because = [number for chunk in chunks for number in chunk["because"]]
@@ -322,7 +322,7 @@ def test_the_page_and_the_text_report_name_the_same_next_steps() -> None:
 
 
 def test_charts_hold_shapes_and_words_only() -> None:
-    for chart in charts(made.measures()):
+    for chart in draw_charts(made.measures()):
         assert not re.search(
             r"<script|<style|\bid=|style=|href|http|<!--|\bon\w+=", chart.svg.replace("xmlns", "")
         )
@@ -331,29 +331,29 @@ def test_charts_hold_shapes_and_words_only() -> None:
 
 
 def test_charts_say_the_numbers_that_were_measured() -> None:
-    turns, positions, logprobs, roles = charts(made.measures())
+    turns, positions, logprobs, roles = draw_charts(made.measures())
     assert turns.rows[0] == ("0", "935", "5", "10", "20", "3.7 %")
     assert turns.rows[3] == ("3", "0", "0", "0", "0", "–")
     assert "turn 0: 5 of 935 tokens drifted, error (0.53 %)" in turns.svg
     assert positions.rows[2][:2] == ("64+", "60")
-    assert "The median of the 360 drifted tokens lies" not in turns.says
-    assert "12 tokens without a logprob are left out" in logprobs.says
+    assert "The median of the 360 drifted tokens lies" not in turns.caption
+    assert "12 tokens without a logprob are left out" in logprobs.caption
     assert roles.rows[0] == ("assistant", "600", "12", "98 %")
     assert "tool: 7 of 307 tokens trained (2.3 %)" in roles.svg
 
 
 def test_a_chart_with_nothing_to_draw_is_left_out() -> None:
-    assert charts(Measures()) == []
+    assert draw_charts(Measures()) == []
     only = Measures()
     only.by_turn[0, 0] = 5
-    assert [chart.name for chart in charts(only)] == ["turns"]
+    assert [chart.name for chart in draw_charts(only)] == ["turns"]
 
 
 def test_where_nothing_drifted_words_stand_in_place_of_an_empty_drawing() -> None:
     measures = Measures()
     measures.by_turn[:2, 0] = (500, 700)
-    (chart,) = charts(measures)
-    assert (chart.svg, chart.says) == ("", "None of the 1,200 generated tokens drifted.")
+    (chart,) = draw_charts(measures)
+    assert (chart.svg, chart.caption) == ("", "None of the 1,200 generated tokens drifted.")
     assert [row[:2] for row in chart.rows] == [("0", "500"), ("1", "700")]
 
 
@@ -366,7 +366,7 @@ def test_a_page_of_an_empty_log_says_that_nothing_is_there() -> None:
 
 def test_roles_of_a_log_are_shown_and_do_nothing() -> None:
     measures = Measures(roles={made.HOSTILE: (3, 4), **{f"role {at}": (1, at) for at in range(20)}})
-    (chart,) = charts(measures)
+    (chart,) = draw_charts(measures)
     assert "<script" not in chart.svg
     assert chart.rows[-1][0] == "9 other roles"
     assert len(chart.rows) == 13

@@ -324,7 +324,7 @@ def test_hostile_words_in_every_field_do_nothing_and_are_seen(
     browser: driver.Browser, tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if packed:
-        monkeypatch.setattr("tito_audit.reports._html.page.PLAIN", 0)
+        monkeypatch.setattr("tito_audit.reports._html.page.MAX_PLAIN_BLOCK", 0)
     summary = Summary(files=[f"logs/{HOSTILE}.jsonl"], tokenizer=HOSTILE, encoder=HOSTILE, notices=[HOSTILE])
     rates = (RateCount(HOSTILE, 1, 1, 1.0, True),)
     fixed = (report_results.Fixed(HOSTILE, HOSTILE, HOSTILE, 1, HOSTILE),)

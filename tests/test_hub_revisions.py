@@ -79,11 +79,11 @@ def refused(name: str) -> str:
 
 
 def test_a_name_has_a_repository_and_perhaps_a_revision() -> None:
-    assert HubName.of("org/toy") == HubName("org/toy")
-    assert HubName.of("gpt2@main") == HubName("gpt2", "main")
-    assert HubName.of("hf://org/toy@refs%2Fpr%2F3") == HubName("org/toy", "refs/pr/3")
+    assert HubName.parse("org/toy") == HubName("org/toy")
+    assert HubName.parse("gpt2@main") == HubName("gpt2", "main")
+    assert HubName.parse("hf://org/toy@refs%2Fpr%2F3") == HubName("org/toy", "refs/pr/3")
     for name in ("org/toy@", "org/toy@/etc", "org/toy@a/../../b", "../toy", "a/b/c", "-t", "a\x1b[2Jb", "@v1"):
-        assert HubName.of(name) is None
+        assert HubName.parse(name) is None
 
 
 def test_each_revision_brings_its_own_template(hub: ModelHub, client: Path) -> None:
@@ -217,7 +217,7 @@ def test_work_that_is_sent_holds_the_commit_that_a_branch_had_here(
     assert there.loader.commits == flow.loader.commits == {"org/moving": loaded}
     assert there.tokenizers[0].chat_templates == flow.tokenizers[0].chat_templates
     assert of_rows.commits == here.commits == {"hf://org/moving@main": loaded}
-    monkeypatch.setattr("tito_audit.tokens.load.snapshot_of", None)
+    monkeypatch.setattr("tito_audit.tokens.load.download_snapshot", None)
     assert pickle.loads(pickle.dumps(RowFlow([LOG], Settings(tokenizer=str(TOY))))).loader.commits == {}
 
 

@@ -18,7 +18,7 @@ from tests.tables import table
 from tests.tiers import DEEP, examples
 from tests.toy import toy_renderer, toy_tokenizer
 from tito_audit.evidence.gather import gather
-from tito_audit.identify.engine import Candidate, Identified, Lack, Share, identify
+from tito_audit.identify.engine import Candidate, Identification, MissingInput, WrittenShare, identify
 from tito_audit.record.finding import Finding
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
@@ -27,17 +27,11 @@ from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.rules import all_rules
 from tito_audit.run.check import check
 from tito_audit.settings.model import Settings
-from tito_audit.settings.readers import arguments as arguments_given
-from tito_audit.settings.readers import clock as clock_given
+from tito_audit.settings.readers import parse_arguments as arguments_given
+from tito_audit.settings.readers import parse_clock as clock_given
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.ways.explain import explain_head
-from tito_audit.ways.way import (
-    GIVEN_TEMPLATE,
-    OWN_TEMPLATE,
-    DepartureKind,
-    Explanation,
-    NamedTemplate,
-)
+from tito_audit.ways.way import GIVEN_TEMPLATE, OWN_TEMPLATE, DepartureKind, Explanation, NamedTemplate
 
 SOURCE = """
 {%- if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}
@@ -109,7 +103,7 @@ class Written:
         return Rollout(Place("log", row), "toy", read, as_tools(list(tools), "tools"), turns=tuple(turns))
 
 
-def writes_all_prompts(share: Share) -> bool:
+def writes_all_prompts(share: WrittenShare) -> bool:
     """Whether every first prompt is written exactly."""
     return share.prompts == share.of_prompts > 0
 
@@ -149,11 +143,11 @@ def log(
     return [written.rollout(row, messages, tools) for row, messages in enumerate(several)]
 
 
-def found(rollouts: Sequence[Rollout], *templates: NamedTemplate, tokenizer: str = "toy_bpe") -> Identified:
+def found(rollouts: Sequence[Rollout], *templates: NamedTemplate, tokenizer: str = "toy_bpe") -> Identification:
     return identify(rollouts, [Candidate(toy_tokenizer(tokenizer), templates or (OWN_TEMPLATE, MINE))])
 
 
-def best(identified: Identified) -> Explanation:
+def best(identified: Identification) -> Explanation:
     assert identified.best is not None, identified
     return identified.best.explanation
 
@@ -260,7 +254,7 @@ def test_the_other_tokenizer_is_named_and_the_right_one_found() -> None:
 def test_a_log_without_messages_is_told_by_its_tokenizer_alone() -> None:
     rollouts = [replace(one, messages=()) for one in log(Written())]
     identified = found(rollouts)
-    assert identified.lack is Lack.NO_MESSAGES
+    assert identified.lack is MissingInput.NO_MESSAGES
     assert [fit.fits for fit in identified.tokenizers] == [True]
     assert identified.tokenizers[0].same == 1.0
     assert not identified.sure
@@ -269,8 +263,8 @@ def test_a_log_without_messages_is_told_by_its_tokenizer_alone() -> None:
 
 def test_a_log_without_ids_is_not_explained() -> None:
     rollouts = [replace(one, turns=()) for one in log(Written())]
-    assert found(rollouts).lack is Lack.NO_IDS
-    assert found([]).lack is Lack.NO_IDS
+    assert found(rollouts).lack is MissingInput.NO_IDS
+    assert found([]).lack is MissingInput.NO_IDS
 
 
 def test_dates_that_differ_are_read_from_each_prompt() -> None:
@@ -750,7 +744,7 @@ def test_the_head_of_a_log_is_explained_with_the_given_template() -> None:
     assert dict(explanation.template_args) == {"enable_thinking": False}
     assert explanation.clock == written.date
     assert explanation.without_tools
-    applied = explanation.applied(renderer)
+    applied = explanation.apply_to(renderer)
     (first, *_) = log(written, calls=True)
     text = applied.render(first.messages[: first.turns[0].message_index], first.tools, add_generation_prompt=True)
     assert np.array_equal(toy_tokenizer().encode(text), first.turns[0].prompt_ids)

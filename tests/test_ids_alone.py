@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tito_audit.identify.ids_alone import FAMILIES, Family, IdsAlone, ids_alone
+from tito_audit.identify.ids_alone import FAMILIES, IdFamily, IdsAlone, describe_ids
 from tito_audit.record.arrays import as_ids
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 
@@ -32,12 +32,12 @@ def call(prompt: list[int], completion: list[int]) -> Rollout:
     return Rollout(Place("log", 0), "generic", turns=(turn,))
 
 
-def chat(family: Family, opening: int = 0) -> list[int]:
+def chat(family: IdFamily, opening: int = 0) -> list[int]:
     return [*family.opens[opening], 11, 12, *family.marks, 13]
 
 
 def said(*rollouts: Rollout) -> IdsAlone:
-    found = ids_alone(rollouts)
+    found = describe_ids(rollouts)
     assert found is not None
     return found
 
@@ -55,8 +55,8 @@ def test_counts_are_of_what_was_seen() -> None:
 
 
 def test_rows_without_ids_say_nothing() -> None:
-    assert ids_alone([Rollout(Place("log", 0), "generic")]) is None
-    assert ids_alone([]) is None
+    assert describe_ids([Rollout(Place("log", 0), "generic")]) is None
+    assert describe_ids([]) is None
 
 
 def test_a_training_row_ends_its_sampled_turns_where_the_mask_says() -> None:
@@ -67,7 +67,7 @@ def test_a_training_row_ends_its_sampled_turns_where_the_mask_says() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_a_chat_of_a_family_may_be_of_it_and_nothing_else_is_said(family: Family) -> None:
+def test_a_chat_of_a_family_may_be_of_it_and_nothing_else_is_said(family: IdFamily) -> None:
     for opening in range(len(family.opens)):
         found = names(said(call(chat(family, opening), [family.size - 1])))
         assert family.name in found
@@ -76,7 +76,7 @@ def test_a_chat_of_a_family_may_be_of_it_and_nothing_else_is_said(family: Family
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_a_family_is_not_named_without_its_marks_or_beyond_its_vocabulary(family: Family) -> None:
+def test_a_family_is_not_named_without_its_marks_or_beyond_its_vocabulary(family: IdFamily) -> None:
     for mark in family.marks:
         ids = [one for one in chat(family) if one != mark]
         assert family.name not in names(said(call(ids, [11])))
@@ -93,7 +93,7 @@ def test_a_family_needs_nearly_all_sequences() -> None:
 
 @pytest.mark.shared
 @pytest.mark.parametrize("family", [one for one in FAMILIES if one.name in LOCAL], ids=lambda family: family.name)
-def test_what_is_known_of_a_family_is_what_its_tokenizer_says(family: Family) -> None:
+def test_what_is_known_of_a_family_is_what_its_tokenizer_says(family: IdFamily) -> None:
     file = SHARED / LOCAL[family.name] / "tokenizer.json"
     if not file.is_file():
         pytest.skip("the tokenizer is not beside this checkout")

@@ -37,7 +37,7 @@ from tito_audit import (
 )
 from tito_audit.settings.model import Override
 from tito_audit.storage import open_log, passed_logs
-from tito_audit.storage.chunks import Reading, chunks_of
+from tito_audit.storage.chunks import ChunkReader, chunks_of
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMATS = ROOT / "fixtures" / "formats"
@@ -235,7 +235,7 @@ def test_chunks_hold_each_row_once_however_large_they_are() -> None:
         for size in (1, 3000, 1 << 30):
             found, first = [], 0
             for chunk in chunks_of(open_log(path), size):  # type: ignore[arg-type]
-                reading = Reading(chunk)
+                reading = ChunkReader(chunk)
                 found += [(first + raw.index, repr(raw.value)) for raw in reading]
                 first += reading.size
             assert found == whole

@@ -17,11 +17,11 @@ from pyarrow import parquet
 from tests.command import run, written
 from tests.tables import table
 from tests.tiers import examples
-from tito_audit.formats import all_formats, format_named, near_formats, pick_format, told_by
+from tito_audit.format import Signature
+from tito_audit.formats import all_formats, format_named, matched_keys, near_formats, pick_format
 from tito_audit.inspect import Inspection, RelationKind, Role, as_flags, as_toml, inspect_log
 from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
-from tito_audit.signature import Signature
 from tito_audit.storage import open_log
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,8 +103,8 @@ def test_the_page_of_every_example_log_fits_and_names_its_format_and_what_to_pas
 def test_the_keys_that_a_signature_names_are_in_the_example_log(log: Path) -> None:
     (form,) = (one for one in all_formats() if one.name == log.stem)
     rows = [raw.value for raw in open_log(log) if raw.value is not None]
-    assert form.signature.by_keys, "a signature names keys"
-    told = {told_by(form, row) for row in rows}
+    assert form.signature.key_patterns, "a signature names keys"
+    told = {matched_keys(form, row) for row in rows}
     if form.name == "generic":
         assert all(told)
         return
@@ -153,14 +153,14 @@ def test_a_row_is_told_by_the_first_way_whose_required_keys_it_has(
         replace(format_named("slime"), signature=Signature(written.replace("NO", no)), matches=lambda _: True)
         for no in ("", ", no {no}")
     )
-    assert told_by(form, row) == tuple(told)
+    assert matched_keys(form, row) == tuple(told)
     (near,) = near_formats(row, (closed,), None)
     assert [near.has, near.lacks, near.excess] == [tuple(has), tuple(lacks), tuple(excess)]
 
 
 def test_roles_and_relations_of_own_columns_come_from_values_and_lengths(own: Path) -> None:
     found = inspect_log(own)
-    assert [taken.format for taken in found.taken] == [None]
+    assert [taken.format for taken in found.formats] == [None]
     assert roles(found) == {
         "uid": ("scalar", ""),
         "extra": ("object", ""),

@@ -31,8 +31,8 @@ from tito_audit.record.arrays import Ids
 from tito_audit.run.tasks import chunk_bytes
 from tito_audit.run.workers import ForkedProcesses, can_fork, usable_cores
 from tito_audit.storage import RawRow, open_log
-from tito_audit.storage.chunks import Reading, chunks_of
-from tito_audit.storage.log import lost_row
+from tito_audit.storage.chunks import ChunkReader, chunks_of
+from tito_audit.storage.log import damage_row
 from tito_audit.terminal.terminal import RunProgress, compute_first, with_progress
 from tito_audit.tokens.encoders import FastEncoder
 from tito_audit.tokens.load import load_tokenizer
@@ -64,11 +64,11 @@ def in_chunks(path: Path, size: int, limit: int) -> list[RawRow] | str:
     start = 0
     try:
         for chunk in chunks_of(open_log(path, max_row_bytes=limit), size):
-            reading = Reading(chunk)
+            reading = ChunkReader(chunk)
             rows += [plain(replace(row, index=row.index + start)) for row in reading]
             start += reading.size
             if reading.damage is not None:
-                rows.append(lost_row(path, rows[-1].index if rows else -1, reading.damage))
+                rows.append(damage_row(path, rows[-1].index if rows else -1, reading.damage))
                 break
     except StorageError as error:
         return str(error)
@@ -191,7 +191,7 @@ def test_the_chunks_of_an_arrow_file_hold_each_row_once(tmp_path: Path, new: Any
 def test_a_line_is_read_by_one_process_only(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"".join(b'{"row": "%s"}\n' % (b"x" * 50_000) for _ in range(30)))
-    read = [len(list(Reading(chunk))) for chunk in chunks_of(open_log(path), 20_000)]
+    read = [len(list(ChunkReader(chunk))) for chunk in chunks_of(open_log(path), 20_000)]
     assert sum(read) == 30
     assert 0 in read
 
@@ -201,7 +201,7 @@ def test_what_is_written_while_a_log_is_read_belongs_to_its_last_chunk(tmp_path:
     path.write_bytes(b'{"a": 1}\n' * 10)
     chunks = list(chunks_of(open_log(path), 30))
     path.write_bytes(b'{"a": 1}\n' * 25)
-    assert sum(len(list(Reading(chunk))) for chunk in chunks) == 25
+    assert sum(len(list(ChunkReader(chunk))) for chunk in chunks) == 25
 
 
 # Processes

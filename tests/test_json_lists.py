@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tito_audit.record import json_text
 from tito_audit.record.edits import Edit
-from tito_audit.record.json_text import EntryKeys, FlatSpans, rewrite_json, runs
+from tito_audit.record.json_text import EntrySpellings, PackedSpans, match_entries, rewrite_json
 
 keys = st.lists(st.sampled_from(["0", "1", "0.0", "-1.5", "null", "NaN"]), max_size=12)
 numbers = st.one_of(st.sampled_from([0, 1, 0.0, 1.0, -0.0, None, True, False, 10**20]), st.floats())
@@ -36,8 +36,12 @@ def test_every_entry_takes_the_spelling_that_whole_lists_give_it(
     at_once: int, was: list[str], now: list[str]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_text, "AT_ONCE", at_once)
-        found = list(runs(EntryKeys(len(was), lambda a, b: was[a:b]), EntryKeys(len(now), lambda a, b: now[a:b])))
+        patch.setattr(json_text, "PART_SIZE", at_once)
+        found = list(
+            match_entries(
+                EntrySpellings(len(was), lambda a, b: was[a:b]), EntrySpellings(len(now), lambda a, b: now[a:b])
+            )
+        )
     taken: list[int | None] = []
     for index, origin, count in found:
         assert index == len(taken)
@@ -53,7 +57,7 @@ def test_a_list_is_rewritten_alike_in_parts_and_at_once(
     text = f'{{"a": "b", "list": [{comma.join(old)}], "c": [1]}}'
     whole = rewrite_json(text, [Edit(("list",), new)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_text, "AT_ONCE", at_once)
+        patch.setattr(json_text, "PART_SIZE", at_once)
         assert rewrite_json(text, [Edit(("list",), new)]) == whole
     # In a list that mixes them, 0 and 0.0 are equal.
     values = json.loads(whole)["list"], new
@@ -63,7 +67,7 @@ def test_a_list_is_rewritten_alike_in_parts_and_at_once(
 
 def test_spans_are_read_like_a_list() -> None:
     every = [(3, 4), (6, 9), (11, 12)]
-    spans = FlatSpans(every)
+    spans = PackedSpans(every)
     assert (list(spans), len(spans), spans[0], spans[-1], spans[1:]) == (every, 3, every[0], every[-1], every[1:])
     with pytest.raises(IndexError):
         spans[3]

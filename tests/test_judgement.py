@@ -28,15 +28,21 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.roles import TEMPLATE, Roles
 from tito_audit.evidence.witness import witness
 from tito_audit.record.arrays import Ids, Logprobs, Mask
-from tito_audit.record.build import training_row
-from tito_audit.record.reading import NOTHING_STATED, WHOLE, Conventions, End, First, Slide
+from tito_audit.record.build import build_training_row
+from tito_audit.record.reading import NO_CONVENTIONS, TO_END, Conventions, EndConvention, FirstConvention, Slide
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.speakers import ASSISTANT
-from tito_audit.record.testimony import EndsOf, Verdict
+from tito_audit.record.testimony import AnswerEnds, Verdict
 
 END = 2
 FILLS = (0.0, 1.0, float("nan"), -9999.0)
-FIRSTS = ((First.WHOLE, 0), (First.PREFILL, 1), (First.PREFILL, 3), (First.LEFT_OUT, 1), (First.LEFT_OUT, 2))
+FIRSTS = (
+    (FirstConvention.WHOLE, 0),
+    (FirstConvention.PREFILL, 1),
+    (FirstConvention.PREFILL, 3),
+    (FirstConvention.LEFT_OUT, 1),
+    (FirstConvention.LEFT_OUT, 2),
+)
 ENDS = ("trained", "kept", "filled")
 
 
@@ -49,7 +55,7 @@ class Truth:
     """Start, place of the end token, and whether the end token was sampled."""
     logprobs: Logprobs
     fill: float
-    first: tuple[First, int] = (First.WHOLE, 0)
+    first: tuple[FirstConvention, int] = (FirstConvention.WHOLE, 0)
     end: str = "trained"
 
     @property
@@ -60,7 +66,9 @@ class Truth:
         for start, end, stopped in self.spans:
             begin = min(start + tokens, end)
             mask[begin : end + (stopped and self.end == "trained")] = True
-            valued = slice(begin if kind is First.PREFILL else start, end + (stopped and self.end != "filled"))
+            valued = slice(
+                begin if kind is FirstConvention.PREFILL else start, end + (stopped and self.end != "filled")
+            )
             values[valued] = self.logprobs[valued]
         return mask, values
 
@@ -69,11 +77,13 @@ class Truth:
         mask, values = self.columns
         trained = self._slid(mask, slide.mask, slide, False)
         column = self._slid(values, slide.logprobs, slide, self.fill)
-        return training_row(self.ids, mask=("loss_mask", trained.astype(np.int64)), logprobs=("logprobs", column))
+        return build_training_row(
+            self.ids, mask=("loss_mask", trained.astype(np.int64)), logprobs=("logprobs", column)
+        )
 
     def _slid(self, column: np.ndarray, places: int, slide: Slide, fill: object) -> np.ndarray:
         """The column with its entries of the slid answers so many places later; what leaves an end is lost."""
-        last = len(self.spans) - 1 if slide.last == WHOLE else slide.last
+        last = len(self.spans) - 1 if slide.last == TO_END else slide.last
         low, high = self.spans[slide.first][0], self.spans[last][1] + 1
         out = column.copy()
         out[low:high] = fill
@@ -96,7 +106,7 @@ class Truth:
         nobody = np.full(len(self.ids), -1, np.int32)
         return RowView(sampled, False, roles, nobody, nobody, None, np.zeros(len(self.ids), np.bool_))
 
-    def evidence(self, row: TrainingRow, stated: Conventions = NOTHING_STATED) -> Evidence:
+    def evidence(self, row: TrainingRow, stated: Conventions = NO_CONVENTIONS) -> Evidence:
         rollout = Rollout(Place("made up", 0), "toy", training_row=row)
         view, _ = judge_view(self.view(), row, frozenset((END,)), stated=stated)
         return Evidence(
@@ -133,7 +143,7 @@ def slides(draw: st.DrawFn, truth: Truth) -> Slide:
     """A slide of the row, of its answers from one on, or of one of them."""
     far, shift = draw(st.integers(-3, 3)), draw(st.integers(-3, 3))
     first = draw(st.integers(0, len(truth.spans) - 1))
-    shape = draw(st.sampled_from(((0, WHOLE), (first, WHOLE), (first, first))))
+    shape = draw(st.sampled_from(((0, TO_END), (first, TO_END), (first, first))))
     return Slide(far, shift, *shape)
 
 
@@ -170,7 +180,7 @@ def explains(truth: Truth, row: TrainingRow, slide: Slide) -> bool:
     windows = [set(range(span.start - MAX_SLIDE, span.ends[-1] + MAX_SLIDE)) for span in spans]
     if not trained | valued <= set().union(*windows):
         return False
-    last = len(spans) - 1 if slide.last == WHOLE else slide.last
+    last = len(spans) - 1 if slide.last == TO_END else slide.last
     return any(
         all(
             explains_answer(
@@ -237,16 +247,16 @@ def test_what_stands_is_what_trying_everything_leaves(case: tuple[Truth, Slide])
 
 
 def shapes(answers: int, *, of_row: bool) -> Iterator[tuple[int, int]]:
-    yield 0, WHOLE
+    yield 0, TO_END
     if not of_row:
-        yield from ((first, WHOLE) for first in range(1, answers))
+        yield from ((first, TO_END) for first in range(1, answers))
         yield from ((first, first) for first in range(answers))
 
 
 def moves(truth: Truth, row: TrainingRow, slide: Slide) -> bool:
     """Whether a slide concerns an answer of which something is trained."""
     trained, _ = places_of(truth, row)
-    last = len(truth.spans) - 1 if slide.last == WHOLE else slide.last
+    last = len(truth.spans) - 1 if slide.last == TO_END else slide.last
     return any(
         at + slide.mask in trained
         for start, end, _ in truth.spans[slide.first : last + 1]
@@ -335,7 +345,7 @@ ONE = Truth(np.array([9] * 10 + [5, 6, 7, 8, END], np.int32), ((10, 14, True),),
 """One answer, at the end of its row."""
 
 
-def verdict(truth: Truth, row: TrainingRow, stated: Conventions = NOTHING_STATED) -> Verdict:
+def verdict(truth: Truth, row: TrainingRow, stated: Conventions = NO_CONVENTIONS) -> Verdict:
     said = witness(truth.evidence(row, stated))
     assert said is not None
     return said.verdict
@@ -363,16 +373,16 @@ def test_what_is_stated_narrows_the_readings() -> None:
     """A late mask whose last entry fell off reads like a first token left out on purpose."""
     row = ONE.row(Slide(1, 0))
     assert verdict(ONE, row) is Verdict.CLEAN
-    whole = Conventions(First.WHOLE)
+    whole = Conventions(FirstConvention.WHOLE)
     found = judge_spans(row, ONE.sampled_spans(), whole)
     assert found is not None
     assert found.slide == Slide(1, 0)
-    left = replace(ONE, first=(First.LEFT_OUT, 1))
-    assert verdict(left, left.row(), Conventions(First.LEFT_OUT, 1)) is Verdict.CLEAN
+    left = replace(ONE, first=(FirstConvention.LEFT_OUT, 1))
+    assert verdict(left, left.row(), Conventions(FirstConvention.LEFT_OUT, 1)) is Verdict.CLEAN
     said = witness(left.evidence(left.row(), whole))
     assert said is not None
     assert said.contradicts == ("--convention first",)
-    untrained = witness(ONE.evidence(ONE.row(), Conventions(end=End.UNTRAINED)))
+    untrained = witness(ONE.evidence(ONE.row(), Conventions(end=EndConvention.UNTRAINED)))
     assert untrained is not None
     assert untrained.contradicts == ("--convention end",)
 
@@ -391,10 +401,11 @@ def test_a_slide_is_assumed_where_the_row_allows_it_and_nowhere_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "tokens"), [((First.WHOLE, 0), 0), ((First.PREFILL, 2), 0), ((First.LEFT_OUT, 2), 2)]
+    ("first", "tokens"),
+    [((FirstConvention.WHOLE, 0), 0), ((FirstConvention.PREFILL, 2), 0), ((FirstConvention.LEFT_OUT, 2), 2)],
 )
-def test_a_right_row_tells_what_it_leaves_out_of_the_loss(first: tuple[First, int], tokens: int) -> None:
-    for end, kind in (("trained", EndsOf.TRAINED), ("kept", EndsOf.KEPT), ("filled", EndsOf.OPEN)):
+def test_a_right_row_tells_what_it_leaves_out_of_the_loss(first: tuple[FirstConvention, int], tokens: int) -> None:
+    for end, kind in (("trained", AnswerEnds.TRAINED), ("kept", AnswerEnds.KEPT), ("filled", AnswerEnds.OPEN)):
         truth = replace(ONE, first=first, end=end)
         said = witness(truth.evidence(truth.row()))
         assert said is not None
@@ -417,7 +428,7 @@ def test_values_rolled_over_the_end_of_a_row_all_come_back(truth: Truth, places:
     ids = np.concatenate((np.full(100, 50, np.int32), truth.ids[: max(end + stopped, start + 1)]))
     truth = Truth(ids, spans, np.concatenate((np.full(100, -1.0), truth.logprobs))[: len(ids)], truth.fill)
     mask, values = truth.columns
-    row = training_row(
+    row = build_training_row(
         ids, mask=("loss_mask", mask.astype(np.int64)), logprobs=("logprobs", np.roll(values, places))
     )
     found = judge_spans(row, truth.sampled_spans())

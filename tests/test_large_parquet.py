@@ -26,7 +26,7 @@ from tito_audit.storage.parquet import ParquetOutput
 @pytest.fixture(autouse=True, params=[1, 3000])
 def small_groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row groups of more than so many bytes are large; they are read a few rows at a time."""
-    monkeypatch.setattr(parquet, "LARGE", request.param)
+    monkeypatch.setattr(parquet, "LARGE_GROUP", request.param)
     monkeypatch.setattr("tito_audit.storage.parquet.BATCH_BYTES", 64)
 
 
@@ -61,7 +61,7 @@ def test_a_row_group_becomes_equal_parts_and_none_holds_rows_of_two(
 ) -> None:
     table = pa.table({"ids": pa.array(range(20), pa.int64())})
     path = store(tmp_path / "a.parquet", table, rows_per_group=16, use_dictionary=False)
-    monkeypatch.setattr(parquet, "LARGE", 160)
+    monkeypatch.setattr(parquet, "LARGE_GROUP", 160)
     after = rewritten(path, put(6, "ids", value=60), added=())
     assert [group[0] for group in form_of(after)[4]] == [8, 8, 4]
     assert table_of(after)["ids"].to_pylist() == [*range(6), 60, *range(7, 20)]
@@ -85,7 +85,7 @@ def test_rows_are_left_out_and_forked_as_without_large_row_groups(
         return {1: [], 2: [row, {**row, "place": 50}], 15: []}.get(index, [row])
 
     split = table_of(rewritten(path, change))
-    monkeypatch.setattr(parquet, "LARGE", 1 << 30)
+    monkeypatch.setattr(parquet, "LARGE_GROUP", 1 << 30)
     whole = table_of(rewritten(path, change))
     assert split["place"].to_pylist() == whole["place"].to_pylist() == [0, 2, 50, *range(3, 15)]
     assert all(same_values(split[name], whole[name]) for name in whole.column_names)

@@ -24,10 +24,11 @@ from tests.world import FORMATS, ROOT
 from tito_audit import CallRecord, RolloutRecord, Settings, record_digest, scan_rollouts, validate_rollouts
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.formats import all_formats, format_named, pick_format
-from tito_audit.levels.facts import RecordLevel, all_facts, has_experts, level_of, level_of_format
-from tito_audit.levels.holds import record_of
-from tito_audit.levels.tally import LogRecord, RecordCounts, count_record
+from tito_audit.levels.facts import RecordLevel, all_facts, is_mixture_of_experts, level_of_format, level_of_mask
+from tito_audit.levels.record_mask import record_mask
+from tito_audit.levels.tally import LogRecord
 from tito_audit.record.rollout import Place
+from tito_audit.summary import RecordCounts, count_record
 
 Json = dict[str, Any]
 
@@ -42,7 +43,7 @@ def lacking(row: Json, name: str = "") -> list[int]:
     """The mask of each rollout of a row."""
     form = pick_format(row)
     assert form.name == name or not name, f"read as {form.name}"
-    records = [record_of(rollout, [row]) for rollout in form.read(row, Place("log.jsonl", 0))]
+    records = [record_mask(rollout, [row]) for rollout in form.read(row, Place("log.jsonl", 0))]
     return [record for record in records if record is not None]
 
 
@@ -58,7 +59,7 @@ def told(row: Json) -> list[str]:
         return ["unreadable"]
     words = []
     for record in records:
-        level = level_of(record)
+        level = level_of_mask(record)
         names = [name for name in names_of(record) if all_facts()[name].level == level + 1]
         words.append(" ".join([level.name, *names]))
     return words
@@ -137,7 +138,7 @@ def lifted(name: str) -> Json:
     lift = LIFTS.get(name)
     if lift is None:
         rows = [row for row in fixture_rows(name) if (told(row) or ["unreadable"])[0] != "unreadable"]
-        return max(rows, key=lambda row: min(map(level_of, lacking(row))))
+        return max(rows, key=lambda row: min(map(level_of_mask, lacking(row))))
     text = json.dumps(fixture_of(name, lift["row"]), default=lambda value: np.asarray(value).tolist())
     row = json.loads(text)
     for path, value in lift["add"].items():
@@ -148,7 +149,7 @@ def lifted(name: str) -> Json:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_format_can_hold_the_level_that_it_is_listed_with(name: str) -> None:
     holds = level_of_format(name).holds
-    levels = {level_of(record) for record in lacking(lifted(name), name)}
+    levels = {level_of_mask(record) for record in lacking(lifted(name), name)}
     assert levels == {holds}, names_of(lacking(lifted(name))[0])
     for row in fixture_rows(name):
         for words in told(row):
@@ -205,10 +206,10 @@ def mutants(name: str) -> Iterator[tuple[str, Json, int]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_record_without_one_field_drops_to_the_right_level_with_the_right_sentence(name: str) -> None:
     whole = lacking(lifted(name))[0]
-    holds, dropped = level_of(whole), set[str]()
+    holds, dropped = level_of_mask(whole), set[str]()
     for key, mutant, record in mutants(name):
         gone = [all_facts()[fact] for fact in names_of(record & ~whole)]
-        level = level_of(record)
+        level = level_of_mask(record)
         assert level == min([holds, *(RecordLevel(fact.level - 1) for fact in gone)]), key
         dropped.update(fact.name for fact in gone)
         log = log_of(mutant)
@@ -320,14 +321,14 @@ def test_rows_beside_rows_with_experts_should_have_them() -> None:
     "model", ["Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3", "zai-org/GLM-4.5-Air", "a/b-MoE"]
 )
 def test_names_of_models_with_experts_are_known(model: str) -> None:
-    assert has_experts(model)
+    assert is_mixture_of_experts(model)
 
 
 @pytest.mark.parametrize(
     "model", ["Qwen/Qwen3-8B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "smollm", "zai/glm-4-9b"]
 )
 def test_dense_models_are_asked_for_no_experts(model: str) -> None:
-    assert not has_experts(model)
+    assert not is_mixture_of_experts(model)
 
 
 def test_messages_of_a_hostile_model_state_nothing() -> None:

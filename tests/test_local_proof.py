@@ -9,12 +9,12 @@ import pytest
 
 from tests.test_encoders import NAMES, drawn, real, toy
 from tests.tiers import examples, some
-from tito_audit.align.drift import align
+from tito_audit.align.alignment import align
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids
 from tito_audit.tokens.encoders import ReferenceEncoder
-from tito_audit.tokens.segments import Cuts
-from tito_audit.tokens.tokenizer import Tokenizer, picked_segments, pieces_to_prove
+from tito_audit.tokens.segments import ControlTokens
+from tito_audit.tokens.tokenizer import Tokenizer, find_unproven_pieces, sample_segments
 
 LOADS_ANEW = True
 
@@ -30,7 +30,7 @@ WORDS = ("dogs", " Skinny", "\n", "\n\n", " 42", "é", "🙂", ' {"q":', " 你�
 def believed(tokenizer: Tokenizer) -> Tokenizer:
     """A fresh tokenizer of the same kind that trusts an encoder."""
     fresh = Tokenizer(tokenizer.name, tokenizer.backend, tokenizer.vocabulary)
-    assert fresh.adopt(ReferenceEncoder(fresh.backend))
+    assert fresh.adopt_fast(ReferenceEncoder(fresh.backend))
     return fresh
 
 
@@ -58,7 +58,9 @@ def respelled(name: str, ids: Ids, rng: np.random.Generator, share: float, near:
         ways = spellings(name, vocabulary.token_bytes(token)) if change else ()
         if ways:
             out += ways[int(rng.integers(len(ways)))]
-        elif change and out and (joined := vocabulary.ids_of_bytes(vocabulary.data(np.array([out[-1], token])))):
+        elif (
+            change and out and (joined := vocabulary.ids_of_bytes(vocabulary.bytes_of(np.array([out[-1], token]))))
+        ):
             out[-1] = joined[0]
         else:
             out.append(token)
@@ -89,7 +91,7 @@ def findings(tokenizer: Tokenizer, recorded: Ids, canonical: Ids) -> set[tuple[o
     blocks = align(reference.pieces(recorded), reference.pieces(canonical), open_end=True)
     return {
         (kind, start, end, canonical[first:last].tobytes())
-        for kind, start, end, first, last in blocks.differing()
+        for kind, start, end, first, last in blocks.differing_blocks()
         if start < len(recorded)
     }
 
@@ -97,7 +99,7 @@ def findings(tokenizer: Tokenizer, recorded: Ids, canonical: Ids) -> set[tuple[o
 def whole_pieces(text: str, fast: Ids, recorded: Ids, tokenizer: Tokenizer) -> list[tuple[str, Ids]] | None:
     safe = tokenizer._safe_cuts
     assert safe is not None
-    found = pieces_to_prove(text, fast, recorded, tokenizer.vocabulary, tokenizer.cuts, safe)
+    found = find_unproven_pieces(text, fast, recorded, tokenizer.vocabulary, tokenizer.control_tokens, safe)
     return None if found is None else list(found)
 
 
@@ -120,7 +122,7 @@ def test_an_encoder_that_is_right_is_believed_and_the_ids_are_those_of_the_refer
             right[:0],
         ):
             tokenizer._reference.cache.clear()
-            assert tokenizer.proved(text, right, recorded).tolist() == right.tolist(), ascii(text)
+            assert tokenizer.prove(text, right, recorded).tolist() == right.tolist(), ascii(text)
     assert tokenizer.encoder_notice is None, "an honest encoder was given up"
 
 
@@ -142,7 +144,7 @@ def test_a_lying_encoder_never_gets_a_wrong_finding_out(name: str) -> None:
         ]
         for fast in lies:
             tokenizer._fast = encoder
-            ids = tokenizer.proved(text, fast, recorded)
+            ids = tokenizer.prove(text, fast, recorded)
             given_up = tokenizer._fast is None
             found_out += given_up
             said, wanted = findings(tokenizer, recorded, ids), findings(tokenizer, recorded, right)
@@ -171,7 +173,7 @@ def test_every_token_that_differs_is_asked_of_the_reference(name: str) -> None:
                 continue
             tried += 1
             tokenizer._fast = encoder
-            assert tokenizer.proved(text, fast, recorded).tolist() == right.tolist(), ascii(text)
+            assert tokenizer.prove(text, fast, recorded).tolist() == right.tolist(), ascii(text)
             assert tokenizer._fast is None
     assert tried > 20
 
@@ -179,27 +181,27 @@ def test_every_token_that_differs_is_asked_of_the_reference(name: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_the_tail_of_a_text_goes_on_with_the_tail_of_its_ids(name: str) -> None:
     tokenizer, rng = kind(name), np.random.default_rng(7)
-    cuts, tried = tokenizer.cuts, 0
+    cuts, tried = tokenizer.control_tokens, 0
     for text in texts_of(name, rng, 12):
         ids = tokenizer.encode(text)
-        assert not tokenizer.has_more_bytes(ids, text), "a text is not encoded as more bytes than it has"
+        assert not tokenizer.has_too_many_bytes(ids, text), "a text is not encoded as more bytes than it has"
         for size in rng.integers(0, len(ids) + 1, 8).tolist():
-            begin, first = cuts.tail(text, ids, size)
+            begin, first = cuts.find_last_before(text, ids, size)
             before = cuts.positions(ids[:size])
             assert first == (int(before[-1]) + 1 if len(before) else 0)
             assert tokenizer.encode(text[begin:]).tolist() == ids[first:].tolist()
             tried += first > 0
-        assert cuts.tail("no such token", ids, len(ids)) == (0, 0)
+        assert cuts.find_last_before("no such token", ids, len(ids)) == (0, 0)
     assert tried > 10
     if tokenizer.normal_form is not None:
-        assert tokenizer.has_more_bytes(ids, "e")
-        assert not tokenizer.has_more_bytes(ids[:0], "")
+        assert tokenizer.has_too_many_bytes(ids, "e")
+        assert not tokenizer.has_too_many_bytes(ids[:0], "")
 
 
 class Everywhere:
     """Cuts between any two characters."""
 
-    def within(self, text: str) -> Ids:
+    def find(self, text: str) -> Ids:
         return np.arange(1, max(len(text), 1))
 
 
@@ -217,12 +219,12 @@ def test_with_cuts_everywhere_the_pieces_are_the_tokens_that_have_not_their_plac
             fast, recorded = respelled("toy_bpe", right, rng, share), respelled("toy_bpe", right, rng, share)
             there = set(placed(tokenizer, recorded))
             wanted = [one for one in placed(tokenizer, fast) if one not in there]
-            asked = pieces_to_prove(
+            asked = find_unproven_pieces(
                 text,
                 fast,
                 recorded,
                 tokenizer.vocabulary,
-                tokenizer.cuts,
+                tokenizer.control_tokens,
                 Everywhere(),  # type: ignore[arg-type]
             )
             assert asked is not None
@@ -235,12 +237,12 @@ def test_a_token_that_crosses_what_the_log_has_is_asked_about_though_the_log_end
     tokenizer = kind("toy_bpe")
     right = tokenizer.encode(" Skinny S")
     fast = np.concatenate((right[-1:], tokenizer.encode("kinny"), right[-1:]))
-    asked = pieces_to_prove(
+    asked = find_unproven_pieces(
         " Skinny S",
         fast,
         right,
         tokenizer.vocabulary,
-        tokenizer.cuts,
+        tokenizer.control_tokens,
         Everywhere(),  # type: ignore[arg-type]
     )
     assert asked is not None
@@ -294,17 +296,17 @@ def test_there_are_no_pieces_where_it_is_not_plain_what_differs() -> None:
 
 def test_a_sample_holds_the_same_segments_whatever_stands_around_them() -> None:
     rng = np.random.default_rng(4)
-    controls = Cuts({"<a>": 0, "<b>": 1})
+    controls = ControlTokens({"<a>": 0, "<b>": 1})
     segments = [rng.integers(2, 50, int(n)).astype(np.int32) for n in rng.integers(0, 12, 4000)]
-    alone = [len(picked_segments(segment, controls, 16)) for segment in segments]
+    alone = [len(sample_segments(segment, controls, 16)) for segment in segments]
     assert set(alone) == {0, 1}
     assert 4000 / 16 / 2 < sum(alone) < 4000 / 16 * 2
     between = [np.array([i % 2], np.int32) for i in range(len(segments))]
     whole = np.concatenate([part for pair in zip(segments, between, strict=True) for part in pair])
-    assert picked_segments(whole, controls, 16) == np.flatnonzero(alone).tolist()
+    assert sample_segments(whole, controls, 16) == np.flatnonzero(alone).tolist()
     filled = np.flatnonzero([len(segment) for segment in segments]).tolist()
-    assert picked_segments(whole, controls, 1) == filled
-    assert picked_segments(whole[:0], controls, 1) == []
+    assert sample_segments(whole, controls, 1) == filled
+    assert sample_segments(whole[:0], controls, 1) == []
 
 
 def test_a_segment_that_lost_all_its_tokens_is_in_the_sample_of_its_text() -> None:
@@ -312,7 +314,7 @@ def test_a_segment_that_lost_all_its_tokens_is_in_the_sample_of_its_text() -> No
     right = tokenizer.encode(CHAT)
     at = np.flatnonzero(tokenizer.vocabulary.control(right))
     lost = np.concatenate((right[: at[0] + 1], right[at[1] :]))
-    assert not tokenizer.sampled_check([CHAT], [lost], one_in=1)
+    assert not tokenizer.check_sample([CHAT], [lost], one_in=1)
 
 
 def changed_start(text: str) -> str:
@@ -330,10 +332,10 @@ def test_of_a_long_answer_whose_start_changed_the_reference_encodes_the_start() 
     for start in ("", "Other thoughts before it. "):
         text = changed_start(start)
         right = encode([text])[0]
-        assert tokenizer.proved(text, right, recorded).tolist() == right.tolist()
+        assert tokenizer.prove(text, right, recorded).tolist() == right.tolist()
         assert 0 < sum(map(len, asked)) < len(text) / 10
         asked.clear()
-        tokenizer.proved(text, right, recorded)  # as a later prompt holds both
+        tokenizer.prove(text, right, recorded)  # as a later prompt holds both
         assert sum(map(len, asked)) <= len("\n")
 
 
@@ -345,9 +347,9 @@ def test_what_was_accepted_beside_one_record_is_not_beside_another() -> None:
     longer = kind("toy_bpe").encode(changed_start("Thoughts first. "))
     recorded = np.concatenate((longer[: len(longer) - 40], lie[len(right) - 40 :]))
     assert lie.tolist() != right.tolist()
-    assert tokenizer.proved(text, lie, recorded) is lie, "the log says the same at these places"
-    assert tokenizer.proved(text, lie, longer).tolist() == right.tolist()
+    assert tokenizer.prove(text, lie, recorded) is lie, "the log says the same at these places"
+    assert tokenizer.prove(text, lie, longer).tolist() == right.tolist()
     assert tokenizer._fast is None
     tokenizer._fast = encoder
     head = respelled("toy_bpe", right, rng, 1.0, np.arange(8, 16))
-    assert tokenizer.proved(text, head, longer).tolist() == right.tolist()
+    assert tokenizer.prove(text, head, longer).tolist() == right.tolist()

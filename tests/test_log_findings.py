@@ -20,10 +20,10 @@ from tito_audit.record import testimony as record
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.record.reading import Slide
 from tito_audit.record.rollout import Place
-from tito_audit.record.testimony import EndsOf, Verdict, Witness
-from tito_audit.report import ReportOptions, send_all
+from tito_audit.record.testimony import AnswerEnds, Verdict, Witness
+from tito_audit.report import ReportOptions, feed_results
 from tito_audit.reports import all_reports
-from tito_audit.run.log_findings import count_open, findings_of_log
+from tito_audit.run.log_findings import count_open, whole_log_findings
 from tito_audit.run.workers import can_fork
 from tito_audit.settings.model import MaxRate
 from tito_audit.summary import Summary
@@ -42,7 +42,9 @@ def unsettled(*slides: Slide) -> Witness:
     return Witness(Verdict.OPEN, slides, slides)
 
 
-def right(*slides: Slide, first: int | None = 0, ends: EndsOf | None = EndsOf.TRAINED, **more: Any) -> Witness:
+def right(
+    *slides: Slide, first: int | None = 0, ends: AnswerEnds | None = AnswerEnds.TRAINED, **more: Any
+) -> Witness:
     """A row whose simplest reading has no fault, and which these slides would explain too."""
     return Witness(Verdict.CLEAN, slides, first=first, ends=ends, **more)
 
@@ -56,12 +58,12 @@ def log_of_witnesses(*witnesses: Witness) -> record.Testimony:
 
 
 def found(*witnesses: Witness, codes: frozenset[str] = CODES) -> list[tuple[str, str, str]]:
-    findings = findings_of_log("log", log_of_witnesses(*witnesses), codes)
+    findings = whole_log_findings("log", log_of_witnesses(*witnesses), codes)
     return [(one.code, one.severity.word, one.hit.cause) for one in findings]
 
 
 def only(*witnesses: Witness) -> Finding:
-    (finding,) = findings_of_log("log", log_of_witnesses(*witnesses), CODES)
+    (finding,) = whole_log_findings("log", log_of_witnesses(*witnesses), CODES)
     return finding
 
 
@@ -72,12 +74,12 @@ def test_rows_that_show_how_they_were_written_need_no_log_to_say_it() -> None:
     assert found(right(), right()) == []
     assert found(faulty(LATE), faulty(LATE), right()) == []
     assert found(faulty(LATE, EARLY), right(LATE)) == [], "which slide it is was not proven"
-    assert findings_of_log("log", record.Testimony(), CODES) == ()
+    assert whole_log_findings("log", record.Testimony(), CODES) == ()
 
 
 def test_rows_that_may_have_a_proven_fault_are_counted_and_named_and_stay() -> None:
     testimony = log_of_witnesses(faulty(LATE), faulty(LATE), right(LATE), right(LATE, EARLY), right())
-    (finding,) = findings_of_log("log", testimony, CODES)
+    (finding,) = whole_log_findings("log", testimony, CODES)
     assert (finding.code, finding.severity, finding.repair) == ("LPR502", Severity.WARNING, None)
     assert finding.place == Place("log", 2), "the first row that is open"
     assert (finding.hit.where, finding.hit.start, finding.hit.end) == (Where.LOG, 0, 0)
@@ -93,8 +95,8 @@ def test_rows_that_may_have_a_proven_fault_are_counted_and_named_and_stay() -> N
 
 def test_a_row_whose_mask_of_ones_hid_a_proven_fault_may_have_it_once_that_is_repaired() -> None:
     testimony = log_of_witnesses(faulty(LATE), faulty())
-    testimony.repaired(faulty(), right(LATE), Place("log", 1))
-    testimony.repaired(faulty(LATE), right(LATE), Place("log", 0))  # it was moved back
+    testimony.add_repaired(faulty(), right(LATE), Place("log", 1))
+    testimony.add_repaired(faulty(LATE), right(LATE), Place("log", 0))  # it was moved back
     summary = Summary()
     count_open(testimony, summary)
     assert (summary.open_beside_faults, summary.fault_beside) == (1, "--assume logprobs=+1")
@@ -107,7 +109,7 @@ def test_a_row_that_one_row_of_its_log_proves_late_is_not_late_for_it() -> None:
 
 def test_rows_that_leave_it_open_are_a_note_and_counted() -> None:
     testimony = log_of_witnesses(unsettled(LATE), unsettled(LATE), right())
-    (finding,) = findings_of_log("log", testimony, CODES)
+    (finding,) = whole_log_findings("log", testimony, CODES)
     assert (finding.code, finding.severity, finding.hit.cause) == ("LPR502", Severity.NOTE, "undecided")
     assert finding.hit.message.startswith(
         "2 of 3 rows do not show whether the logprobs are on the sampled tokens: rows 0, 1 may be right"
@@ -134,7 +136,7 @@ def test_a_log_whose_first_tokens_would_all_be_certain_is_a_note() -> None:
 
 
 def test_a_convention_of_the_whole_log_is_one_note_and_of_some_rows_a_warning() -> None:
-    left, kept = right(first=1), right(ends=EndsOf.KEPT)
+    left, kept = right(first=1), right(ends=AnswerEnds.KEPT)
     assert found(left, left) == [("MSK402", "note", "first tokens left out")]
     assert (
         "the first token of each answer is left out of the loss in all 2 rows that show it"
@@ -149,7 +151,7 @@ def test_a_convention_of_the_whole_log_is_one_note_and_of_some_rows_a_warning() 
 
 
 def test_ends_that_may_have_been_appended_are_a_note_if_no_row_trains_one() -> None:
-    appended = right(ends=EndsOf.OPEN)
+    appended = right(ends=AnswerEnds.OPEN)
     assert found(appended, appended) == [("MSK404", "note", "not trained")]
     assert found(appended, right()) == []
 
@@ -268,7 +270,7 @@ def test_every_report_takes_a_finding_of_a_log_for_what_it_is(report: Any) -> No
             summary.add(result)
             yield result
 
-    send_all(counted(), report.write(summary, out, ReportOptions(titles={"LPR502": "shifted"})))
+    feed_results(counted(), report.write(summary, out, ReportOptions(titles={"LPR502": "shifted"})))
     text = out.getvalue()
     none = r'rows_unreadable"?( value="0"|" value="0"|":0)?|.*tito_audit_unreadable_rows( gauge| 0|.* read.)'
     assert "unreadable" not in re.sub(none, "", text)

@@ -23,7 +23,7 @@ from benchmarks.corpus import Factory, Shape  # noqa: E402
 from tests import test_fast_engine, toy  # noqa: E402
 from tests.faults import END, Log, clean_logs, encode, log_of, places, spelling  # noqa: E402
 from tests.tiers import examples  # noqa: E402
-from tito_audit.align.drift import align  # noqa: E402
+from tito_audit.align.alignment import align  # noqa: E402
 from tito_audit.evidence.chains import chain_turns  # noqa: E402
 from tito_audit.evidence.differences import (  # noqa: E402  # noqa: E402
     Stretch,
@@ -39,7 +39,7 @@ from tito_audit.record.message import as_messages  # noqa: E402
 from tito_audit.record.rollout import Rollout, Turn  # noqa: E402
 from tito_audit.render.renderer import Renderer  # noqa: E402
 from tito_audit.settings.model import Settings  # noqa: E402
-from tito_audit.tokens.segments import Cuts, KnownText, KnownTexts, PrefixEncoder, SegmentEncoder  # noqa: E402
+from tito_audit.tokens.segments import ControlTokens, KnownText, KnownTexts, PrefixEncoder, SegmentEncoder  # noqa: E402
 
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 some = settings(max_examples=examples(20, 60), deadline=None, derandomize=True)
@@ -89,8 +89,8 @@ def test_a_grown_text_has_the_ids_of_the_whole_text(name: str, seed: int) -> Non
         asked.extend(map(len, texts))
         return [np.array(tokenizer.backend.encode(text, add_special_tokens=False).ids, np.int32) for text in texts]
 
-    whole = SegmentEncoder(alone, Cuts({}), 1 << 20)
-    grown = PrefixEncoder(whole, tokenizer.cuts)
+    whole = SegmentEncoder(alone, ControlTokens({}), 1 << 20)
+    grown = PrefixEncoder(whole, tokenizer.control_tokens)
     for text in chains(random.Random(seed)):
         text = text.ljust(2048, "a")  # shorter ones are encoded whole
         assert np.array_equal(grown.encode_batch([text])[0], tokenizer.encode(text))
@@ -105,7 +105,7 @@ def test_of_a_growing_text_only_what_is_new_is_encoded() -> None:
         asked.extend(map(len, texts))
         return tokenizer.encode_batch(texts)
 
-    grown = PrefixEncoder(SegmentEncoder(alone, Cuts({}), 1 << 20), tokenizer.cuts)
+    grown = PrefixEncoder(SegmentEncoder(alone, ControlTokens({}), 1 << 20), tokenizer.control_tokens)
     text = "<|im_start|>user\n" + "The dog is. " * 300
     for turn in range(40):
         text += f"<|im_end|>\n<|im_start|>user\nThe dog is {turn}."
@@ -114,22 +114,22 @@ def test_of_a_growing_text_only_what_is_new_is_encoded() -> None:
 
 
 def test_a_control_token_that_stands_for_an_unknown_character_is_no_cut() -> None:
-    cuts = Cuts({"<unk>": 5, "<e>": 6})
+    cuts = ControlTokens({"<unk>": 5, "<e>": 6})
     text = "é<unk>a<e>b"
     known = KnownText(cuts, text, np.array([5, 5, 10, 6, 11], np.int32))
-    assert known.shared(text) == 0
+    assert known.count_shared_cuts(text) == 0
     plain = KnownText(cuts, text, np.array([9, 5, 10, 6, 11], np.int32))
-    assert [plain.up_to(n) for n in range(plain.shared(text) + 1)] == [(0, 0), (6, 2), (10, 4)]
-    assert plain.shared("é<unk>a<e") == 1
-    assert plain.shared("e<unk>a<e>b") == 0
+    assert [plain.size_up_to(n) for n in range(plain.count_shared_cuts(text) + 1)] == [(0, 0), (6, 2), (10, 4)]
+    assert plain.count_shared_cuts("é<unk>a<e") == 1
+    assert plain.count_shared_cuts("e<unk>a<e>b") == 0
 
 
 def test_a_text_that_has_little_in_common_is_not_looked_at() -> None:
-    cuts = Cuts({"<e>": 6})
+    cuts = ControlTokens({"<e>": 6})
     known = KnownTexts(cuts)
-    known.keep("ab<e>" + "c" * 40, np.array([1, 6, *[3] * 40], np.int32))
-    assert known.find("ab<e>d") == (None, 0, 0, 0)
-    found, _, *places = known.find("ab<e>" + "c" * 30)
+    known.remember("ab<e>" + "c" * 40, np.array([1, 6, *[3] * 40], np.int32))
+    assert known.find_longest("ab<e>d") == (None, 0, 0, 0)
+    found, _, *places = known.find_longest("ab<e>" + "c" * 30)
     assert found is not None
     assert places == [5, 2]
 
@@ -147,19 +147,19 @@ def test_a_text_leads_to_ids_exactly_if_it_has_them(seed: int) -> None:
         cut, longer = ids[: dice.randrange(len(ids) + 1)], np.append(ids, np.int32(300))
         for recorded in (other, cut, longer, ids, other[: len(cut)]):
             same = np.array_equal(ids, recorded)
-            assert tokenizer.leads_to(text, recorded) == same
+            assert tokenizer.encodes_to(text, recorded) == same
             begins = np.array_equal(ids[: len(recorded)], recorded)
-            assert tokenizer.leads_to(text, recorded, goes_on=True) == begins
+            assert tokenizer.encodes_to(text, recorded, goes_on=True) == begins
 
 
 def test_ids_that_are_changed_later_do_not_change_what_is_known() -> None:
     tokenizer = toy.toy_tokenizer()
     text = "<|im_start|>user\nThe dog is.<|im_end|>\nThe baker"
     ids = np.array(tokenizer.encode(text))
-    assert tokenizer.leads_to(text, ids)
+    assert tokenizer.encodes_to(text, ids)
     ids[2] += 1
-    assert not tokenizer.leads_to(text, ids)
-    assert not tokenizer.leads_to(text + " told", np.concatenate([ids, tokenizer.encode(" told")]))
+    assert not tokenizer.encodes_to(text, ids)
+    assert not tokenizer.encodes_to(text + " told", np.concatenate([ids, tokenizer.encode(" told")]))
 
 
 @some
@@ -270,7 +270,7 @@ def test_of_texts_that_differ_alone_the_same_is_found_as_of_the_whole(seed: int)
     if open_end:
         encoded = np.append(encoded, np.array(encode("<|im_end|>\n" * dice.randrange(3)), np.int32))
     whole = reference.decode(encoded)
-    known = KnownText(reference.tokenizer.cuts, whole, encoded)
+    known = KnownText(reference.tokenizer.control_tokens, whole, encoded)
     changed = compare_between_controls(known, recorded, reference, open_end=open_end, after=after)
     event("alone" if changed is not None else "whole")
     if changed is None or np.array_equal(recorded, encoded):
@@ -320,7 +320,7 @@ def check(rollout: Rollout) -> None:
         patch.setattr("tito_audit.evidence.prompts.compare_text", plain)
         patch.setattr(Reference, "spells", lambda *_: False)
         patch.setattr(Reference, "leads_to", lambda *_, **__: False)
-        patch.setattr(Renderer, "accepted_fast", lambda *_, **__: ([], None))
+        patch.setattr(Renderer, "render_chat_fast", lambda *_, **__: ([], None))
         assert found == said(gather(rollout, tokenizer, renderer))
 
 

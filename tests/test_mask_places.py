@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tito_audit.record.finding import Finding, Folded, Hit, Severity, Where
+from tito_audit.record.finding import Finding, FoldedFindings, Hit, Severity, Where
 from tito_audit.record.rollout import Place
 from tito_audit.repairs import mask
 
@@ -58,7 +58,7 @@ def test_folded_places_cover_what_each_of_them_covers(row: Any, where: Where, da
     evidence: Any = SimpleNamespace(rollout=SimpleNamespace(turns=turns))
     hit = Hit(where, places[0][1], places[0][1] + 1, "", turn=places[0][0])
     packed = np.array([(turn, start, start + 1) for turn, start in places], np.int64).tobytes()
-    folded = Folded(len(places), 1, len(places), packed) if len(places) > 1 else None
+    folded = FoldedFindings(len(places), 1, len(places), packed) if len(places) > 1 else None
     finding = Finding("TOK101", Severity.ERROR, Place("log.jsonl", 0), hit, folded=folded)
 
     found = mask._drifted(view, evidence, finding)
@@ -70,7 +70,7 @@ def test_folded_places_cover_what_each_of_them_covers(row: Any, where: Where, da
 @pytest.mark.parametrize("spans", [[(2, 4)], [(0, 3), (2, 5), (5, 5)], [(7, 7), (1, 2)], [(3, 8), (0, 1)]])
 def test_folded_ranges_cover_what_each_of_them_covers(spans: list[tuple[int, int]]) -> None:
     packed = np.array([(-1, *span) for span in spans], np.int64).tobytes()
-    folded = Folded(len(spans), 1, 0, packed)
+    folded = FoldedFindings(len(spans), 1, 0, packed)
     finding = Finding(
         "LPR504", Severity.ERROR, Place("log.jsonl", 0), Hit(Where.ROW, *spans[0], ""), folded=folded
     )

@@ -18,7 +18,7 @@ from tests.mismatch.picture import pictures
 from tests.mismatch.plant import COLUMNS, HELD_OUT, Planted, cause_of, log, taken
 from tests.tiers import some
 from tito_audit import audit_batch
-from tito_audit.record.mismatch import CauseShare, Mismatch, MismatchCause, RowMismatch
+from tito_audit.record.mismatch import CauseShare, LogMismatch, MismatchCause, RowMismatch
 from tito_audit.record.rollout import Place
 from tito_audit.summary import Summary
 
@@ -217,7 +217,7 @@ def test_names_and_values_of_a_log_do_nothing_on_the_page(tmp_path: Path) -> Non
     share = ((MismatchCause.TEMPERATURE.value, CauseShare(3, 1.0)),)
     notes = ((MismatchCause.TEMPERATURE.value, HOSTILE),)
     summary = Summary(files=["log.jsonl"])
-    mismatch = Mismatch(HOSTILE)
+    mismatch = LogMismatch(HOSTILE)
     points = ((-1.0, 0.5, False),)
     mismatch.add(RowMismatch(HOSTILE, HOSTILE, 3, share, notes=notes, points=points), Place("log", 0))
     summary.mismatches[HOSTILE] = mismatch

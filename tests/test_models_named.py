@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tito_audit.formats import pick_format
-from tito_audit.formats._calls import real_name
+from tito_audit.formats._calls import model_name
 from tito_audit.record.rollout import Place
 from tito_audit.record.stated import Stated
 
@@ -54,7 +54,7 @@ def test_a_tokenizer_is_found_as_well() -> None:
 
 @pytest.mark.parametrize("name", ["", "model", "policy_model", "Default", " actor ", None, 7])
 def test_a_stand_in_is_no_name(name: object) -> None:
-    assert real_name(name) is None
+    assert model_name(name) is None
     assert stated({**FLAT, "model": name}).model is None
     assert stated({"calls": [{**CALL, "model": name}]}).model is None
 

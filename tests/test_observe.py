@@ -26,8 +26,8 @@ from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.rules import all_rules
-from tito_audit.run.auditor import counts_of
-from tito_audit.run.check import check, explain
+from tito_audit.run.auditor import count_rollout
+from tito_audit.run.check import check, explain_differences
 from tito_audit.run.scan import read_rollouts, scan_rollouts
 from tito_audit.settings.model import Settings
 from tito_audit.tokens.load import load_tokenizer
@@ -37,7 +37,7 @@ from tito_audit.viewer.measures import measure
 from tito_audit.viewer.model import (
     LOGPROB_EDGES,
     POSITION_EDGES,
-    REPORTED,
+    REPORT_SIZE,
     STATES,
     TURNS,
     Measures,
@@ -45,15 +45,8 @@ from tito_audit.viewer.model import (
     View,
     ViewSequence,
 )
-from tito_audit.viewer.replacements import SAMPLED, SEEN
-from tito_audit.viewer.sequences import (
-    MAX_PIECE,
-    MAX_SWAP,
-    MAX_SWAPPED,
-    choose_excerpts,
-    touches,
-    view,
-)
+from tito_audit.viewer.replacements import WAS_SAMPLED, WAS_SEEN
+from tito_audit.viewer.sequences import MAX_PIECE, MAX_SWAP, MAX_SWAPPED, choose_excerpts, touches, view_rollout
 
 RULES = all_rules()
 CODES = frozenset(rule.code for rule in RULES)
@@ -70,7 +63,7 @@ Audited = tuple[Evidence, tuple[Finding, ...]]
 
 
 def audited(rollout: Rollout, tokenizer: Tokenizer | None, renderer: Renderer | None) -> Audited:
-    evidence = explain(gather(rollout, tokenizer, renderer), RULES)
+    evidence = explain_differences(gather(rollout, tokenizer, renderer), RULES)
     return evidence, check(evidence, RULES, CODES)[0]
 
 
@@ -78,7 +71,7 @@ def cases() -> Iterator[Audited]:
     for path in CASES:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         for case in (*content.get("flag", ()), *content.get("pass", ())):
-            evidence = explain(toy.evidence_of(case), RULES)
+            evidence = explain_differences(toy.evidence_of(case), RULES)
             yield evidence, check(evidence, RULES, CODES)[0]
 
 
@@ -160,7 +153,7 @@ def hold_together(evidence: Evidence, findings: Sequence[Finding]) -> Measures:
     assert np.array_equal(states, found.by_logprob.sum(axis=0) + found.without_logprob)
     rollout = evidence.rollout
     row = rollout.training_row
-    assert states.sum() == counts_of(evidence)["generated_tokens"], "rates divide by what the charts count"
+    assert states.sum() == count_rollout(evidence)["generated_tokens"], "rates divide by what the charts count"
     if row is not None and (evidence.row is not None or row.loss_mask is not None):
         assert sum(map(sum, found.roles.values())) == len(row.token_ids)
     if row is not None and row.loss_mask is not None:
@@ -189,14 +182,14 @@ def sequence(rollout: Rollout, where: Where, turn: int | None) -> np.ndarray:
 
 def holds(evidence: Evidence, findings: Sequence[Finding]) -> View:
     """The view of a rollout, which is bounded and says nothing but what the record and the evidence hold."""
-    seen = view(evidence, findings)
+    seen = view_rollout(evidence, findings)
     rollout, vocabulary = evidence.rollout, evidence.vocabulary
     assert len(seen.messages) == len(rollout.messages)
-    assert len(seen.sequences) <= REPORTED.sequences
+    assert len(seen.sequences) <= REPORT_SIZE.sequences
     recorded = [turn.prompt_ids for turn in rollout.turns] + [turn.completion_ids for turn in rollout.turns]
     there = sum(ids is not None for ids in recorded) + (rollout.training_row is not None)
     assert len(seen.sequences) + seen.left_out == there
-    assert sum(len(part.ids) for one in seen.sequences for part in one.stretches) <= REPORTED.tokens
+    assert sum(len(part.ids) for one in seen.sequences for part in one.stretches) <= REPORT_SIZE.tokens
     assert sum(len(swap.ids) for one in seen.sequences for swap in one.swaps) <= MAX_SWAPPED
     for one in seen.sequences:
         ids = sequence(rollout, one.where, one.turn)
@@ -218,7 +211,7 @@ def holds(evidence: Evidence, findings: Sequence[Finding]) -> View:
                 assert swap.pieces == tuple(vocabulary.piece(i) for i in swap.ids)
                 assert swap.data == tuple(vocabulary.token_bytes(i).hex() for i in swap.ids)
             assert swap.code in CODES | {""}
-            if swap.against not in (SEEN, SAMPLED):
+            if swap.against not in (WAS_SEEN, WAS_SAMPLED):
                 assert any(is_of(swap, difference, one, rollout) for difference in evidence.differences)
         for difference in evidence.differences:
             if (difference.where, difference.turn) == (one.where, one.turn) and whole(one):
@@ -308,7 +301,7 @@ def test_the_cases_of_all_rules_are_counted_and_shown() -> None:
     assert np.array_equal(total.by_turn, sum(part.by_turn for part in parts))
     assert np.array_equal(total.by_logprob, sum(part.by_logprob for part in parts))
     assert (total.by_turn.sum(axis=0)[[0, 1, 3]] > 0).all(), "notes and errors are among the cases"
-    assert names == {"next prompt", "training row", "template", "re-encoding", SEEN, SAMPLED}
+    assert names == {"next prompt", "training row", "template", "re-encoding", WAS_SEEN, WAS_SAMPLED}
     assert total.roles.keys() >= {"assistant", "user", "template", "turn end", "unknown"}
 
 
@@ -362,7 +355,7 @@ AGAIN = DRIFTED | {
 
 
 def observed(case: dict[str, Any]) -> tuple[Evidence, tuple[Finding, ...], Measures]:
-    evidence = explain(toy.evidence_of(case), RULES)
+    evidence = explain_differences(toy.evidence_of(case), RULES)
     findings = check(evidence, RULES, CODES)[0]
     return evidence, findings, hold_together(evidence, findings)
 
@@ -523,9 +516,14 @@ def test_a_swap_stands_where_the_tokens_were_said_and_where_they_came_back() -> 
         "next prompt",
     )
     (back,) = of(seen, Where.PROMPT, 1).swaps
-    assert (back.pieces, back.code, back.against) == ((" answ", "er"), "SEQ301", SEEN)
+    assert (back.pieces, back.code, back.against) == ((" answ", "er"), "SEQ301", WAS_SEEN)
     (held,) = of(seen, Where.ROW).swaps
-    assert (held.start, held.end, held.pieces, held.against) == (back.start, back.end, (" answ", "er"), SAMPLED)
+    assert (held.start, held.end, held.pieces, held.against) == (
+        back.start,
+        back.end,
+        (" answ", "er"),
+        WAS_SAMPLED,
+    )
     assert seen.messages == ("user", "assistant", "user", "assistant")
     assert of(seen, Where.ROW).note == "no loss mask"
 
@@ -549,7 +547,7 @@ def test_a_difference_across_the_seam_says_what_it_replaces_of_the_prompt() -> N
     found = [
         swap
         for evidence, findings in cases()
-        for one in view(evidence, findings).sequences
+        for one in view_rollout(evidence, findings).sequences
         for swap in one.swaps
         if swap.before or swap.after
     ]
@@ -558,7 +556,7 @@ def test_a_difference_across_the_seam_says_what_it_replaces_of_the_prompt() -> N
 
 def test_swaps_of_evidence_that_no_rule_has_explained_have_no_code() -> None:
     evidence = toy.evidence_of(DRIFTED)
-    assert [swap.code for one in view(evidence, ()).sequences for swap in one.swaps] == [""]
+    assert [swap.code for one in view_rollout(evidence, ()).sequences for swap in one.swaps] == [""]
 
 
 @st.composite
@@ -592,7 +590,7 @@ def test_swapping_leads_from_what_was_said_to_what_was_heard_and_back(drifted: t
     log, turn = drifted
     evidence, findings = audited(log.rollout(), toy.toy_tokenizer(), None)
     seen = holds(evidence, findings)
-    if sum(len(ids) for ids in (*log.prompts, *log.completions, log.row_ids)) > REPORTED.tokens:
+    if sum(len(ids) for ids in (*log.prompts, *log.completions, log.row_ids)) > REPORT_SIZE.tokens:
         return
     assert applied(of(seen, Where.COMPLETION, turn)) == log.heard[turn]
     said = log.prompts[turn] + log.completions[turn]
@@ -627,8 +625,8 @@ def test_of_many_turns_those_with_findings_are_shown_and_the_rest_is_counted() -
     evidence = gather(long_rollout(100, 10), toy.toy_tokenizer(), None)
     finding = finding_at("TPL201", Severity.ERROR, Where.PROMPT, 90, 0, 4)
     seen = holds(evidence, [finding])
-    assert len(seen.sequences) == REPORTED.sequences
-    assert seen.left_out == 201 - REPORTED.sequences
+    assert len(seen.sequences) == REPORT_SIZE.sequences
+    assert seen.left_out == 201 - REPORT_SIZE.sequences
     assert of(seen, Where.PROMPT, 90).stretches[0].start == 0
     assert of(seen, Where.ROW).length == 1500
 
@@ -640,7 +638,7 @@ def test_of_a_long_rollout_what_is_found_is_shown_first_and_then_how_answers_beg
         finding_at("MSK401", Severity.ERROR, Where.ROW, None, 70_000, 100_000),
     ]
     seen = holds(evidence, findings)
-    assert sum(len(part.ids) for one in seen.sequences for part in one.stretches) == REPORTED.tokens
+    assert sum(len(part.ids) for one in seen.sequences for part in one.stretches) == REPORT_SIZE.tokens
     middle = [(part.start, len(part.ids)) for part in of(seen, Where.COMPLETION, 2).stretches]
     assert (29_980, 240) in middle
     row = [(part.start, len(part.ids)) for part in of(seen, Where.ROW).stretches]
@@ -662,7 +660,7 @@ def test_long_tokens_are_cut_and_so_are_long_words_of_the_log() -> None:
     turn = Turn(None, np.array([0, 1, 2, 3, 9], np.int32), finish_reason="x" * 1000)
     messages = as_messages([{"role": "r" * 1000, "content": ""}], "messages")
     rollout = Rollout(Place("x", 0), "toy", messages, turns=(turn,))
-    seen = view(Evidence(rollout, vocabulary), ())
+    seen = view_rollout(Evidence(rollout, vocabulary), ())
     (part,) = seen.sequences[0].stretches
     assert [len(piece) for piece in part.pieces] == [MAX_PIECE, MAX_PIECE, MAX_PIECE, 1, len("<unknown id 9>")]
     assert [piece.endswith("…") for piece in part.pieces] == [True, True, False, False, False]
@@ -682,7 +680,7 @@ def test_a_large_swap_is_cut_and_says_how_many_tokens_there_are() -> None:
             {"prompt": ["@prompt"], "completion": ["9", "<|im_end|>"]},
         ],
     }
-    evidence = explain(toy.evidence_of(case), RULES)
+    evidence = explain_differences(toy.evidence_of(case), RULES)
     swaps = of(holds(evidence, check(evidence, RULES, CODES)[0]), Where.COMPLETION, 0).swaps
     assert max(len(swap.ids) for swap in swaps) == MAX_SWAP
     assert max(swap.total for swap in swaps) > MAX_SWAP

@@ -12,7 +12,7 @@ import pytest
 from tests.command import run
 from tests.tiers import one_in
 from tito_audit.errors import TokenizerError
-from tito_audit.tokens.hub import glance
+from tito_audit.tokens.hub import read_summary
 from tito_audit.tokens.load import load_tokenizer
 
 LOADS_ANEW = True
@@ -101,7 +101,7 @@ def test_anything_in_the_place_of_anything_is_one_message(tmp_path: Path) -> Non
         said = refusal(tmp_path)
         refused += bool(said)
         assert not said or str(tmp_path) in said, (name, path, odd)
-        glance(tmp_path)
+        read_summary(tmp_path)
         (tmp_path / name).write_text(json.dumps(whole))
     assert refused > 10
 
@@ -127,6 +127,6 @@ def test_a_scan_with_an_odd_definition_names_its_place(tmp_path: Path, name: str
 
 def test_what_a_glance_cannot_read_is_none(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"a": "b"}}, "added_tokens": [{"id": 1e400}]}')
-    assert glance(tmp_path) is None
+    assert read_summary(tmp_path) is None
     (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"a": "b"}}, "added_tokens": [{"id": 1}]}')
-    assert glance(tmp_path) is None
+    assert read_summary(tmp_path) is None

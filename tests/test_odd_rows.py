@@ -18,14 +18,14 @@ import pytest
 
 from tests import command
 from tests.world import CLEAN
-from tito_audit.errors import RecordError, in_words
+from tito_audit.errors import RecordError, describe_error
 from tito_audit.formats.tinker import FORMAT as TINKER
-from tito_audit.inspect.roles import _differ
-from tito_audit.record.column import MaskEncoding, mask_encoding
-from tito_audit.record.nesting import DEEPEST, TooDeep, is_too_deep, parsed_by_python, parsed_json
+from tito_audit.inspect.roles import _differs
+from tito_audit.record.column import MaskEncoding, detect_mask_encoding
+from tito_audit.record.nesting import MAX_DEPTH, TooDeep, is_too_deep, load_json, load_python_json
 from tito_audit.record.rollout import Place
 from tito_audit.storage import open_log
-from tito_audit.storage.row import dump_row, parse_row, parses
+from tito_audit.storage.row import dump_row, is_json, parse_row
 from tito_audit.storage.table_rows import plain_decimal, plain_values, take_rows
 
 HERE = Place("log.jsonl", 0)
@@ -64,51 +64,51 @@ def test_a_formats_own_reason_and_a_lack_of_memory_pass_the_guard() -> None:
 
 def test_an_unexpected_error_is_told_with_the_place_of_our_code() -> None:
     with pytest.raises(ValueError, match="Expecting value") as raised:
-        parsed_by_python("x")
-    assert in_words(raised.value).endswith(" in record/nesting.py (parsed_by_python)")
-    assert in_words(RecursionError()) == "its values are nested too deeply"
+        load_python_json("x")
+    assert describe_error(raised.value).endswith(" in record/nesting.py (parsed_by_python)")
+    assert describe_error(RecursionError()) == "its values are nested too deeply"
 
 
 # Nesting
 
 
 @pytest.mark.parametrize("kind", ["[]", "{}"])
-@pytest.mark.parametrize("levels", [1, DEEPEST - 1, DEEPEST, DEEPEST + 1, 900, 1023, 1024, 1025, 100_000])
+@pytest.mark.parametrize("levels", [1, MAX_DEPTH - 1, MAX_DEPTH, MAX_DEPTH + 1, 900, 1023, 1024, 1025, 100_000])
 def test_one_limit_of_nesting_holds_for_every_text(levels: int, kind: str) -> None:
     text = nested(levels, kind)
-    if levels <= DEEPEST:
-        value = parsed_json(text)
-        assert parsed_json(text.encode()) == value == parsed_by_python(text)
+    if levels <= MAX_DEPTH:
+        value = load_json(text)
+        assert load_json(text.encode()) == value == load_python_json(text)
         assert not is_too_deep(value)
         assert orjson.dumps(value).decode() == text
         return
-    for parse in (parsed_json, parsed_by_python):
+    for parse in (load_json, load_python_json):
         with pytest.raises(ValueError, match=r"too deeply|[Rr]ecursion|depth limit"):
             parse(text)
     raw = parse_row(0, b'{"a":%b}' % text.encode())
     assert raw.value is None
-    assert f"more than {DEEPEST} levels" in str(raw.error)
+    assert f"more than {MAX_DEPTH} levels" in str(raw.error)
 
 
 @pytest.mark.parametrize("text", ["],[", "]],[[", "1,2", "[]]", "[[]", "", "[],[]", '"["]'])
 def test_text_that_closes_the_lists_around_it_is_not_json(text: str) -> None:
     padded = text + " " * 40_000
     with pytest.raises(orjson.JSONDecodeError):
-        parsed_json(padded)
+        load_json(padded)
     with pytest.raises(orjson.JSONDecodeError):
-        parsed_json("[]," * 300 + text)
+        load_json("[]," * 300 + text)
 
 
 def test_nesting_is_measured_and_not_counted() -> None:
     flat = [{"a": [index]} for index in range(2000)]
-    assert parsed_json(orjson.dumps(flat)) == flat
+    assert load_json(orjson.dumps(flat)) == flat
     with pytest.raises(TooDeep):
-        parsed_json(orjson.dumps(flat)[:-1] + b"," + nested(DEEPEST).encode() + b"]")
+        load_json(orjson.dumps(flat)[:-1] + b"," + nested(MAX_DEPTH).encode() + b"]")
 
 
 def test_a_deeply_nested_row_is_a_finding_of_every_command_that_reads_it(tmp_path: Path) -> None:
-    deep = json.dumps(CLEAN)[:-1] + f', "extra": {nested(DEEPEST + 1)}}}\n'
-    fits = json.dumps(CLEAN)[:-1] + f', "extra": {nested(DEEPEST - 1)}}}\n'
+    deep = json.dumps(CLEAN)[:-1] + f', "extra": {nested(MAX_DEPTH + 1)}}}\n'
+    fits = json.dumps(CLEAN)[:-1] + f', "extra": {nested(MAX_DEPTH - 1)}}}\n'
     log = tmp_path / "log.jsonl"
     log.write_text(fits + deep + fits, encoding="utf-8")
     code, out, err = command.run("scan", log, "--report", "json")
@@ -219,8 +219,8 @@ def test_a_table_with_bytes_and_decimals_is_converted(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_masks_of_half_precision_are_judged_without_overflow() -> None:
-    assert mask_encoding(np.array([-100, 5, 7], np.float16)) is MaskEncoding.LABELS
-    assert mask_encoding(np.array([0, 0.5], np.float16)) is MaskEncoding.FLOAT
+    assert detect_mask_encoding(np.array([-100, 5, 7], np.float16)) is MaskEncoding.LABELS
+    assert detect_mask_encoding(np.array([0, 0.5], np.float16)) is MaskEncoding.FLOAT
 
 
 @pytest.mark.filterwarnings("error")
@@ -237,10 +237,10 @@ def test_a_mask_of_nulls_is_described_without_a_warning(tmp_path: Path, mask: li
 
 def test_values_with_arrays_in_them_are_compared() -> None:
     one = {"a": [np.array([1, 2]), "x"], "b": 1}
-    assert not _differ(one, copy.deepcopy(one))
-    assert _differ(one, {**one, "a": [np.array([1, 3]), "x"]})
-    assert _differ(one, {"a": one["a"]})
-    assert _differ([1], [1, 2])
+    assert not _differs(one, copy.deepcopy(one))
+    assert _differs(one, {**one, "a": [np.array([1, 3]), "x"]})
+    assert _differs(one, {"a": one["a"]})
+    assert _differs([1], [1, 2])
 
 
 DEEP = b"[" * 2000 + b"]" * 2000
@@ -259,7 +259,7 @@ DEEP = b"[" * 2000 + b"]" * 2000
 def test_a_value_that_is_nested_too_deeply_is_one_if_its_first_bracket_closes_at_its_end(
     text: bytes, is_one: bool
 ) -> None:
-    assert parses(text) is is_one
+    assert is_json(text) is is_one
 
 
 def test_an_array_whose_first_row_is_nested_too_deeply_is_an_array(tmp_path: Path) -> None:

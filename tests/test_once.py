@@ -24,7 +24,7 @@ from tests.command import written
 from tests.tiers import examples, some
 from tito_audit import RepairSettings, Result, Settings, SetupError, repair_rollouts, scan_rollouts
 from tito_audit.chains.ledger import Ledger
-from tito_audit.chains.trained_once import merged, settle
+from tito_audit.chains.trained_once import find_repeated_training, merge_runs
 from tito_audit.evidence.trainings import trainings_of
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
@@ -581,15 +581,15 @@ def ledger_of(rows: Iterable[tuple[str, int, Wire]]) -> Ledger:
 
 
 def test_an_empty_ledger_shows_nothing() -> None:
-    settled = settle(Ledger())
+    settled = find_repeated_training(Ledger())
     assert (settled.trained, len(settled.doubles), len(settled.never), len(settled.undecided)) == (0, 0, 0, 0)
 
 
 def test_spans_are_sorted_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = planted(random.Random(23))
-    whole = list(settle(ledger_of(("log", n, row) for n, row in enumerate(rows))).doubles)
+    whole = list(find_repeated_training(ledger_of(("log", n, row) for n, row in enumerate(rows))).doubles)
     monkeypatch.setattr("tito_audit.chains.ledger.BLOCK", 4)
-    assert list(settle(ledger_of(("log", n, row) for n, row in enumerate(rows))).doubles) == whole
+    assert list(find_repeated_training(ledger_of(("log", n, row) for n, row in enumerate(rows))).doubles) == whole
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9))))
@@ -597,7 +597,7 @@ def test_spans_are_sorted_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch) -
 def test_runs_are_merged(given_: list[tuple[int, int]]) -> None:
     runs = [(start, start + size) for start, size in given_]
     places = {at for start, end in runs for at in range(start, end)}
-    out = merged(runs)
+    out = merge_runs(runs)
     assert {at for start, end in out for at in range(start, end)} == places
     assert all(a[1] < b[0] for a, b in pairwise(out))
 
@@ -623,7 +623,7 @@ def test_a_row_takes_a_few_bytes_of_the_ledger() -> None:
         for number in range(rows):
             ledger.add(Trainings(sequence, spans[number].tobytes()), Place("log", number))
         assert tracemalloc.get_traced_memory()[0] < 34 * rows
-        assert len(settle(ledger).doubles) == 5
+        assert len(find_repeated_training(ledger).doubles) == 5
         assert tracemalloc.get_traced_memory()[0] < 40 * rows
     finally:
         tracemalloc.stop()

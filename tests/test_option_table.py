@@ -18,7 +18,7 @@ from tests.tables import stored
 from tito_audit.cli import _complete, _options, app
 from tito_audit.settings.model import GateSettings, RepairChoices, RepairSettings, Settings
 from tito_audit.settings.option import Option
-from tito_audit.settings.options import FLAG_ONLY, KEYS, OPTIONS, filled, options_of
+from tito_audit.settings.options import FLAG_ONLY, KEYS, OPTIONS, fill_settings, options_of
 
 CLI = Path(__file__).resolve().parents[1] / "tito_audit" / "cli"
 COMMANDS = (
@@ -72,7 +72,7 @@ def test_an_option_takes_what_its_field_holds(option: Option) -> None:
 @pytest.mark.parametrize("settings", FILLED)
 def test_settings_of_nothing_are_the_defaults(settings: type) -> None:
     nothing: dict[str, Any] = {option.name: option.default for option in OPTIONS if option.fills is settings}
-    assert filled(settings, nothing) == filled(settings, {}) == settings()
+    assert fill_settings(settings, nothing) == fill_settings(settings, {}) == settings()
 
 
 def options_read(module: str) -> set[str]:
@@ -85,7 +85,7 @@ def options_read(module: str) -> set[str]:
     } - set(dir(_options.Options))
 
 
-SHARED = options_read("_outs") | {"output_format"}
+SHARED = options_read("_outputs") | {"output_format"}
 """What functions read that several commands call."""
 
 

@@ -15,12 +15,12 @@ from tests.tables import table
 from tito_audit.cli import _options as options
 from tito_audit.errors import SetupError
 from tito_audit.report_objects import as_json
-from tito_audit.rule import selected
+from tito_audit.rule import is_selected
 from tito_audit.rules import all_rules
 from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import GateSettings, MaxRate, Settings
 from tito_audit.settings.options import OPTIONS
-from tito_audit.voice import naming_flags
+from tito_audit.voice import messages_name_flags
 
 CODES = [rule.code for rule in all_rules()]
 
@@ -54,13 +54,13 @@ def test_a_rate_that_cannot_be_is_refused_with_what_to_write(text: str, said: st
 def test_a_baseline_is_updated_only_where_one_is_named() -> None:
     made = options.gate_settings_of(baseline="known.json", update_baseline=True)
     assert made == GateSettings((), "known.json", True)
-    with naming_flags(), pytest.raises(SetupError, match="--update-baseline: no baseline file is named"):
+    with messages_name_flags(), pytest.raises(SetupError, match="--update-baseline: no baseline file is named"):
         options.gate_settings_of(update_baseline=True)
 
 
 @pytest.mark.parametrize("share", [0, -0.5, 1.01, float("nan"), float("inf")])
 def test_a_sample_is_a_share_above_nothing_and_at_most_all(share: float) -> None:
-    with naming_flags(), pytest.raises(SetupError, match="--sample"):
+    with messages_name_flags(), pytest.raises(SetupError, match="--sample"):
         options.settings_of(sample=share)
     assert options.settings_of(sample=1).sample == 1
     assert options.settings_of().sample is None
@@ -81,7 +81,7 @@ def test_a_sample_is_a_share_above_nothing_and_at_most_all(share: float) -> None
 def test_extend_select_adds_to_a_selection_and_yields_to_a_closer_ignore(
     select: tuple[str, ...], ignore: tuple[str, ...], extend: tuple[str, ...], runs: set[str], not_these: set[str]
 ) -> None:
-    chosen = {code for code in CODES if selected(code, select, ignore, extend)}
+    chosen = {code for code in CODES if is_selected(code, select, ignore, extend)}
     assert runs <= chosen
     assert not not_these & chosen
 
@@ -94,11 +94,11 @@ def test_extending_a_selection_is_selecting_more(
     select: tuple[str, ...], ignore: tuple[str, ...], extend: tuple[str, ...]
 ) -> None:
     for code in CODES:
-        both = selected(code, select, ignore, extend)
-        assert both >= selected(code, select, ignore)
+        both = is_selected(code, select, ignore, extend)
+        assert both >= is_selected(code, select, ignore)
         if select:
-            assert both == selected(code, (*select, *extend), ignore)
-        assert selected(code, select, ignore, ()) == selected(code, select, ignore)
+            assert both == is_selected(code, (*select, *extend), ignore)
+        assert is_selected(code, select, ignore, ()) == is_selected(code, select, ignore)
 
 
 def test_a_code_of_extend_select_that_there_is_not_ends_the_run() -> None:

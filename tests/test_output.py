@@ -30,7 +30,7 @@ from tito_audit.storage import RawRow, atomic, open_log, open_output
 from tito_audit.storage.atomic import new_file
 from tito_audit.storage.log import Log
 from tito_audit.storage.output import TextOutput
-from tito_audit.storage.streams import ByteStream, compression_of
+from tito_audit.storage.streams import ByteStream, detect_compression
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -49,7 +49,7 @@ def write(path: Path, data: bytes) -> Path:
 
 def unpacked(path: Path) -> bytes:
     with path.open("rb") as raw:
-        stream = ByteStream(raw, compression_of(path.read_bytes()[:4]))
+        stream = ByteStream(raw, detect_compression(path.read_bytes()[:4]))
         data = b"".join(stream)
         stream.close()
     return data
@@ -285,10 +285,10 @@ def test_the_suffix_of_the_target_chooses_the_compression_and_bytes_are_the_same
         contents.add(target.read_bytes())
         time.sleep(1.1 * (suffix == ".gz" and not number))
     (content,) = contents
-    assert compression_of(content[:4]) == {".gz": "gzip", ".zst": "zstd", "": "gzip"}.get(suffix)
+    assert detect_compression(content[:4]) == {".gz": "gzip", ".zst": "zstd", "": "gzip"}.get(suffix)
     unchanged = tmp_path / f"same{suffix}"
     assert rewritten(source, unchanged, lambda raw: None) == LOGS["lines"]
-    assert compression_of(unchanged.read_bytes()[:4]) == compression_of(content[:4])
+    assert detect_compression(unchanged.read_bytes()[:4]) == detect_compression(content[:4])
 
 
 def test_a_suffix_of_another_kind_is_refused(tmp_path):

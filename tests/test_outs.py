@@ -16,7 +16,7 @@ from tests.command import run, written
 from tests.ready import program
 from tests.tables import table
 from tests.world import BROKEN, CLEAN, ROOT
-from tito_audit.cli._outs import opened
+from tito_audit.cli._outputs import open_report
 from tito_audit.errors import SetupError
 
 
@@ -135,7 +135,7 @@ def test_a_place_that_cannot_be_is_said_in_words(log: Path, name: str) -> None:
 
 def test_a_report_that_ends_early_leaves_nothing(tmp_path: Path) -> None:
     def breaks() -> None:
-        with opened(tmp_path / "page.txt") as out:
+        with open_report(tmp_path / "page.txt") as out:
             out.write("half")
             raise SetupError("no more")
 

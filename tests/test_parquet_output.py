@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tests.tiers import examples, some
 from tito_audit.errors import StorageError
-from tito_audit.record.edits import Edit, with_edits
+from tito_audit.record.edits import Edit, apply_edits
 from tito_audit.storage import open_log, open_output
 from tito_audit.storage.parquet import ParquetOutput
 
@@ -115,7 +115,7 @@ def rewritten(path: Path, change: Change, added: tuple[str, ...] = ("tito_audit"
 
 def put(row: int, *path: str | int, value: Any) -> Change:
     """One value put into one row."""
-    return lambda index, old: [with_edits(old, [Edit(path, value)])] if index == row else [old]
+    return lambda index, old: [apply_edits(old, [Edit(path, value)])] if index == row else [old]
 
 
 def table_of(path: Path) -> pa.Table:

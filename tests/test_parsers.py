@@ -16,7 +16,7 @@ from tests.tiers import examples
 from tito_audit.parser import Delta, Parsed, ParsedCall, ParseOptions, Parser, Reads
 from tito_audit.parsers import (
     all_parsers,
-    collected,
+    join_deltas,
     parse_answer,
 )
 
@@ -62,8 +62,8 @@ def expected(case: dict) -> Parsed:
 def test_an_answer_is_read_as_its_case_says_and_the_same_character_by_character(name: str, case: dict) -> None:
     options = ParseOptions(() if case.get("no_tools") else TOOLS, case.get("prompt_end", ""))
     parser = parser_of(name)
-    assert collected(streamed(parser, options, [case["text"]])) == expected(case)
-    assert collected(streamed(parser, options, list(case["text"]))) == expected(case)
+    assert join_deltas(streamed(parser, options, [case["text"]])) == expected(case)
+    assert join_deltas(streamed(parser, options, list(case["text"]))) == expected(case)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -73,11 +73,11 @@ def test_an_answer_is_the_same_however_it_is_cut(name: str, data) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(PARTS[name]), max_size=12)))
     options = ParseOptions(TOOLS)
     parser = parser_of(name)
-    whole = collected(streamed(parser, options, [text]))
+    whole = join_deltas(streamed(parser, options, [text]))
     places = data.draw(st.lists(st.integers(0, 400), max_size=8))
-    assert collected(streamed(parser, options, cut(text, places))) == whole
-    assert collected(streamed(parser, options, list(text))) == whole
-    assert collected(streamed(parser, options, ["", *cut(text, places), ""])) == whole
+    assert join_deltas(streamed(parser, options, cut(text, places))) == whole
+    assert join_deltas(streamed(parser, options, list(text))) == whole
+    assert join_deltas(streamed(parser, options, ["", *cut(text, places), ""])) == whole
     if parser.reads is Reads.TOOLS and not whole.tool_calls:
         assert (whole.content or "") == text
     arguments = [call.arguments for call in whole.tool_calls if name not in WRITTEN_ANEW]
@@ -94,8 +94,8 @@ def test_nothing_that_was_given_is_taken_back_when_the_answer_goes_on(name: str,
     parts = st.lists(st.sampled_from(PARTS[name]), max_size=8)
     first, second = "".join(data.draw(parts)), "".join(data.draw(parts))
     run = parser_of(name).start(ParseOptions(TOOLS))
-    given_ = collected(run.feed(first))
-    whole = collected(streamed(parser_of(name), ParseOptions(TOOLS), [first + second]))
+    given_ = join_deltas(run.feed(first))
+    whole = join_deltas(streamed(parser_of(name), ParseOptions(TOOLS), [first + second]))
     assert (whole.content or "").startswith(given_.content or "")
     assert (whole.reasoning or "").startswith(given_.reasoning or "")
     assert len(whole.tool_calls) >= len(given_.tool_calls)

@@ -16,16 +16,16 @@ from tito_audit.errors import SetupError
 from tito_audit.parser import Delta, Parsed, ParsedCall, ParseOptions, Reads
 from tito_audit.parsers import (
     all_parsers,
-    collected,
     finish_reason,
     guess_parser,
+    join_deltas,
     parse_answer,
     parser_named,
     start_answer,
     to_delta,
     to_message,
 )
-from tito_audit.parsers._source import TextSource, json_object, until
+from tito_audit.parsers._source import TextSource, json_object, read_until
 from tito_audit.tokens.load import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,7 +74,7 @@ def test_reasoning_and_calls_do_not_depend_on_how_the_text_is_cut(parts, cuts) -
     whole = parse_answer(text, *both(), ParseOptions(TOOLS))
     for given_ in (pieces, list(text)):
         run = start_answer(*both(), ParseOptions(TOOLS))
-        assert collected([*(delta for piece in given_ for delta in run.feed(piece)), *run.close()]) == whole
+        assert join_deltas([*(delta for piece in given_ for delta in run.feed(piece)), *run.close()]) == whole
     if not whole.tool_calls and text.startswith("<think>") and text.count("</think>") == 1:
         # Reasoning ends at its tag, or at a call, even one that turns out to be none.
         end = "" if "<tool_call>" in text[: text.index("</think>")] else "</think>"
@@ -84,19 +84,19 @@ def test_reasoning_and_calls_do_not_depend_on_how_the_text_is_cut(parts, cuts) -
 def test_content_is_given_as_soon_as_it_can_be_nothing_else() -> None:
     run = start_answer(*both(), ParseOptions(TOOLS))
     assert [
-        collected(run.feed(piece)) for piece in ("<thi", "nk>a", "b</", "thi", "nk>", "c<", "too", "th ", "<")
+        join_deltas(run.feed(piece)) for piece in ("<thi", "nk>a", "b</", "thi", "nk>", "c<", "too", "th ", "<")
     ] == [
         *(Parsed(None), Parsed(None, "a"), Parsed(None, "b"), Parsed(None), Parsed(None)),
         *(Parsed("c"), Parsed(None), Parsed("<tooth "), Parsed(None)),
     ]
-    assert collected(run.close()) == Parsed("<")
+    assert join_deltas(run.close()) == Parsed("<")
 
 
 def test_a_call_that_breaks_is_given_as_content_at_the_character_where_it_breaks() -> None:
     run = parser_named("hermes", Reads.TOOLS).start(ParseOptions(TOOLS))
     assert not run.feed('<tool_call>{"name": "f", "arguments": {"a": ')
-    assert collected(run.feed("P")) == Parsed('<tool_call>{"name": "f", "arguments": {"a": P')
-    assert collected(run.feed("aris}}")) == Parsed("aris}}")
+    assert join_deltas(run.feed("P")) == Parsed('<tool_call>{"name": "f", "arguments": {"a": P')
+    assert join_deltas(run.feed("aris}}")) == Parsed("aris}}")
 
 
 def test_a_message_has_reasoning_under_both_names_and_calls_with_ids() -> None:
@@ -223,7 +223,7 @@ def read_object(text: str, size: int) -> tuple[dict[str, str] | None, int]:
     """The members of the object in a text that comes in pieces, as texts, and where the reader stopped."""
     source = TextSource()
     members = read_in_pieces(source, json_object(source), text, size)
-    return members and {key: source.text(*span) for key, span in members.items()}, source.at
+    return members and {key: source.text(*span) for key, span in members.items()}, source.offset
 
 
 @settings(max_examples=examples(60, 5000))
@@ -267,5 +267,5 @@ def test_an_object_nested_too_deep_is_no_call() -> None:
 )
 def test_a_mark_is_found_where_it_first_is(text: str, mark: str, size: int) -> None:
     source = TextSource()
-    found = read_in_pieces(source, until(source, mark), text, size)
+    found = read_in_pieces(source, read_until(source, mark), text, size)
     assert found == (text.find(mark) if mark in text else None)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tito_audit.parser import ParseOptions, Reads
-from tito_audit.parsers import collected, finish_reason, parse_answer, parser_named, start_answer, to_message
+from tito_audit.parsers import finish_reason, join_deltas, parse_answer, parser_named, start_answer, to_message
 from tito_audit.tokens.load import load_tokenizer
-from tito_audit.tokens.text_stream import TextStream, decoded
+from tito_audit.tokens.text_stream import TextStream, decode
 from tito_audit.tokens.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,7 +92,7 @@ def test_an_answer_is_parsed_as_the_server_parsed_it(name: str, row: dict, choic
         "stop": [stop] if isinstance(stop, str) else stop,
         "keep_stop": request.get("include_stop_str_in_output", False),
     }
-    text = decoded(tokenizer.vocabulary, ids, **shown)
+    text = decode(tokenizer.vocabulary, ids, **shown)
     reasoning = parser_named("qwen3", Reads.REASONING) if model == "tiny" else None
     hermes, options = parser_named("hermes", Reads.TOOLS), ParseOptions(tools)
     parsed = parse_answer(text, reasoning, hermes, options)
@@ -113,7 +113,7 @@ def test_an_answer_is_parsed_as_the_server_parsed_it(name: str, row: dict, choic
 
     stream, run = TextStream(tokenizer.vocabulary, **shown), start_answer(reasoning, hermes, options)
     deltas = [delta for token_id in ids for delta in run.feed(stream.feed([token_id]))]
-    assert collected([*deltas, *run.feed(stream.close()), *run.close()]) == parsed
+    assert join_deltas([*deltas, *run.feed(stream.close()), *run.close()]) == parsed
 
 
 @pytest.mark.skipif(not ANSWERS.is_dir(), reason="the recorded answers are not here")
@@ -139,7 +139,7 @@ def test_a_streamed_answer_is_what_the_same_ids_give(name: str) -> None:
         text = stream.feed(event["choices"][0].get("token_ids") or ())
         shown.append((text, event["choices"][0]["delta"]))
         deltas += run.feed(text)
-    parsed = collected([*deltas, *run.feed(stream.close()), *run.close()])
+    parsed = join_deltas([*deltas, *run.feed(stream.close()), *run.close()])
     if name == "chat-stream-emoji":
         assert all(text == (delta.get("content") or "") for text, delta in shown), (
             "characters come with their last token"

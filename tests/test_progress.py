@@ -42,8 +42,8 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line is drawn all the time, except by a process that `make deep` starts."""
-    monkeypatch.setattr(terminal, "_EVERY", 0.002)
-    monkeypatch.setattr(terminal, "_EARLY", 0.0)
+    monkeypatch.setattr(terminal, "_REDRAW_SECONDS", 0.002)
+    monkeypatch.setattr(terminal, "_EARLY_SECONDS", 0.0)
 
 
 def on_terminal(*arguments: object) -> str:
@@ -105,7 +105,7 @@ def test_nothing_is_drawn_without_a_terminal_or_when_quiet(log: Path) -> None:
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal, "_RARELY", 0.02)
+    monkeypatch.setattr(terminal, "_LINE_SECONDS", 0.02)
     pace = RunProgress()
 
     def results() -> Iterator[None]:
@@ -143,7 +143,7 @@ def test_the_rows_of_a_chunk_are_counted_while_another_process_works_on_it(tmp_p
             pace: RunProgress = pace, seen: set[tuple[int, int, int]] = seen, ended: threading.Event = ended
         ) -> None:
             while not ended.wait(0.001):
-                seen.add(pace.moment(0.0)[1:4])
+                seen.add(pace.at(0.0)[1:4])
 
         watching = threading.Thread(target=watch)
         watching.start()
@@ -153,7 +153,7 @@ def test_the_rows_of_a_chunk_are_counted_while_another_process_works_on_it(tmp_p
         assert len({count for count, _, _ in seen}) > 5, "not only none and all"
         assert len({tokens for _, _, tokens in seen}) > 5
         assert repairs or len({done for _, done, _ in seen}) > 5
-        assert pace.moment(0.0)[1:3] == (rows, log.stat().st_size), "and none is counted twice"
+        assert pace.at(0.0)[1:3] == (rows, log.stat().st_size), "and none is counted twice"
 
 
 def test_logs_that_an_earlier_run_finished_are_no_measure_of_speed(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_the_estimate_does_not_swing_with_the_chunks() -> None:
 def test_a_limit_is_what_there_is_to_do() -> None:
     pace = RunProgress(limit=50)
     pace(10, 10, 10**9)
-    assert pace.moment(0.0).share == 0.2
+    assert pace.at(0.0).share == 0.2
 
 
 def test_a_line_has_as_many_parts_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,4 +232,4 @@ def test_a_line_has_as_many_parts_as_fit(monkeypatch: pytest.MonkeyPatch) -> Non
         (4, "0:0"),
     ):
         monkeypatch.setenv("COLUMNS", str(columns))
-        assert terminal._fitted(parts, 0.2, 2) == text
+        assert terminal._fit_line(parts, 0.2, 2) == text

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from tests.tiers import examples
 from tito_audit.errors import ProviderError
-from tito_audit.providers._answers import plain_ids, prompt_ids
-from tito_audit.providers._http import SAME, without_echo
+from tito_audit.providers._answers import list_ids, prompt_ids
+from tito_audit.providers._http import ECHOED, replace_echo
 from tito_audit.record.prompt_ids import PromptIds
 
 IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6)
 NAME = "prompt_token_ids"
-TRAPS = (NAME, f'"{NAME}', f'{NAME}":[1,2]', f'\\"{NAME}"', f'x"{NAME}":[1]', "\\", '"', "ids", SAME[:5])
+TRAPS = (NAME, f'"{NAME}', f'{NAME}":[1,2]', f'\\"{NAME}"', f'x"{NAME}":[1]', "\\", '"', "ids", ECHOED[:5])
 
 
 @given(IDS)
@@ -35,8 +35,8 @@ def test_an_array_and_a_tuple_are_the_same_prompt(ids):
     assert json.loads(array.json) == json.loads(plain.json) == ids
     assert array.tail(3).tolist() == plain.tail(3).tolist() == ids[-3:]
     assert type(array[0]) is type(next(iter(array))) is int
-    assert plain.whole == tuple(ids)
-    assert array.whole is array
+    assert plain.original == tuple(ids)
+    assert array.original is array
 
 
 def test_a_slice_of_an_array_is_written_as_it_is_read():
@@ -52,7 +52,7 @@ def test_a_negative_id_is_refused_in_either_form(ids):
 def test_no_ids_are_refused_in_either_form():
     for none in ((), PromptIds(np.array([], np.int32))):
         with pytest.raises(ProviderError, match="there are no ids"):
-            plain_ids(none)
+            list_ids(none)
 
 
 def values(ids: list[int]) -> st.SearchStrategy[Any]:
@@ -70,7 +70,7 @@ def marked(value: Any, ids: list[int]) -> Any:
     """The slow way: every list of this name that is these ids, replaced in the parsed answer."""
     if isinstance(value, dict):
         same = {key for key, one in value.items() if key == NAME and json.dumps(one) == json.dumps(ids)}
-        return {key: SAME if key in same else marked(one, ids) for key, one in value.items()}
+        return {key: ECHOED if key in same else marked(one, ids) for key, one in value.items()}
     return [marked(one, ids) for one in value] if isinstance(value, list) else value
 
 
@@ -79,11 +79,11 @@ def marked(value: Any, ids: list[int]) -> Any:
 def test_only_a_list_that_is_the_prompt_is_replaced(data, ids, spaced):
     answer = data.draw(values(ids))
     wire = json.dumps(answer).encode() if spaced else orjson.dumps(answer)
-    assert orjson.loads(without_echo(wire, PromptIds(tuple(ids)).json)) == marked(answer, ids)
+    assert orjson.loads(replace_echo(wire, PromptIds(tuple(ids)).json)) == marked(answer, ids)
 
 
 def test_a_prompt_that_the_answer_repeats_is_not_read_again():
     ids = PromptIds(tuple(range(1000)))
     for wire in (orjson.dumps({NAME: list(ids)}), json.dumps({NAME: list(ids)}).encode()):
-        assert orjson.loads(without_echo(wire, ids.json)) == {NAME: SAME}
-    assert without_echo(b'{"a":1}', ids.json) == b'{"a":1}'
+        assert orjson.loads(replace_echo(wire, ids.json)) == {NAME: ECHOED}
+    assert replace_echo(b'{"a":1}', ids.json) == b'{"a":1}'

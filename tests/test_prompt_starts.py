@@ -31,8 +31,8 @@ from tito_audit.evidence.prompts import PromptStarts
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
-from tito_audit.render.renderer import Forms, Renderer, make_renderer
-from tito_audit.render.scaffolds import Shapes, scaffolds
+from tito_audit.render.renderer import ChatForms, Renderer, make_renderer
+from tito_audit.render.scaffolds import MessageShapes, template_scaffolds
 from tito_audit.render.template import Template
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -230,7 +230,7 @@ class Writer:
 def everything_rendered() -> Iterator[None]:
     with (
         patch.object(prompts, "prompt_starts", lambda *_: None),
-        patch.object(prompts, "scaffolds_of", lambda *_: None),
+        patch.object(prompts, "find_scaffolds", lambda *_: None),
         patch.object(ConfirmedIds, "cover", lambda *_: False),
     ):
         yield
@@ -453,7 +453,7 @@ def test_templates_that_may_look_further_are_told() -> None:
     tokenizer = toy.toy_tokenizer()
 
     def looked_for(source: str) -> Any:
-        return make_renderer(tokenizer, chat_template=source).template(False).looked_for
+        return make_renderer(tokenizer, chat_template=source).template(False).text_conditions
 
     assert [name for name, source in FAR.items() if looked_for(source) is not None] == []
     assert [name for name, source in NEAR.items() if looked_for(source) is None] == []
@@ -477,7 +477,7 @@ def test_a_template_that_was_misread_is_always_rendered() -> None:
         ]
         for texts in (("a", "b"), ("c", "a long question"))
     )
-    with patch.object(dice, "random", lambda: 0.5), patch.object(Template, "looked_for", (("user",), (), ())):
+    with patch.object(dice, "random", lambda: 0.5), patch.object(Template, "text_conditions", (("user",), (), ())):
         rollouts = [Writer(tokenizer, renderer, ()).rollout(messages, dice) for messages in (short, long)]
         first = Writer(tokenizer, wrong, ()).rollout(long, dice).turns[0]
         misread = replace(rollouts[1], turns=(first, *rollouts[1].turns[1:]))
@@ -498,13 +498,13 @@ def test_texts_that_both_engines_write_alike_are_proven_by_shape() -> None:
     tokenizer, renderer = toy.toy_tokenizer(), make_renderer(toy.toy_tokenizer(), chat_template=PLAIN)
     starts = prompts.prompt_starts(tokenizer, renderer.template(False))
     assert starts is not None
-    known = scaffolds(renderer.template(False))
+    known = template_scaffolds(renderer.template(False))
     given = known.inputs(renderer.variables((), {})) if known is not None else None
 
     def places(*texts: str, opens: bool = True) -> Any:
         roles = ("user", "assistant") * len(texts)
         logged = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
-        return starts.contexts_alone(as_messages(logged, "messages"), given, opens, Forms())
+        return starts.contexts_alone(as_messages(logged, "messages"), given, opens, ChatForms())
 
     first = places("a", "b")
     assert not starts.writes_alike(first)
@@ -549,10 +549,10 @@ def test_a_differing_prompt_of_a_known_shape_is_not_rendered_by_the_reference(
 
 
 def test_shapes_tell_values_apart_that_templates_tell_apart() -> None:
-    shapes = Shapes((("user",), ("</think>", "<think>"), (3,)))
+    shapes = MessageShapes((("user",), ("</think>", "<think>"), (3,)))
     same = [("Hi there", "Hello you"), (17, 18), ({"a": "Hi there"}, {"a": "Good day"})]
     for one, other in same:
-        assert shapes.of(one) == shapes.of(other)
+        assert shapes.shape_of(one) == shapes.shape_of(other)
     different: list[Any] = [
         "",
         " ",
@@ -585,7 +585,7 @@ def test_shapes_tell_values_apart_that_templates_tell_apart() -> None:
         {"b": "Hi!"},
         {"a": 1},
     ]
-    found = [shapes.of(value) for value in different]
+    found = [shapes.shape_of(value) for value in different]
     assert len(set(found)) == len(found)
     with pytest.raises(TypeError):
-        shapes.of((1, 2))
+        shapes.shape_of((1, 2))

@@ -226,8 +226,8 @@ def test_a_score_is_that_of_one_whole_forward_pass(provider, model, monkeypatch,
 
     generator = torch.Generator().manual_seed(9)
     ids = torch.randint(0, 2000, (100,), generator=generator).tolist()
-    monkeypatch.setattr("tito_audit.providers.hf._PIECE", 13 * provider._model.vocabulary_size)
-    monkeypatch.setattr("tito_audit.providers.hf._TOKENS", 17)
+    monkeypatch.setattr("tito_audit.providers.hf._MAX_LOGITS", 13 * provider._model.vocabulary_size)
+    monkeypatch.setattr("tito_audit.providers.hf._MAX_PASS", 17)
     scored = asyncio.run(provider.score(ids, start=start, top=top))
     first = max(1, start)
     table = reference(model, ids)
@@ -260,8 +260,8 @@ def test_other_kinds_of_models_sample_and_score_the_same(kind, monkeypatch):
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     for weights in model.parameters():
         weights.data.mul_(2)
-    monkeypatch.setattr("tito_audit.providers.hf._PIECE", 300 * 13)
-    monkeypatch.setattr("tito_audit.providers.hf._PIECE_OF_ALL", 300 * 13)
+    monkeypatch.setattr("tito_audit.providers.hf._MAX_LOGITS", 300 * 13)
+    monkeypatch.setattr("tito_audit.providers.hf._MAX_LOGITS_UNCACHED", 300 * 13)
     opened = HuggingFaceProvider(model)
     ids = torch.randint(4, 300, (40,)).tolist()
     (greedy,) = generate(opened, ids, temperature=0, max_tokens=20)

@@ -55,7 +55,7 @@ def test_a_missing_extra_is_named(missing, spec, extra, monkeypatch, tmp_path: P
 )
 def test_events_are_the_same_wherever_their_bytes_are_cut(texts, end, sizes):
     data = "".join(f": comment{end}id: 3{end}data: {text}{end}{end}" for text in texts).encode()
-    events, found, turn = _http.Events(), [], 0
+    events, found, turn = _http.EventParser(), [], 0
     while data:
         size = sizes[turn % len(sizes)]
         found += events.feed(data[:size])
@@ -64,11 +64,11 @@ def test_events_are_the_same_wherever_their_bytes_are_cut(texts, end, sizes):
 
 
 def test_an_event_of_several_lines_is_one_text():
-    assert list(_http.Events().feed(b"data: {\ndata:}\n\ndata: 2\n\ndata: 3\n")) == [b"{\n}", b"2"]
+    assert list(_http.EventParser().feed(b"data: {\ndata:}\n\ndata: 2\n\ndata: 3\n")) == [b"{\n}", b"2"]
 
 
 @pytest.mark.parametrize("line", [b"x" * 90, b"data: " + b"x" * 50 + b"\ndata: " + b"x" * 50 + b"\n"])
 def test_an_event_without_an_end_is_not_kept(line, monkeypatch):
-    monkeypatch.setattr(_http, "_EVENT_BYTES", 80)
+    monkeypatch.setattr(_http, "_MAX_EVENT", 80)
     with pytest.raises(ValueError, match="longer than"):
-        list(_http.Events().feed(line))
+        list(_http.EventParser().feed(line))

@@ -46,7 +46,7 @@ from tito_audit import (
 )
 from tito_audit.ray import ROW_ID, AuditBatches, RepairBatches, row_id
 from tito_audit.run.log_groups import RowFlow
-from tito_audit.run.ray_tasks import _Call, _lost, joined_cluster
+from tito_audit.run.ray_tasks import _raise_lost, _RayCall, connect_to_cluster
 
 SHARED = ROOT.parent / "shared"
 FORMATS_OF = {log.stem: log for log in FORMATS}
@@ -231,7 +231,7 @@ def test_a_cluster_finds_in_real_rollouts_what_one_process_does(cluster: Driver,
 
 
 def refusal(address: str) -> str:
-    with pytest.raises(SetupError) as caught, joined_cluster(address):
+    with pytest.raises(SetupError) as caught, connect_to_cluster(address):
         pass
     return str(caught.value)
 
@@ -273,9 +273,9 @@ def test_an_address_where_no_cluster_answers_is_refused_at_once(
 
 def test_a_run_whose_own_ray_has_stopped_says_so_and_does_not_speak_of_memory() -> None:
     ray = pytest.importorskip("ray")
-    call = _Call(tags=["logs/a.jsonl, rows before byte 9"])
+    call = _RayCall(tags=["logs/a.jsonl, rows before byte 9"])
     with pytest.raises(SetupError) as caught:
-        _lost(call, ray.exceptions.LocalRayletDiedError())
+        _raise_lost(call, ray.exceptions.LocalRayletDiedError())
     assert str(caught.value).startswith(
         "logs/a.jsonl, rows before byte 9: Ray has stopped on the machine of this run"
     )
@@ -302,16 +302,16 @@ def test_a_log_that_another_machine_sees_otherwise_is_refused(tmp_path: Path) ->
     rows = [{"token_ids": [1, 2], "loss_mask": [0, 1]}]
     log = written(tmp_path / "log.jsonl", rows * 3)
     packed = pickle.dumps(RowFlow([log], Settings()))
-    pickle.loads(packed).check_seen(log)
+    pickle.loads(packed).check_same_size(log)
     written(log, rows * 4)
-    pickle.loads(packed).check_seen(log)  # it is being written
+    pickle.loads(packed).check_same_size(log)  # it is being written
     written(log, rows)
     with pytest.raises(SetupError, match=r"this log has 43 bytes on .*, and 129 where this run was started"):
-        pickle.loads(packed).check_seen(log)
+        pickle.loads(packed).check_same_size(log)
     log.unlink()
     with pytest.raises(SetupError, match=r"cannot be read on .* \(No such file or directory\)"):
-        pickle.loads(packed).check_seen(log)
-    RowFlow([log], Settings()).check_seen(log)
+        pickle.loads(packed).check_same_size(log)
+    RowFlow([log], Settings()).check_same_size(log)
 
 
 # Datasets
@@ -449,8 +449,8 @@ def test_a_run_that_is_ended_leaves_no_process(long: Path, ended_by: signal.Sign
 
 
 def test_a_model_scores_without_a_cluster() -> None:
-    from tito_audit.cli.repair import scored
+    from tito_audit.cli.repair import score_rollouts
 
     how = RepairSettings(strategies=("rescore",))
     with pytest.raises(SetupError, match=r"Settings\(engine=.ray.\): .*\n.*tito-audit rescore LOG"):
-        scored(["log.jsonl"], Settings(engine="ray"), how, "hf=model", silent=True)
+        score_rollouts(["log.jsonl"], Settings(engine="ray"), how, "hf=model", silent=True)

@@ -18,7 +18,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format
 from tito_audit.formats import _flat, all_formats, pick_format
 from tito_audit.record.arrays import as_ids
-from tito_audit.record.build import SHARED, training_row
+from tito_audit.record.build import SHOWN_BY_ROW, build_training_row
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message, ToolCall, as_message
 from tito_audit.record.rollout import TrainingRow
@@ -203,9 +203,9 @@ def test_the_value_of_untrained_tokens_is_the_only_one_they_have(tokens: list[tu
     ids = np.arange(len(tokens), dtype=np.int32)
     mask = "mask", np.array([trained for _, trained in tokens], np.bool_)
     logprobs = "logprobs", np.array([value for value, _ in tokens])
-    row = training_row(ids, mask=mask, logprobs=logprobs)
+    row = build_training_row(ids, mask=mask, logprobs=logprobs)
     sentinel = plain_sentinel(row)
-    found = training_row(ids, mask=mask, logprobs=logprobs, sentinel=SHARED)
+    found = build_training_row(ids, mask=mask, logprobs=logprobs, sentinel=SHOWN_BY_ROW)
     assert found.sentinel == sentinel
     for column in found.columns:
         assert column.sentinel == (sentinel if column.role is ColumnRole.LOGPROBS else None)

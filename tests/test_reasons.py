@@ -139,12 +139,12 @@ def test_a_reason_is_told_only_where_a_need_is_unmet_because_of_it() -> None:
 def test_what_is_said_later_wins_over_what_is_said_by_default() -> None:
     first = Stated(model="a", group=1, ids_wanted=False, facts={"id": "x", "kind": 1})
     second = Stated(model="b", facts={"id": "y"}).not_read(Unread.PROMPTS, "p")
-    assert first.overlaid(second) == Stated(
+    assert first.overlay(second) == Stated(
         model="b",
         group=1,
         ids_wanted=False,
         reasons=(NotRead(Unread.PROMPTS, "p"),),
         facts={"id": "y", "kind": 1},
     )
-    assert first.overlaid(NOTHING_STATED) == first
+    assert first.overlay(NOTHING_STATED) == first
     assert first.with_facts(id=None) is first

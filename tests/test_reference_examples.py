@@ -21,7 +21,7 @@ from tito_audit.errors import RecordError
 from tito_audit.formats import all_formats, format_named, pick_format
 from tito_audit.record.edits import Path as Keys
 from tito_audit.record.edits import edits_between
-from tito_audit.record.repaired import RepairedRollout, unmended
+from tito_audit.record.repaired import RepairedRollout, unrepaired
 from tito_audit.record.rollout import Place, Rollout
 
 REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "formats.md"
@@ -275,7 +275,7 @@ def changed_paths(old: Any, new: Any) -> Iterator[str]:
 
 def put_in(form: str, row: dict[str, Any]) -> tuple[Rollout, dict[str, Any]]:
     """The last rollout of a row with a token repaired, and the row that holds it."""
-    mended = [unmended(rollout) for rollout in format_named(form).read(row, PLACE)]
+    mended = [unrepaired(rollout) for rollout in format_named(form).read(row, PLACE)]
     wanted = repaired(mended[-1].rollout)
     mended[-1] = RepairedRollout(wanted, mended[-1].turns_from)
     (new,) = format_named(form).update(row, mended)
@@ -322,7 +322,7 @@ def test_a_call_whose_prompt_nobody_logged_has_no_place_for_one(texts):
     (rollout,) = format_named("sglang").read(row, PLACE)
     turn = replace(rollout.turns[0], prompt_ids=np.array(NEW, np.int32))
     with pytest.raises(RecordError):
-        format_named("sglang").update(row, [unmended(replace(rollout, turns=(turn,)))])
+        format_named("sglang").update(row, [unrepaired(replace(rollout, turns=(turn,)))])
 
 
 MILES_TYPES = {

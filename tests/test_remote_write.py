@@ -26,7 +26,7 @@ from tito_audit.errors import StorageError
 from tito_audit.storage import _store, remote_output
 from tito_audit.storage.atomic import new_file
 from tito_audit.storage.remote import RemoteFile
-from tito_audit.storage.remote_output import output_path, place_key, upload
+from tito_audit.storage.remote_output import output_path, path_identity, upload
 
 ROOT = Path(__file__).parents[1]
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
@@ -148,9 +148,9 @@ def test_the_input_is_never_written_whatever_it_is_called(s3: S3Server) -> None:
     assert "never overwritten" in refused("scan", url, "-t", TOY, "--report", f"json={url}")
     assert s3.get("run/a.jsonl") == LOG.read_bytes()
     same = {"hf://datasets/o/n/a", "hf://datasets/o/n@main/a", "hf://datasets/o//n/a"}
-    assert len({place_key(output_path(name)) for name in same}) == 1
-    assert place_key("gcs://b/k") == place_key(RemoteFile("gs://b//k"))
-    assert place_key("hf://datasets/o/n@v1/a") != place_key("hf://datasets/o/n/a")
+    assert len({path_identity(output_path(name)) for name in same}) == 1
+    assert path_identity("gcs://b/k") == path_identity(RemoteFile("gs://b//k"))
+    assert path_identity("hf://datasets/o/n@v1/a") != path_identity("hf://datasets/o/n/a")
 
 
 def test_what_cannot_be_written_is_one_line(s3: S3Server, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(s3: S3Server, tmp_path
 
 def test_a_large_file_is_sent_in_parts_and_a_failure_ends_its_upload(s3: S3Server, tmp_path: Path) -> None:
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setitem(remote_output._OPTIONS, "s3", {"chunksize": 5 << 20, "max_concurrency": 2})
+    monkeypatch.setitem(remote_output._UPLOAD_OPTIONS, "s3", {"chunksize": 5 << 20, "max_concurrency": 2})
     large = tmp_path / "large"
     large.write_bytes(bytes(range(256)) * (12 << 12))
     place = RemoteFile(f"s3://{s3.bucket}/large.bin")

@@ -21,7 +21,7 @@ from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import as_messages
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import make_renderer
-from tito_audit.render.spans import Rendering, SpanKind, spans
+from tito_audit.render.spans import Rendering, SpanKind, render_spans
 from tito_audit.tokens.load import load_tokenizer
 
 LOADS_ANEW = True
@@ -79,7 +79,7 @@ def render(template, chat=CHAT, **options):
 
 
 def cut(renderer, chat, tools=(), **options) -> Rendering:
-    return spans(renderer, as_messages(chat, "m"), tools, **options)
+    return render_spans(renderer, as_messages(chat, "m"), tools, **options)
 
 
 def texts(rendering, kind):
@@ -164,7 +164,7 @@ def test_null_content_is_left_out_unless_the_template_asks_for_it():
 def test_the_logged_messages_are_never_changed():
     chat = copy.deepcopy(CALLS)
     messages = as_messages(chat, "m")
-    spans(toy(), messages, [TOOL])
+    render_spans(toy(), messages, [TOOL])
     assert chat == CALLS
 
 

@@ -17,7 +17,7 @@ from tito_audit.render.facts import Facts, read_facts
 from tito_audit.render.limits import Budget
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.render.sandbox import ChatEnvironment
-from tito_audit.render.spans import spans
+from tito_audit.render.spans import render_spans
 from tito_audit.render.template import SIZE_LIMIT, TIME_LIMIT, Template
 from tito_audit.tokens.load import load_tokenizer
 
@@ -89,8 +89,8 @@ def assert_the_same_is_written(source: str | None, tokenizer: Path, count: int) 
     for messages, tools, kwargs, opens in asked:
         given = {"add_generation_prompt": opens, "template_kwargs": kwargs}
         assert told(warm.render, messages, tools, **given) == told(cold.render, messages, tools, **given)
-        whole = told(spans, warm, messages, tools, kwargs)
-        assert whole == told(spans, cold, messages, tools, kwargs)
+        whole = told(render_spans, warm, messages, tools, kwargs)
+        assert whole == told(render_spans, cold, messages, tools, kwargs)
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -143,18 +143,18 @@ def test_a_template_that_does_not_compile_is_refused_at_once_whatever_is_kept(so
 
 def test_a_template_is_known_under_its_own_limits_and_surroundings_only(monkeypatch):
     used()
-    assert renderer_of()[1].is_known
-    assert not renderer_of(time_limit=5.0)[1].is_known
-    assert not renderer_of(size_limit=1000)[1].is_known
-    assert not renderer_of(OWN["jumps"])[1].is_known
-    assert not renderer_of(tokenizer=TOYS / "toy_metaspace")[1].is_known
+    assert renderer_of()[1].is_known_to_compile
+    assert not renderer_of(time_limit=5.0)[1].is_known_to_compile
+    assert not renderer_of(size_limit=1000)[1].is_known_to_compile
+    assert not renderer_of(OWN["jumps"])[1].is_known_to_compile
+    assert not renderer_of(tokenizer=TOYS / "toy_metaspace")[1].is_known_to_compile
     for around in (lambda: "another version of something", lambda: None):
-        monkeypatch.setattr(facts, "_around", around)
-        assert not renderer_of()[1].is_known
+        monkeypatch.setattr(facts, "_hash_code", around)
+        assert not renderer_of()[1].is_known_to_compile
 
 
 def test_what_templates_are_read_with_is_told_by_files_and_versions(tmp_path, monkeypatch):
-    names = {facts._around.__wrapped__()}
+    names = {facts._hash_code.__wrapped__()}
     room = tmp_path / "render"
     here = Path(facts.__file__).parent
     for file in here.rglob("*.py"):
@@ -162,24 +162,24 @@ def test_what_templates_are_read_with_is_told_by_files_and_versions(tmp_path, mo
         copied.parent.mkdir(parents=True, exist_ok=True)
         copied.write_bytes(file.read_bytes())
     monkeypatch.setattr(facts, "__file__", str(room / "facts.py"))
-    assert {facts._around.__wrapped__()} == names
+    assert {facts._hash_code.__wrapped__()} == names
     read_by = room / "fast" / "static_check.py"
     read_by.write_text(read_by.read_text() + "\n")
-    names.add(facts._around.__wrapped__())
+    names.add(facts._hash_code.__wrapped__())
     with monkeypatch.context() as patch:
         patch.setattr("sys.version", "another")
-        names.add(facts._around.__wrapped__())
+        names.add(facts._hash_code.__wrapped__())
     jinja = tmp_path / "jinja2"
     jinja.mkdir()
     (jinja / "__init__.py").write_text("__version__ = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(__import__("sys").modules, "jinja2")
-    names.add(facts._around.__wrapped__())
+    names.add(facts._hash_code.__wrapped__())
     (jinja / "parser.py").write_text("")
-    names.add(facts._around.__wrapped__())
+    names.add(facts._hash_code.__wrapped__())
     assert len(names) == 5
     monkeypatch.setattr(facts, "find_spec", lambda _: None)
-    assert facts._around.__wrapped__() is None
+    assert facts._hash_code.__wrapped__() is None
 
 
 @pytest.mark.parametrize(
@@ -191,24 +191,24 @@ def test_what_templates_are_read_with_is_told_by_files_and_versions(tmp_path, mo
         {"longest_constant": True},
         {"joins_values": None},
         {"has_documents": 0},
-        {"opener_names": "enable_thinking"},
-        {"opener_names": [1]},
+        {"generation_prompt_variables": "enable_thinking"},
+        {"generation_prompt_variables": [1]},
     ],
     ids=str,
 )
 def test_a_note_that_holds_something_else_is_as_good_as_none(note):
     loaded = used()
-    name = loaded.template(False)._known._name
+    name = loaded.template(False)._stored._name
     again = load_tokenizer(str(TOY))
     again.store.add_note(name, {**again.store.note(name), **note})
     again.save()
     renderer, template = renderer_of()
-    assert not template.is_known
-    assert spans_fast(renderer, CHAT) == spans(renderer, CHAT)
+    assert not template.is_known_to_compile
+    assert spans_fast(renderer, CHAT) == render_spans(renderer, CHAT)
     without = {key: value for key, value in again.store.note(name).items() if key not in note}
     again.store.add_note(name, without)
     again.save()
-    assert renderer_of()[1].is_known == ("opener_names" in note)
+    assert renderer_of()[1].is_known_to_compile == ("generation_prompt_variables" in note)
 
 
 def test_generation_prompts_are_kept_for_the_values_that_decide_them():
@@ -216,25 +216,27 @@ def test_generation_prompts_are_kept_for_the_values_that_decide_them():
     modes = ["a", "1", 1, True, None, "", "ü", {"k": 1}, 1.5, 1 << 70]
     loaded = load_tokenizer(str(TOY))
     cold = make_renderer(loaded, chat_template=source).template(False)
-    want = [cold.opener({"mode": mode}) for mode in modes] + [cold.opener({})]
+    want = [cold.fixed_generation_prompt({"mode": mode}) for mode in modes] + [cold.fixed_generation_prompt({})]
     loaded.save()
     assert want == [f"<{mode}>" for mode in modes] + ["<>"]
     _, warm = renderer_of(source)
     kept = [mode for mode in modes if type(mode) in (str, int, bool, type(None))]
-    assert [warm.opener({"mode": mode}) for mode in kept] == [f"<{mode}>" for mode in kept]
-    assert warm.opener({}) == "<>"
+    assert [warm.fixed_generation_prompt({"mode": mode}) for mode in kept] == [f"<{mode}>" for mode in kept]
+    assert warm.fixed_generation_prompt({}) == "<>"
     assert not is_compiled(warm)
-    assert [warm.opener({"mode": mode}) for mode in modes] + [warm.opener({})] == want
+    assert [warm.fixed_generation_prompt({"mode": mode}) for mode in modes] + [
+        warm.fixed_generation_prompt({})
+    ] == want
     assert is_compiled(warm)  # for the values that are no keys
 
 
 @pytest.mark.parametrize("what", ["dict", "range", "raise_exception"])
 def test_a_generation_prompt_that_may_be_another_in_each_run_is_not_kept(what):
     source = ending(what)
-    assert used(source).template(False).opener({}) not in (None, "")
+    assert used(source).template(False).fixed_generation_prompt({}) not in (None, "")
     _, again = renderer_of(source)
-    assert again._facts.opener_names == (what,)
-    again.opener({})
+    assert again._facts.generation_prompt_variables == (what,)
+    again.fixed_generation_prompt({})
     assert is_compiled(again)
 
 
@@ -242,23 +244,23 @@ def test_not_more_generation_prompts_are_kept_than_there_is_room_for():
     source = ending("mode")
     loaded = load_tokenizer(str(TOY))
     cold = make_renderer(loaded, chat_template=source).template(False)
-    for number in range(2 * facts._MOST_OPENERS):
-        assert cold.opener({"mode": f"{number}"}) == f"{number}"
-    assert cold.opener({"mode": "x" * facts._LONGEST_KEPT}) == "x" * facts._LONGEST_KEPT
+    for number in range(2 * facts._MAX_PROMPTS):
+        assert cold.fixed_generation_prompt({"mode": f"{number}"}) == f"{number}"
+    assert cold.fixed_generation_prompt({"mode": "x" * facts._MAX_STORED_LENGTH}) == "x" * facts._MAX_STORED_LENGTH
     loaded.save()
-    name = cold._known._name
-    assert len(load_tokenizer(str(TOY)).store.note(name)["openers"]) == facts._MOST_KEPT
+    name = cold._stored._name
+    assert len(load_tokenizer(str(TOY)).store.note(name)["openers"]) == facts._MAX_STORED
 
 
 def test_a_generation_prompt_that_cannot_be_written_is_tried_again_in_another_run():
     source = "{% for m in messages %}{% endfor %}" + ending("1 + mode")
     loaded = load_tokenizer(str(TOY))
     cold = make_renderer(loaded, chat_template=source).template(False)
-    assert cold.opener({"mode": "x"}) == ""
+    assert cold.fixed_generation_prompt({"mode": "x"}) == ""
     loaded.save()
     _, again = renderer_of(source)
-    assert again.is_known
-    assert again.opener({"mode": "x"}) == ""
+    assert again.is_known_to_compile
+    assert again.fixed_generation_prompt({"mode": "x"}) == ""
     assert is_compiled(again)
 
 
@@ -279,7 +281,7 @@ def test_a_template_that_only_just_compiles_is_compiled_at_once_in_every_run():
     for depth, is_kept in [(least - 2, False), (3, True)]:
         used(nested(depth))
         _, template = renderer_of(nested(depth))
-        assert template.is_known == is_kept
+        assert template.is_known_to_compile == is_kept
         assert template.run({}) == "1"
 
 
@@ -303,7 +305,7 @@ def test_a_template_that_minijinja_may_not_run_is_not_read_again():
     source = "{% for m in messages %}{{ m | pprint }}{% endfor %}"
     used(source)
     renderer, template = renderer_of(source)
-    assert template.is_known
+    assert template.is_known_to_compile
     assert renderer.render_fast(CHAT, add_generation_prompt=False) is None
     assert template._facts == Facts(False, 1, False, False, None)
     assert not is_compiled(template)

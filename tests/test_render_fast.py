@@ -20,9 +20,9 @@ from tests.tiers import examples, some
 from tests.toy import spans_fast
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import as_messages
-from tito_audit.render.fast.render import GivenUp
+from tito_audit.render.fast.render import NeedsReference
 from tito_audit.render.renderer import make_renderer
-from tito_audit.render.spans import spans
+from tito_audit.render.spans import render_spans
 from tito_audit.tokens.load import load_tokenizer
 
 LOADS_ANEW = True
@@ -240,7 +240,7 @@ def test_fast_spans_are_none_or_those_of_the_reference(name):
         messages, tools, kwargs, _ = cases(dice)
         fast = spans_fast(renderer, messages, tools, kwargs)
         try:
-            slow = spans(renderer, messages, tools, kwargs)
+            slow = render_spans(renderer, messages, tools, kwargs)
         except RenderError:
             slow = None
         if fast is not None or slow is None:
@@ -314,7 +314,7 @@ def test_a_template_that_takes_too_much_is_given_up(bomb):
     given = {"messages": [{"role": "user", "content": "word " * 20_000}], "tools": None}
     began = time.process_time()
     for _ in range(2):
-        with pytest.raises((GivenUp, RenderError)):
+        with pytest.raises((NeedsReference, RenderError)):
             template.run(given)
     assert time.process_time() - began < 3
 

@@ -15,12 +15,21 @@ from jinja2.utils import Namespace
 from tests.test_render_fast import RENDERERS, RENDERS, cases, text
 from tito_audit.errors import RenderError
 from tito_audit.record.message import as_messages
-from tito_audit.render.fast.render import GivenUp
+from tito_audit.render.fast.render import NeedsReference
 from tito_audit.render.limits import Budget
+from tito_audit.render.marks import (
+    MarkedText,
+    Marking,
+    SpanKind,
+    _find_marks,
+    _mark_character,
+    _Marker,
+    mark,
+    unmark,
+)
 from tito_audit.render.renderer import make_renderer
 from tito_audit.render.sandbox import ChatEnvironment
-from tito_audit.render.sentinels import MarkedText, Marking, SpanKind, _character, _Marker, _marks, mark, unmark
-from tito_audit.render.spans import spans
+from tito_audit.render.spans import render_spans
 from tito_audit.render.template import Template
 
 MARKING = Marking(assistant_only=False, tool_calls=True)
@@ -36,9 +45,9 @@ def test_an_opener_that_no_message_decides_is_what_a_generation_prompt_adds_behi
         messages, tools, kwargs, _ = cases(dice)
         given = renderer.variables(tools, kwargs)
         template = renderer.template(bool(tools))
-        opener = template.opener(given)
+        opener = template.fixed_generation_prompt(given)
         try:
-            chat, _ = renderer.accepted(messages, tools, add_generation_prompt=False, template_kwargs=kwargs)
+            chat, _ = renderer.render_chat(messages, tools, add_generation_prompt=False, template_kwargs=kwargs)
         except RenderError:
             continue
         for count in range(1, len(chat) + 1):
@@ -47,7 +56,7 @@ def test_an_opener_that_no_message_decides_is_what_a_generation_prompt_adds_behi
                 try:
                     closed = run({**asked, "add_generation_prompt": False})
                     opened = run({**asked, "add_generation_prompt": True})
-                except (RenderError, GivenUp):
+                except (RenderError, NeedsReference):
                     continue
                 told += opener is not None
                 assert opener is None or opened == closed + opener
@@ -62,12 +71,12 @@ def test_spans_by_known_openers_are_those_by_renderings_of_prefixes(
     for _ in range(RENDERS // len(RENDERERS) // 2):
         messages, tools, kwargs, _ = cases(dice)
         try:
-            short = spans(renderer, messages, tools, kwargs)
+            short = render_spans(renderer, messages, tools, kwargs)
         except RenderError:
             continue
         with monkeypatch.context() as patch:
-            patch.setattr(Template, "opener", lambda *_: None)
-            assert spans(renderer, messages, tools, kwargs) == short
+            patch.setattr(Template, "fixed_generation_prompt", lambda *_: None)
+            assert render_spans(renderer, messages, tools, kwargs) == short
 
 
 LOOP = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}"
@@ -102,7 +111,7 @@ def test_an_opener_is_known_where_nothing_but_what_is_given_decides_it(
 ) -> None:
     tokenizer = toy_tokenizer()
     renderer = make_renderer(tokenizer, chat_template=template)
-    assert renderer.template(False).opener(renderer.variables((), given)) == wanted
+    assert renderer.template(False).fixed_generation_prompt(renderer.variables((), given)) == wanted
 
 
 def test_openers_of_other_arguments_are_other_openers() -> None:
@@ -118,7 +127,10 @@ def test_openers_of_other_arguments_are_other_openers() -> None:
         (-0.0, "-0.0"),
     ]:
         for _ in range(2):
-            assert renderer.template(False).opener(renderer.variables((), {"x": value})) == f"[a]{shown}"
+            assert (
+                renderer.template(False).fixed_generation_prompt(renderer.variables((), {"x": value}))
+                == f"[a]{shown}"
+            )
 
 
 # Marks
@@ -131,7 +143,9 @@ def slow_around(marker: _Marker, text: str, index: int, kind: SpanKind) -> str:
     at = text.index(body)
     number = len(marker.owners)
     marker.owners.append((index, kind))
-    return f"{text[:at]}{_character(2 * number)}{body}{_character(2 * number + 1)}{text[at + len(body) :]}"
+    return (
+        f"{text[:at]}{_mark_character(2 * number)}{body}{_mark_character(2 * number + 1)}{text[at + len(body) :]}"
+    )
 
 
 def slow_unmark(text: str, owners: list[tuple[int, SpanKind]]) -> tuple[str, list[MarkedText]] | None:
@@ -139,7 +153,7 @@ def slow_unmark(text: str, owners: list[tuple[int, SpanKind]]) -> tuple[str, lis
     found: list[MarkedText] = []
     at = length = 0
     opened: tuple[int, int] | None = None
-    for position, number in _marks(text):
+    for position, number in _find_marks(text):
         pieces.append(text[at:position])
         length += position - at
         at = position + 1
@@ -165,7 +179,7 @@ def test_marks_are_put_inside_the_outer_white_space() -> None:
             + text(dice)
             + dice.choice(["", " \n", "\u2003"])
         )
-        assert fast.around(said, number, SpanKind.CONTENT) == slow_around(slow, said, number, SpanKind.CONTENT)
+        assert fast.mark_text(said, number, SpanKind.CONTENT) == slow_around(slow, said, number, SpanKind.CONTENT)
     assert fast.owners == slow.owners
 
 
@@ -176,13 +190,16 @@ def test_what_marks_enclose_is_found_in_any_order_and_only_if_the_rest_is_what_w
         count = dice.randrange(5)
         owners = [(i, SpanKind.CONTENT) for i in range(count)]
         parts = [
-            f"{_character(2 * i)}{dice.choice(['a', 'é世', ''])}{_character(2 * i + 1)}" for i in range(count)
+            f"{_mark_character(2 * i)}{dice.choice(['a', 'é世', ''])}{_mark_character(2 * i + 1)}"
+            for i in range(count)
         ]
         change = dice.random()
         if change < 0.2:
             dice.shuffle(parts)
         elif change < 0.4 and parts:
-            parts[dice.randrange(count)] = dice.choice(["", _character(0), _character(2 * count - 1), "x"])
+            parts[dice.randrange(count)] = dice.choice(
+                ["", _mark_character(0), _mark_character(2 * count - 1), "x"]
+            )
         elif change < 0.5 and parts:
             parts.append(dice.choice(parts))
         marked = "".join(part + dice.choice(["", "b", "🙂"]) for part in ["", *parts])
@@ -299,7 +316,8 @@ def test_marked_messages_hold_the_marks_of_every_text_that_is_not_blank() -> Non
         marked, owners = mark(chat, MARKING, {i for i, one in enumerate(chat) if one["role"] == "assistant"})
         shown = str(marked)
         assert all(
-            _character(2 * i) in shown or f"\\U{ord(_character(2 * i)):08x}" in shown for i in range(len(owners))
+            _mark_character(2 * i) in shown or f"\\U{ord(_mark_character(2 * i)):08x}" in shown
+            for i in range(len(owners))
         )
 
 

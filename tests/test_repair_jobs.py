@@ -122,14 +122,14 @@ def test_no_repair_is_proven_by_a_fast_encoder(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("tito_audit.tokens.tokenizer.FastEncoder", Watched)
     flow = RowFlow([FORMATS[0]], Settings(tokenizer=TOKENIZER, encoder="fastokens"))
     flow.choose_encoders()
-    auditor = flow.group(str(FORMATS[0])).auditor
+    auditor = flow.fitted_group(str(FORMATS[0])).auditor
     judge = auditor.by_reference()
     assert auditor.tokenizer is not None
     assert judge.tokenizer is not None
     text = "What a judge says is the word of the reference."
     encoded.clear()
     (ids,) = judge.tokenizer.encode_fast_batch([text])
-    assert judge.tokenizer.leads_to(text, ids)
+    assert judge.tokenizer.encodes_to(text, ids)
     assert encoded == []
     assert np.array_equal(auditor.tokenizer.encode_fast_batch([text])[0], ids)
     assert encoded != []

@@ -32,15 +32,15 @@ from tests import toy
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence
-from tito_audit.record.build import training_row
-from tito_audit.record.column import ColumnRole, spread
+from tito_audit.record.build import build_training_row
+from tito_audit.record.column import ColumnRole, expand
 from tito_audit.record.finding import Finding, Severity
 from tito_audit.record.model_scores import ModelScores
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.repair import Proposal, Repair, Safety
 from tito_audit.repairs import all_repairs, repair_named
 from tito_audit.rules import FAMILIES, all_rules
-from tito_audit.run.check import check, explain
+from tito_audit.run.check import check, explain_differences
 from tito_audit.settings.model import RepairChoices
 
 FIXTURES = toy.ROOT / "fixtures" / "repairs"
@@ -94,7 +94,7 @@ def gathered(rollout: Rollout, case: Case) -> Evidence:
     """What is seen of a rollout, with tokenizer and template as the case has them."""
     tokenizer = toy.tokenizer_of(case) if case.get("tokenizer", True) else None
     renderer = toy.renderer_of(case) if tokenizer and case.get("template", True) else None
-    return explain(gather(rollout, tokenizer, renderer, trained_again=toy.again_of(case)), RULES)
+    return explain_differences(gather(rollout, tokenizer, renderer, trained_again=toy.again_of(case)), RULES)
 
 
 def found(evidence: Evidence) -> tuple[Finding, ...]:
@@ -120,7 +120,7 @@ def read_again(row: TrainingRow) -> TrainingRow:
     """A row as a format would read it from its columns."""
     by_role = {column.role: column for column in row.columns}
     mask, logprobs = by_role.get(ColumnRole.LOSS_MASK), by_role.get(ColumnRole.LOGPROBS)
-    return training_row(
+    return build_training_row(
         row.token_ids,
         mask=None if mask is None else (mask.name, mask.values),
         logprobs=None if logprobs is None else (logprobs.name, logprobs.values),
@@ -303,7 +303,7 @@ def assert_fitting(rollout: Rollout) -> None:
     for column in row.columns:
         if column.alignment is not None:
             parts = {"full": size, "prompt_length": row.prompt_length, "trained": row.loss_mask}
-            assert len(spread(column.values.astype(object), column.alignment, fill=None, **parts)) == size
+            assert len(expand(column.values.astype(object), column.alignment, fill=None, **parts)) == size
 
 
 @pytest.mark.parametrize(("repair", "case"), every("refused"))

@@ -16,7 +16,7 @@ from tests.tiers import examples
 from tito_audit.errors import RecordError
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.record.rollout import Padding, Rollout, TrainingRow
@@ -24,7 +24,7 @@ from tito_audit.record.runs import trained_runs
 from tito_audit.repair import Proposal
 from tito_audit.repairs import repair_named
 from tito_audit.rules import all_rules
-from tito_audit.run.check import check, explain
+from tito_audit.run.check import check, explain_differences
 from tito_audit.settings.model import RepairChoices
 
 few = settings(max_examples=examples(8, 20), deadline=None, derandomize=True)
@@ -36,7 +36,7 @@ CODES = frozenset(rule.code for rule in RULES)
 
 def seen(rollout: Rollout, *, template: bool = True) -> Evidence:
     renderer = toy.toy_renderer() if template else None
-    return explain(gather(rollout, toy.toy_tokenizer(), renderer), RULES)
+    return explain_differences(gather(rollout, toy.toy_tokenizer(), renderer), RULES)
 
 
 def findings_of(evidence: Evidence, at_least: Severity = Severity.ERROR) -> tuple[Finding, ...]:
@@ -228,7 +228,7 @@ def test_every_mask_style_trains_the_same_tokens(log: Log, styles: list[str]) ->
         rollout = mend.rollouts[0].rollout
         mask = column(row_of(mend), ColumnRole.LOSS_MASK)
         assert mask.encoding is MaskEncoding(style)
-        again = training_row(rollout.training_row.token_ids, mask=("loss_mask", mask.values))  # type: ignore[union-attr]
+        again = build_training_row(rollout.training_row.token_ids, mask=("loss_mask", mask.values))  # type: ignore[union-attr]
         assert np.array_equal(again.loss_mask, wanted)  # type: ignore[arg-type]
         assert column(again, ColumnRole.LOSS_MASK).encoding is mask.encoding
 
@@ -236,7 +236,7 @@ def test_every_mask_style_trains_the_same_tokens(log: Log, styles: list[str]) ->
 def small_row(**more: Any) -> TrainingRow:
     """Ten tokens, the last four trained, with columns of every kind beside mask and logprobs."""
     ids = np.arange(20, 30, dtype=np.int32)
-    row = training_row(
+    row = build_training_row(
         ids,
         mask=("mask", more.pop("mask", [0] * 6 + [1] * 4)),
         logprobs=("logprobs", more.pop("logprobs", [None] * 6 + [-0.5, None, -0.25, -0.125])),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.command import run
-from tito_audit.storage.row import may_repeat_keys, parse_row, repeated_key
+from tito_audit.storage.row import find_repeated_key, may_repeat_keys, parse_row
 
 ROOT = Path(__file__).resolve().parents[1]
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
@@ -54,7 +54,7 @@ def repeats(value: Any) -> bool:
 def test_a_repeated_key_is_found_however_the_text_is_spelled(value: Any, data: st.DataObject) -> None:
     text = spelled(value, data.draw).encode()
     read = orjson.loads(text)
-    assert (repeated_key(text, read) is not None) == repeats(value)
+    assert (find_repeated_key(text, read) is not None) == repeats(value)
     assert may_repeat_keys(text, read) or not repeats(value)
 
 

@@ -23,13 +23,13 @@ from tests.report_results import ODD, TITLES, finding, golden, hostile, merge, r
 from tito_audit.record.finding import Hit, Result, Severity, Side, Skip, Where
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Stated
-from tito_audit.report import Report, ReportOptions, send_all
+from tito_audit.report import Report, ReportOptions, feed_results
 from tito_audit.reports import all_reports, report_named
 from tito_audit.summary import Headline, RuleCount, Summary
-from tito_audit.terminal.boxes import boxes
+from tito_audit.terminal.boxes import draw_boxes
 from tito_audit.terminal.escape import escaped_json, visible
 from tito_audit.terminal.verdict import verdict
-from tito_audit.terminal.worst import Worst
+from tito_audit.terminal.worst import WorstFindings
 
 GOLDENS = Path(__file__).resolve().parents[1] / "fixtures" / "reports"
 EMPTY: dict[str, Callable[[str], bool]] = {
@@ -160,7 +160,9 @@ def test_no_number_of_the_table_is_cut_off(width: int) -> None:
     summary = Summary(files=["run.jsonl"], findings={"TOK101": count})
     out = io.StringIO()
     summary.headlines["", "log"] = Headline("{n} odd", "log", note=1)
-    send_all((), report_named("text").write(summary, out, ReportOptions(width=width, titles=TITLES, notes=True)))
+    feed_results(
+        (), report_named("text").write(summary, out, ReportOptions(width=width, titles=TITLES, notes=True))
+    )
     (line,) = [line for line in out.getvalue().splitlines() if line.startswith("TOK101")]
     shown = line.split()[-(5 if width >= 80 else 4) :]
     assert shown[:4] == ["234,567", "345,678", "45,678", "123,456"]
@@ -193,13 +195,13 @@ def hit_of(recorded: Side, canonical: Side) -> Hit:
 def test_boxes_fit_and_end_for_any_tokens(recorded: list[str], canonical: list[str], width: int) -> None:
     one = Side(tuple(range(len(recorded))), tuple(recorded))
     other = Side(tuple(range(len(canonical))), tuple(canonical))
-    for line in boxes(hit_of(one, other), width):
+    for line in draw_boxes(hit_of(one, other), width):
         assert cell_len(line.plain) <= width
 
 
 def test_tokens_of_the_same_text_stand_above_each_other() -> None:
     recorded = Side((43, 7, 905), ("Skin", "ny", " cat"))
-    lines = [line.plain for line in boxes(hit_of(recorded, Side((4410, 905), ("Skinny", " cat"))), 80)]
+    lines = [line.plain for line in draw_boxes(hit_of(recorded, Side((4410, 905), ("Skinny", " cat"))), 80)]
     assert lines == [
         "sampled      │Skin│ny│·cat│",
         "              43   7  905",
@@ -210,20 +212,20 @@ def test_tokens_of_the_same_text_stand_above_each_other() -> None:
 
 def test_a_long_stretch_is_cut_in_the_middle_with_a_count() -> None:
     side = Side(tuple(range(500)), tuple(f" w{n}" for n in range(500)))
-    text = "\n".join(line.plain for line in boxes(hit_of(side, Side()), 80))
+    text = "\n".join(line.plain for line in draw_boxes(hit_of(side, Side()), 80))
     assert "… 488 tokens …" in text
     assert "w499" in text
 
 
 def test_without_a_tokenizer_the_ids_stand_alone() -> None:
-    assert [line.plain for line in boxes(hit_of(Side((5, 6)), Side((7,))), 80)] == [
+    assert [line.plain for line in draw_boxes(hit_of(Side((5, 6)), Side((7,))), 80)] == [
         "sampled      │5│6│",
         "re-encoded   │7  │",
     ]
 
 
 def test_the_worst_are_spread_over_rules_and_stay_few_however_long_the_log() -> None:
-    worst = Worst()
+    worst = WorstFindings()
     for row in range(2000):
         place = Place("a", row)
         severity = Severity.ERROR if row > 1000 else Severity.NOTE

@@ -125,10 +125,10 @@ def test_concise_has_one_line_for_each_finding_and_one_for_the_run() -> None:
 
 
 def test_the_place_of_a_concise_line_can_be_shown() -> None:
-    from tito_audit.cli.show import wanted_place
+    from tito_audit.cli.show import parse_place
 
     *lines, _ = written(report_named("concise"), results()).splitlines()
-    found = [wanted_place(line[: CONCISE_PLACE.match(line).end()]) for line in lines]  # type: ignore[union-attr]
+    found = [parse_place(line[: CONCISE_PLACE.match(line).end()]) for line in lines]  # type: ignore[union-attr]
     shown = [one for a in results() for one in a.findings if not one.known]
     for wanted, one in zip(found, shown, strict=True):
         assert (wanted.log, wanted.row, wanted.item) == (one.place.file, one.place.row, one.place.item)
@@ -291,7 +291,7 @@ def test_what_is_shown_and_what_is_left_out_are_all_findings(name: str, monkeypa
             found = (merge(place, severity), merge(place, severity, 40), tool_call(place))
             yield result(row, *found, file=place.file)
 
-    monkeypatch.setattr("tito_audit.reports._html.views.ViewBlocks.findings", 500)
+    monkeypatch.setattr("tito_audit.reports._html.views.ViewBlocks.max_findings", 500)
     text = written(report_named(name), of_many_files(), gate=None, notes=True)
     assert told(name, text) == 9_003
     if name in ("text", "markdown", "html"):

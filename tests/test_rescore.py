@@ -16,9 +16,9 @@ from tito_audit.errors import PluginError, ProviderError
 from tito_audit.provider import ScoredTokens
 from tito_audit.report import ReportOptions
 from tito_audit.rescore.html import page
-from tito_audit.rescore.journal import shared
-from tito_audit.rescore.model import Sums, fitted
-from tito_audit.rescore.plan import Want
+from tito_audit.rescore.journal import merge_prefixes
+from tito_audit.rescore.model import Sums, fit_temperature
+from tito_audit.rescore.plan import ScoreQuery
 from tito_audit.rescore.summary import (
     AFTER_HEADS,
     AGREEMENT_HEADS,
@@ -30,7 +30,7 @@ from tito_audit.rescore.summary import (
     drifted_rows,
     mismatch_cells,
 )
-from tito_audit.terminal.page import printed
+from tito_audit.terminal.page import render_text
 
 END = "<|im_end|>"
 NEXT = ["\n", "<|im_start|>", "us", "er", "\n", "3", END, "\n", "<|im_start|>", "assistant", "\n"]
@@ -101,12 +101,12 @@ def test_a_temperature_is_found_from_the_likeliest_tokens():
     top = -np.sort(-model, axis=1)
     for temperature in (0.6, 0.8, 1.3):
         recorded = at(temperature)[rows, sampled]
-        assert fitted(recorded, model[rows, sampled], top, 0.05) == pytest.approx(temperature)
+        assert fit_temperature(recorded, model[rows, sampled], top, 0.05) == pytest.approx(temperature)
     noisy = model[rows, sampled] + draws.normal(0, 0.5, 200)
-    assert fitted(noisy, model[rows, sampled], top, 0.05) is None
+    assert fit_temperature(noisy, model[rows, sampled], top, 0.05) is None
     # Twenty tokens leave the rest of a flat distribution open: a temperature above 1 is not proved.
     hot = at(2.0)[rows, sampled]
-    assert fitted(hot, model[rows, sampled], top[:, :20], 0.05) is None
+    assert fit_temperature(hot, model[rows, sampled], top[:, :20], 0.05) is None
 
 
 def test_the_price_of_a_re_encoding_is_the_difference_of_both_sides(tmp_path, prompt):
@@ -208,7 +208,9 @@ def test_calls_that_continue_each_other_are_scored_once(tmp_path, prompt):
 
 def test_sequences_that_begin_alike_share_a_holder():
     one, other = np.arange(9, dtype=np.int32), np.array([0, 1, 5], np.int32)
-    holders, owners = shared([Want(one[:4], 2), Want(one, 6), Want(other, 1), Want(one, 8)])
+    holders, owners = merge_prefixes(
+        [ScoreQuery(one[:4], 2), ScoreQuery(one, 6), ScoreQuery(other, 1), ScoreQuery(one, 8)]
+    )
     assert [(want.ids.tolist(), want.start) for want in holders] == [(one.tolist(), 2), (other.tolist(), 1)]
     assert owners == [0, 0, 1, 0]
 
@@ -249,7 +251,7 @@ def test_a_longer_sequence_beyond_the_context_leaves_the_shorter_ones(tmp_path, 
     assert run.summary.failed
 
 
-@pytest.mark.parametrize("step", ["gather", "parts_of", "compared"])
+@pytest.mark.parametrize("step", ["gather", "scorable_parts", "pair_logprobs"])
 def test_a_row_on_which_the_comparison_fails_is_named(tmp_path, prompt, monkeypatch, step):
     def fails(*_):
         raise KeyError("ids")
@@ -297,7 +299,7 @@ def test_no_number_or_heading_of_the_page_is_cut(width):
     sums = Sums(123_456_789, -1e6, 2e7, 98.7, (54_321, 321), 1e7, 3e6)
     summary = RescoreSummary("vllm=http://127.0.0.1:8000", "m", sums=sums, by_turn={0: sums, 1: sums, 20: sums})
     summary.causes["SEQ301", "resplit"] = cause
-    page = printed(page_parts(summary, 0, str), ReportOptions(width=width))
+    page = render_text(page_parts(summary, 0, str), ReportOptions(width=width))
     heads = (*AGREEMENT_HEADS, *DRIFTED_HEADS, *AFTER_HEADS)
     rows = (*agreement_rows(summary, 12), *drifted_rows(summary), *after_rows(summary))
     assert [cell for cell in (*heads, *(cell for row in rows for cell in row)) if cell not in page] == []

@@ -27,8 +27,8 @@ from tests.tiers import DEEP, examples, some
 from tito_audit import Settings, SetupError, StorageError, repair_rollouts, scan_rollouts
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
-from tito_audit.run.resume import DoneRow, _Result, _Row, identity_of, packed, unpacked
-from tito_audit.run.tasks import bare
+from tito_audit.run.resume import FinishedRow, _StoredResult, _StoredRow, file_state, pack, unpack
+from tito_audit.run.tasks import strip_rollout
 from tito_audit.run.workers import can_fork
 from tito_audit.settings.model import RepairSettings
 from tito_audit.storage import find_logs
@@ -100,15 +100,15 @@ def test_a_result_is_read_from_json_as_it_was() -> None:
     """With findings, skips, counts, testimony, what it trains and its measures; only the rollout is bare."""
     kept = []
     for result in results():
-        whole = bare(result)
-        kept.append((whole, packed(_Result.of(whole))))
+        whole = strip_rollout(result)
+        kept.append((whole, pack(_StoredResult.store(whole))))
     assert len(kept) > 50
     assert any(whole.findings for whole, _ in kept)
     assert any(whole.witness is not None and whole.trainings is not None for whole, _ in kept)
     for whole, text in kept:
-        again = unpacked(text, _Result).read(Path(whole.place.file))
+        again = unpack(text, _StoredResult).restore(Path(whole.place.file))
         with pytest.raises(ValueError, match="another file"):
-            unpacked(text, _Result).read(Path("another"))
+            unpack(text, _StoredResult).restore(Path("another"))
         assert replace(again, observed=None) == replace(whole, observed=None)
         assert [f.fingerprint for f in again.findings] == [f.fingerprint for f in whole.findings]
         same_measures(again, whole)
@@ -129,11 +129,11 @@ def test_an_outcome_is_read_from_json_as_it_was(tmp_path: Path) -> None:
     settings = Settings(tokenizer=str(TOY), jobs=1)
     seen = 0
     for outcome in repair_rollouts(logs, tmp_path / "out", settings, repairs):
-        before = tuple(map(bare, outcome.before))
-        after = before if outcome.after is outcome.before else tuple(map(bare, outcome.after))
+        before = tuple(map(strip_rollout, outcome.before))
+        after = before if outcome.after is outcome.before else tuple(map(strip_rollout, outcome.after))
         whole = replace(outcome, before=before, after=after)
-        row = DoneRow(whole, moved=(b"moved\n",))
-        assert unpacked(packed(_Row.of(row)), _Row).read(Path(outcome.place.file)) == row
+        row = FinishedRow(whole, moved=(b"moved\n",))
+        assert unpack(pack(_StoredRow.store(row)), _StoredRow).restore(Path(outcome.place.file)) == row
         seen += bool(outcome.cured) + bool(outcome.declined) + (outcome.quarantined is not None)
     assert seen > 5
 
@@ -143,8 +143,10 @@ def test_text_that_is_not_unicode_is_kept(tmp_path: Path) -> None:
     log = tmp_path / "a.jsonl"
     row = {"messages": [{"role": "user", "content": "\ud83d"}], "token_ids": [1, 2], "logprobs": [0.0, -0.5]}
     log.write_text(json.dumps({**row, "loss_mask": [1, 0]}) + "\nnot json \\ud83d\n")
-    whole = [bare(one) for one in scan_rollouts([log], Settings(tokenizer=str(TOY)))]
-    first = [bare(one) for one in scan_rollouts([log], Settings(tokenizer=str(TOY)), resume=tmp_path / "j")]
+    whole = [strip_rollout(one) for one in scan_rollouts([log], Settings(tokenizer=str(TOY)))]
+    first = [
+        strip_rollout(one) for one in scan_rollouts([log], Settings(tokenizer=str(TOY)), resume=tmp_path / "j")
+    ]
     again = list(scan_rollouts([log], Settings(tokenizer=str(TOY)), resume=tmp_path / "j"))
     assert first == whole
     assert again == whole
@@ -258,13 +260,13 @@ def test_results_of_other_settings_are_not_used_and_a_notice_says_so(
         (tokenizer / "generation_config.json").write_text('{"eos_token_id": 3}')
     else:
         monkeypatch.setattr("tito_audit.run.resume.VERSION", "another")
-        monkeypatch.setattr("tito_audit.run.resume._code", lambda: "another")
+        monkeypatch.setattr("tito_audit.run.resume._code_hash", lambda: "another")
     again = scan_rollouts([logs], settings, resume=place)
-    found = [bare(one) for one in again]
+    found = [strip_rollout(one) for one in again]
     assert again.resumed == 0
     word = {"settings": "settings", "template": "chat template", "tokenizer": "tokenizer files", "code": "code"}
     assert f"{place}: 3 logs had been finished by a run with other {word[change]}" in again.summary.notices[0]
-    assert found == [bare(one) for one in scan_rollouts([logs], settings)]
+    assert found == [strip_rollout(one) for one in scan_rollouts([logs], settings)]
     more = scan_rollouts([logs], replace(settings, fail_on="note", jobs=2), resume=place)
     assert list(more) == found
     assert more.resumed == 3, "what fails, and how many processes do it, decides no result"
@@ -290,10 +292,10 @@ def test_a_log_that_changes_while_it_is_audited_is_not_recorded_as_finished(tmp_
 def test_a_limit_and_a_sample_count_the_rows_of_finished_logs(tmp_path: Path, more: dict[str, Any]) -> None:
     logs, settings = shards(tmp_path / "logs", 6), Settings(tokenizer=str(TOY), **more)
     whole = scan_rollouts([logs], settings)
-    found = [bare(one) for one in whole]
+    found = [strip_rollout(one) for one in whole]
     for _ in range(2):
         again = scan_rollouts([logs], settings, resume=tmp_path / "j")
-        assert [bare(one) for one in again] == found
+        assert [strip_rollout(one) for one in again] == found
         assert again.summary.sampled == whole.summary.sampled
         assert again.summary.notices == whole.summary.notices
     assert again.resumed
@@ -326,24 +328,24 @@ def test_calls_that_are_joined_across_logs_are_joined_again(tmp_path: Path) -> N
     for name in ("gateway", "openai_chat", "sglang", "vllm", "areal"):
         shutil.copy(FORMATS / f"{name}.jsonl", logs)
     whole = scan_rollouts([logs], Settings(tokenizer=str(TOY)))
-    found = [bare(one) for one in whole]
+    found = [strip_rollout(one) for one in whole]
     for resumed in (0, 5):
         again = scan_rollouts([logs], Settings(tokenizer=str(TOY)), resume=tmp_path / "j")
-        assert [bare(one) for one in again] == found
+        assert [strip_rollout(one) for one in again] == found
         assert again.summary.joined == whole.summary.joined != []
         assert again.summary.notices == whole.summary.notices
         assert again.resumed == resumed
     shutil.copy(FORMATS / "rllm_gateway.jsonl", logs)
     more = scan_rollouts([logs], Settings(tokenizer=str(TOY)), resume=tmp_path / "j")
-    found = [bare(one) for one in more]
+    found = [strip_rollout(one) for one in more]
     assert more.resumed == 1, "the calls of another log may continue any of the others"
-    assert found == [bare(one) for one in scan_rollouts([logs], Settings(tokenizer=str(TOY)))]
+    assert found == [strip_rollout(one) for one in scan_rollouts([logs], Settings(tokenizer=str(TOY)))]
 
 
 def test_a_pipe_is_never_recorded(tmp_path: Path) -> None:
-    assert identity_of(Path("/dev/null")) is None
+    assert file_state(Path("/dev/null")) is None
     log = FORMATS / "areal.jsonl"
-    assert identity_of(log) == [log.stat().st_size, log.stat().st_mtime_ns, None]
+    assert file_state(log) == [log.stat().st_size, log.stat().st_mtime_ns, None]
 
 
 # The journal
@@ -354,10 +356,10 @@ def record(path: Path, number: int) -> list[int]:
     ends = []
     journal = Journal(path)
     for at in range(number):
-        journal.begin()
+        journal.begin_log()
         for part in range(2):
-            journal.add({"rows": [at, part]})
-        journal.finish("scan", f"{at}.jsonl", [at, at, None], {"code": "x"}, left_out=0)
+            journal.add_part({"rows": [at, part]})
+        journal.finish_log("scan", f"{at}.jsonl", [at, at, None], {"code": "x"}, left_out=0)
         ends.append(path.stat().st_size)
     journal.close()
     return ends
@@ -367,9 +369,9 @@ def finished_in(path: Path, number: int) -> list[int]:
     journal = Journal(path)
     found = []
     for at in range(number):
-        one = journal.finished("scan", f"{at}.jsonl")
+        one = journal.find_finished("scan", f"{at}.jsonl")
         if one is not None:
-            assert list(journal.parts(one)) == [{"rows": [at, 0]}, {"rows": [at, 1]}]
+            assert list(journal.read_parts(one)) == [{"rows": [at, 0]}, {"rows": [at, 1]}]
             found.append(at)
     journal.close()
     return found
@@ -384,10 +386,10 @@ def test_a_journal_cut_off_at_any_byte_keeps_what_was_finished_by_then(tmp_path:
         assert finished_in(torn, 3) == [at for at, end in enumerate(ends) if end <= size]
         assert data.startswith(torn.read_bytes()), "what was cut off is gone"
         journal = Journal(torn)
-        journal.begin()
-        journal.add({"rows": [7, 0]})
-        journal.add({"rows": [7, 1]})
-        journal.finish("scan", "7.jsonl", [], {})
+        journal.begin_log()
+        journal.add_part({"rows": [7, 0]})
+        journal.add_part({"rows": [7, 1]})
+        journal.finish_log("scan", "7.jsonl", [], {})
         journal.close()
         assert 7 in finished_in(torn, 8)
 
@@ -502,7 +504,7 @@ def test_a_full_disk_ends_a_run_in_one_line_and_the_next_goes_on(tmp_path: Path)
 
 
 def _told(found: Iterable[Result]) -> list[Result]:
-    return [bare(result) for result in found]
+    return [strip_rollout(result) for result in found]
 
 
 @pytest.mark.skipif(not can_fork(), reason="the other run is a fork")
@@ -730,5 +732,5 @@ def test_logs_and_repaired_logs_in_a_bucket_are_known_by_what_the_store_says(tmp
 def test_a_part_that_unpacks_to_more_than_any_run_writes_is_refused_before_it_fills_the_memory() -> None:
     bomb = b64encode(zlib.compress(b" " * (300 << 20) + b"1", 1)).decode()
     with pytest.raises(ValueError, match="holds more than 256 MiB"):
-        unpacked(bomb, int)
-    assert unpacked(packed(7), int) == 7
+        unpack(bomb, int)
+    assert unpack(pack(7), int) == 7

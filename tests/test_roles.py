@@ -15,7 +15,7 @@ from tests.tiers import some
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import GENERATION_PROMPT, TURN_END, Headers, headers_of, token_roles
-from tito_audit.record.build import call_columns
+from tito_audit.record.build import build_call_columns
 from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn, with_speakers
 from tito_audit.record.speakers import ASSISTANT, SAMPLED_ROLES, Speakers, speaker_of, unknown_role_name
@@ -72,7 +72,7 @@ def learned(opener: str, *controls: str, stated: tuple[str, ...] = ()) -> Header
 def test_a_name_that_models_are_given_was_sampled(role: str) -> None:
     (message,) = as_messages([{"role": role, "content": "x"}], "m")
     assert message.sampled
-    assert not message.given
+    assert not message.known_unsampled
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_a_name_that_models_are_given_was_sampled(role: str) -> None:
 )
 def test_a_role_of_others_is_given_under_each_of_its_names(role: str, speaker: str) -> None:
     (message,) = as_messages([{"role": role, "content": "x"}], "m")
-    assert (message.speaker, message.sampled, message.given) == (speaker, False, True)
+    assert (message.speaker, message.sampled, message.known_unsampled) == (speaker, False, True)
 
 
 def test_a_role_that_is_not_known_is_neither_sampled_nor_given() -> None:
     (message,) = as_messages([{"role": "planner", "content": "x"}], "m")
     assert not message.sampled
-    assert not message.given
+    assert not message.known_unsampled
     assert unknown_role_name(message.speaker) == "planner"
     assert unknown_role_name(speaker_of("template")) == "template"  # the log's word is never taken for ours
 
@@ -111,7 +111,7 @@ def test_roles_that_are_stated_take_the_place_of_all_others() -> None:
 
 def test_stated_roles_pair_the_calls_with_their_messages() -> None:
     chat = [{"role": "user", "content": "x"}, {"role": "planner", "content": "y"}]
-    _, columns = call_columns(np.array([1], np.int32))
+    _, columns = build_call_columns(np.array([1], np.int32))
     turn = Turn(prompt_ids=np.array([0], np.int32), completion_ids=np.array([1], np.int32), columns=columns)
     rollout = Rollout(Place("x", 0), "x", messages=as_messages(chat, "m"), turns=(turn,))
     told = with_speakers(rollout, Speakers(("planner",)))
@@ -195,7 +195,7 @@ def test_every_name_of_a_model_is_one_role_in_headers() -> None:
 @pytest.mark.parametrize("template", [True, False], ids=["with its template", "without"])
 @pytest.mark.parametrize("model", ["qwen2.5-coder", "gemma-3", "smollm2"])
 def test_every_turn_of_every_conversation_begins_where_its_call_began(model: str, template: bool) -> None:
-    engine, _ = Loader().auditor(Settings(tokenizer=str(SHARED / "tokenizers" / model)))
+    engine, _ = Loader().load_auditor(Settings(tokenizer=str(SHARED / "tokenizers" / model)))
     assert engine.tokenizer is not None
     reference = Reference(engine.tokenizer, engine.renderer if template else None)
     calls = 0
@@ -230,7 +230,7 @@ ANSWERED = ("Hello!\n\nHow?", " 2")
 @pytest.mark.parametrize("lead", ["", "\n", "\n\n"])
 def test_a_template_says_where_answers_begin_that_begin_with_white_space(name: str, lead: str) -> None:
     """Each answer is sampled apart, behind the very tokens of its generation prompt."""
-    engine, _ = Loader().auditor(Settings(tokenizer=str(SHARED / "tokenizers" / name)))
+    engine, _ = Loader().load_auditor(Settings(tokenizer=str(SHARED / "tokenizers" / name)))
     assert engine.tokenizer is not None
     reference = Reference(engine.tokenizer, engine.renderer)
     for ref in (reference, Reference(engine.tokenizer, None)):

@@ -14,7 +14,7 @@ from tests import toy
 from tests.command import run, written
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.masks import agreed_mask
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.speakers import Speakers
@@ -200,7 +200,7 @@ def evidence_of(row: Row, trained: Sequence[int], logprobs: Sequence[float] | No
         Place("x", 0),
         "x",
         messages=as_messages(row.get("messages"), "m"),
-        training_row=training_row(np.array(row["token_ids"], np.int32), **columns),
+        training_row=build_training_row(np.array(row["token_ids"], np.int32), **columns),
     )
     return gather(rollout, toy.toy_tokenizer(), toy.toy_renderer(), Speakers())
 

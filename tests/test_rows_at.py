@@ -24,10 +24,10 @@ from tito_audit.errors import SetupError
 from tito_audit.format import Row
 from tito_audit.formats import pick_format
 from tito_audit.inspect import inspect_log
-from tito_audit.run.tasks import bare
+from tito_audit.run.tasks import strip_rollout
 from tito_audit.storage import RawRow, open_log, open_output
-from tito_audit.storage.chunks import Reading, chunks_of
-from tito_audit.storage.inside import parse_row_path
+from tito_audit.storage.chunks import ChunkReader, chunks_of
+from tito_audit.storage.nested_rows import parse_row_path
 
 Json = dict[str, Any]
 
@@ -99,7 +99,7 @@ def found_in(log: Path, **options: Any) -> list[tuple[int, list[str], list[str]]
     scan.chunk_bytes = 400
     return [
         (one.place.row, [finding.code for finding in one.findings], [skip.code for skip in one.skips])
-        for one in map(bare, scan)
+        for one in map(strip_rollout, scan)
     ]
 
 
@@ -126,7 +126,7 @@ def test_a_sample_takes_the_same_rows_however_the_log_is_read(tmp_path: Path, ki
     for size in (300, 5000, 1 << 20):
         found, start, left_out = [], 0, 0
         for chunk in chunks_of(open_log(log, rows_at=path, share=0.3), size):
-            reading = Reading(chunk)
+            reading = ChunkReader(chunk)
             found += [start + raw.index for raw in reading]
             start += reading.size
             left_out += reading.sample.left_out if reading.sample is not None else 0

@@ -16,11 +16,11 @@ from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import empty_ids
-from tito_audit.record.beside import NOTHING_BESIDE
 from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.finding import Hit, Where
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
-from tito_audit.rule import Rule, missing
+from tito_audit.record.token_extras import NO_EXTRAS
+from tito_audit.rule import Rule, missing_evidence
 from tito_audit.rules import FAMILIES, all_rules, rule_of
 from tito_audit.run.check import check
 
@@ -114,7 +114,7 @@ def hollow_row() -> TrainingRow:
 def test_a_flag_case_is_found_where_it_says_and_nowhere_else(rule: Rule, case: dict[str, Any]) -> None:
     evidence = toy.evidence_of(case)
     if rule.check is not None:
-        assert missing(rule, evidence.present) is None
+        assert missing_evidence(rule, evidence.present) is None
     hits = hits_of(rule, evidence)
     assert sorted(map(place_of, hits)) == sorted(case["expect"]), [hit.message for hit in hits]
     for hit in hits:
@@ -146,7 +146,7 @@ def test_a_pass_case_is_silent(rule: Rule, case: dict[str, Any]) -> None:
 def test_a_rule_that_lacks_a_column_is_skipped(rule: Rule, case: dict[str, Any]) -> None:
     for need in rule.needs:
         evidence = evidence_without(case, need)
-        assert missing(rule, evidence.present) is not None, f"{need} was dropped and not missed"
+        assert missing_evidence(rule, evidence.present) is not None, f"{need} was dropped and not missed"
         if rule.check is not None:
             assert hits_of(rule, evidence) == []
 
@@ -185,8 +185,8 @@ def without(rollout: Rollout, need: Needs) -> Rollout:
     if need is Needs.TRAINER_LOGPROBS:
         return without_others(rollout)
     if need in (Needs.EXPERTS_READ, Needs.KEPT_SETS_READ, Needs.CREDIT):
-        alone = tuple(replace(turn, beside=NOTHING_BESIDE) for turn in turns)
-        kept = None if row is None else replace(row, beside=NOTHING_BESIDE)
+        alone = tuple(replace(turn, extras=NO_EXTRAS) for turn in turns)
+        kept = None if row is None else replace(row, extras=NO_EXTRAS)
         return replace(rollout, turns=alone, training_row=kept)
     if need in (Needs.SEVERAL_CALLS, Needs.HISTORY):
         return replace(rollout, turns=turns[:1])

@@ -32,18 +32,18 @@ from tito_audit.evidence.masks import (
 from tito_audit.evidence.model import Evidence, Explained, RowView, Verified
 from tito_audit.evidence.needs import Needs, applies
 from tito_audit.record.arrays import Logprobs, Mask
-from tito_audit.record.build import call_columns, training_row
+from tito_audit.record.build import build_call_columns, build_training_row
 from tito_audit.record.finding import Finding, Hit, Severity, Skip, Where
 from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.runs import trained_runs
 from tito_audit.repair import Safety
 from tito_audit.repairs import all_repairs
-from tito_audit.rule import Rule, hit_of, missing
+from tito_audit.rule import Rule, hit_of, missing_evidence
 from tito_audit.rules import rule_of
 from tito_audit.rules._texts import _normalize, spelled_calls
 from tito_audit.run.check import check
-from tito_audit.run.headlines import linked
+from tito_audit.run.headlines import link_findings
 from tito_audit.settings.model import RepairChoices
 
 Runs = list[tuple[int, int]]
@@ -137,7 +137,7 @@ def simple_check(
     for rule in rules:
         if rule.code not in selected:
             continue
-        because = missing(rule, evidence.present, evidence.rollout.stated.reasons)
+        because = missing_evidence(rule, evidence.present, evidence.rollout.stated.reasons)
         hits = [simple_hit(rule, one, evidence) for one in explained if one.code == rule.code]
         if because is not None and not hits:
             skips.append(Skip(rule.code, because, applies(rule.needs, evidence.present)))
@@ -146,7 +146,7 @@ def simple_check(
         for hit in hits:
             severity = rule.severity if hit.severity is None else hit.severity
             findings.append(Finding(rule.code, severity, evidence.rollout.place, hit))
-    told = linked(findings, {}, rules) if findings else []
+    told = link_findings(findings, {}, rules) if findings else []
     return tuple(replace(one, repair=simple_repair(one, evidence)) for one in told), tuple(skips)
 
 
@@ -196,7 +196,7 @@ def rows(draw: st.DrawFn, *, calls: bool = False) -> Evidence:
         values[at : at + draw(st.sampled_from((1, 3, 9)))] = value
     ids = np.arange(10, 10 + length, dtype=np.int32)
     ids[draw(st.lists(st.integers(0, length - 1), max_size=4))] = END
-    row = training_row(
+    row = build_training_row(
         ids,
         mask=("loss_mask", mask),
         logprobs=("logprobs", values),
@@ -223,7 +223,7 @@ def moved_rows(draw: st.DrawFn) -> Evidence:
     values = moved(np.where(mask, -0.5 - np.arange(length), filler), draw(st.integers(-5, 5)), filler)
     values[draw(st.lists(st.integers(0, length - 1), max_size=1))] = filler
     prompt_length = draw(st.sampled_from((None, 2)))
-    row = training_row(
+    row = build_training_row(
         np.arange(10, 10 + length, dtype=np.int32),
         mask=("loss_mask", mask),
         logprobs=("logprobs", values[draw(st.sampled_from((0, 1, prompt_length or 0))) :]),
@@ -338,7 +338,7 @@ def test_values_that_are_no_logprobs_are_found_wherever_they_enter_the_loss(
     row, view, mask, logprobs = parts(evidence)
     sentinel = row.sentinel
     if calls:
-        values, columns = call_columns(row.token_ids, logprobs=("logprobs", logprobs))
+        values, columns = build_call_columns(row.token_ids, logprobs=("logprobs", logprobs))
         turn = Turn(None, row.token_ids, values, columns=columns)
         evidence = Evidence(Rollout(Place("made up", 0), "toy", turns=(turn,)), None, Needs.COMPLETION_LOGPROBS)
         mask, sentinel = np.ones(len(mask), np.bool_), columns[0].sentinel
@@ -486,7 +486,7 @@ def test_calls_with_sound_logprobs_are_checked_as_by_asking_every_rule(
     for column in columns:
         values = np.array(column) - (np.arange(len(column)) * 0.03 if apart else 0)
         ids = np.arange(10, 10 + len(values), dtype=np.int32)
-        recorded, logged = call_columns(ids, logprobs=("logprobs", values))
+        recorded, logged = build_call_columns(ids, logprobs=("logprobs", values))
         turns.append(Turn(ids[:2], ids, recorded, columns=logged))
     present = Needs.COMPLETIONS | Needs.COMPLETION_LOGPROBS | Needs.PROMPTS
     evidence = Evidence(Rollout(Place("made up", 0), "toy", turns=tuple(turns)), None, present)

@@ -27,7 +27,7 @@ from tito_audit.evidence.images import (
     images_in_ids,
     images_in_messages,
 )
-from tito_audit.record.build import call_columns, training_row
+from tito_audit.record.build import build_call_columns, build_training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.finding import Finding, Hit, Where
 from tito_audit.record.message import as_messages
@@ -66,7 +66,7 @@ def hits(code: str, rollout: Rollout) -> list[Hit]:
 def row_of(logprobs: Any, mask: Any = None, **columns: Any) -> Rollout:
     """A training row with these columns; every token is trained unless a mask is given."""
     size = len(logprobs)
-    row = training_row(
+    row = build_training_row(
         np.arange(10, 10 + size, dtype=np.int32),
         mask=("loss_mask", np.ones(size, np.int64) if mask is None else mask),
         logprobs=("logprobs", logprobs),
@@ -317,7 +317,7 @@ def test_base_2_is_read_from_alternatives_and_natural_logarithms_are_not_it(
 def with_alternatives(tops: np.ndarray[Any, Any]) -> Rollout:
     """A call whose tokens have these alternatives."""
     ids = np.arange(len(tops), dtype=np.int32)
-    values, columns = call_columns(ids, logprobs=("logprobs", tops[:, 0]))
+    values, columns = build_call_columns(ids, logprobs=("logprobs", tops[:, 0]))
     turn = Turn(ids, ids, values, columns=columns, alternatives=tuple(map(tuple, tops.tolist())))
     return Rollout(Place("made up", 0), "toy", turns=(turn,))
 
@@ -364,7 +364,7 @@ def test_calls_of_several_versions_are_one_note_where_the_second_begins(versions
     turns = []
     for version in versions:
         ids = np.arange(5, dtype=np.int32)
-        values, columns = call_columns(ids, logprobs=("logprobs", VALUES[:5]))
+        values, columns = build_call_columns(ids, logprobs=("logprobs", VALUES[:5]))
         turns.append(Turn(ids, ids, values, weight_versions=(version,), columns=columns))
     found = hits("REC008", Rollout(Place("made up", 0), "toy", turns=tuple(turns)))
     other = next((number for number, one in enumerate(versions) if one != versions[0]), None)

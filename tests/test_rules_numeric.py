@@ -13,7 +13,7 @@ from tito_audit.evidence.masks import left_out
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs, Mask
-from tito_audit.record.build import call_columns, training_row
+from tito_audit.record.build import build_call_columns, build_training_row
 from tito_audit.record.finding import Hit, Where
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.rules import rule_of
@@ -75,18 +75,18 @@ def evidence(shape: Shape, row: TrainingRow, expected: Logprobs | None = None) -
 
 
 def masked(shape: Shape, mask: Mask) -> Evidence:
-    return evidence(shape, training_row(shape.ids(), mask=("loss_mask", mask)))
+    return evidence(shape, build_training_row(shape.ids(), mask=("loss_mask", mask)))
 
 
 def scored(shape: Shape, logprobs: Logprobs, expected: Logprobs | None = None) -> Evidence:
     mask = ("loss_mask", shape.sampled())
-    row = training_row(shape.ids(), mask=mask, logprobs=("logprobs", logprobs), sentinel=0.0)
+    row = build_training_row(shape.ids(), mask=mask, logprobs=("logprobs", logprobs), sentinel=0.0)
     return evidence(shape, row, expected)
 
 
 def completion(logprobs: Logprobs) -> Evidence:
     ids = np.arange(10, 10 + len(logprobs), dtype=np.int32)
-    values, columns = call_columns(ids, logprobs=("logprobs", logprobs))
+    values, columns = build_call_columns(ids, logprobs=("logprobs", logprobs))
     turn = Turn(None, ids, values, columns=columns)
     return Evidence(Rollout(Place("made up", 0), "toy", turns=(turn,)), None, Needs.COMPLETION_LOGPROBS)
 
@@ -219,7 +219,7 @@ def test_equal_values_are_flagged_from_the_length_on_that_the_rule_names(count: 
 def test_a_column_of_another_length_is_counted(tokens: int, more: int) -> None:
     for length in (tokens + more, max(tokens - more, 0)):
         ids = np.arange(tokens, dtype=np.int32)
-        _, columns = call_columns(ids, logprobs=("logprobs", np.full(length, -0.5)))
+        _, columns = build_call_columns(ids, logprobs=("logprobs", np.full(length, -0.5)))
         rollout = Rollout(Place("made up", 0), "toy", turns=(Turn(None, ids, None, columns=columns),))
         found = hits("LPR501", Evidence(rollout, None, Needs.COMPLETION_LOGPROBS))
         assert len(found) == (tokens > 0 and length != tokens)

@@ -12,10 +12,10 @@ import pytest
 from tests.tiers import examples, some
 from tito_audit.evidence.gather import gather
 from tito_audit.record.arrays import as_ids
-from tito_audit.record.build import call_columns, training_row
+from tito_audit.record.build import build_call_columns, build_training_row
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
-from tito_audit.rule import missing
+from tito_audit.rule import missing_evidence
 from tito_audit.rules import all_rules
 from tito_audit.tokens.load import load_tokenizer
 
@@ -35,7 +35,7 @@ def turns_of(line: dict, *, with_text: bool) -> tuple[Turn, ...]:
     turns = []
     for call, index in zip(line["calls"], answers, strict=True):
         ids = as_ids(call["generation_token_ids"], "generation_token_ids")
-        values, columns = call_columns(ids, logprobs=("generation_log_probs", call["generation_log_probs"]))
+        values, columns = build_call_columns(ids, logprobs=("generation_log_probs", call["generation_log_probs"]))
         turns.append(
             Turn(
                 as_ids(call["prompt_token_ids"], "prompt_token_ids"),
@@ -60,7 +60,7 @@ def row_of(turns: tuple[Turn, ...]) -> TrainingRow:
         assert turn.completion_logprobs is not None
         own = slice(len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.completion_logprobs))
         mask[own], logprobs[own] = 1, turn.completion_logprobs.round(4)
-    return training_row(ids, mask=("loss_mask", mask), logprobs=("logprobs", logprobs), sentinel=0.0)
+    return build_training_row(ids, mask=("loss_mask", mask), logprobs=("logprobs", logprobs), sentinel=0.0)
 
 
 @pytest.mark.parametrize("with_text", [True, False], ids=["with text", "with messages only"])
@@ -81,7 +81,7 @@ def test_nothing_is_found_in_a_careful_log(name: str, mode: str, with_text: bool
                 training_row=row_of(turns) if mode == "tito" else None,
             )
             evidence = gather(rollout, tokenizer, None)
-            ready = [rule for rule in rules if rule.check and missing(rule, evidence.present) is None]
+            ready = [rule for rule in rules if rule.check and missing_evidence(rule, evidence.present) is None]
             # These logs name no weights, experts, kept sets or advantages, and have no trainer's columns.
             assert len(ready) >= (len(rules) - 5 if mode == "tito" else 8)
             found = {rule.code: list(rule.check(evidence)) for rule in ready if rule.check}

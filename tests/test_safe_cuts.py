@@ -22,7 +22,13 @@ from tito_audit.errors import TokenizerError
 from tito_audit.tokens import segments, split_points
 from tito_audit.tokens.encoders import ReferenceEncoder
 from tito_audit.tokens.load import load_tokenizer
-from tito_audit.tokens.split_points import TABLES, SafeCuts, find_safe_cuts, in_matcher, splitting_steps
+from tito_audit.tokens.split_points import (
+    TABLES,
+    SafeCuts,
+    find_safe_cuts,
+    match_characters,
+    parse_splitting_steps,
+)
 from tito_audit.tokens.tokenizer import Tokenizer
 from tools import split_points as derivation
 
@@ -105,7 +111,7 @@ def assert_cuts_hold(tokenizer: Tokenizer, cuts: SafeCuts, texts: list[str], *, 
     total = 0
     for start in range(0, len(texts), 250):
         batch = texts[start : start + 250]
-        found = [cuts.within(text).tolist() for text in batch]
+        found = [cuts.find(text).tolist() for text in batch]
         total += sum(map(len, found))
         pieces = [cut_up(text, places) for text, places in zip(batch, found, strict=True)]
         halves = [
@@ -142,9 +148,9 @@ def test_parts_of_a_text_end_at_the_safe_cuts_of_the_whole(name):
     texts = Drawn(loaded(name), seed=7).texts(STRINGS // 4) + Drawn(loaded(name), seed=8).chats(STRINGS // 8)
     texts += ["", "a", "a" * 9000, "".join(texts), " the" * 5000]
     for text, size in itertools.product([*texts, *hard_texts(name, STRINGS // 4)], (1, 7, 900)):
-        parts = cuts.parts(text, size)
+        parts = cuts.divide(text, size)
         wanted, begin = [], 0
-        for place in cuts.within(text).tolist():
+        for place in cuts.find(text).tolist():
             if place >= begin + size:
                 wanted.append(place)
                 begin = place
@@ -160,7 +166,7 @@ def test_a_place_is_a_safe_cut_if_it_is_of_all_cuts(name):
         if cuts.spells_token(text):
             continue
         data, places = text.encode(), [0, *itertools.accumulate(len(char.encode()) for char in text)]
-        wanted = {places[at] for at in cuts.within(text).tolist()}
+        wanted = {places[at] for at in cuts.find(text).tolist()}
         assert {at for at in range(1, len(data) + 1) if cuts.may_cut(data, at)} == wanted, ascii(text)
         tried += len(wanted)
     assert tried > STRINGS
@@ -168,8 +174,8 @@ def test_a_place_is_a_safe_cut_if_it_is_of_all_cuts(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_long_text_gets_the_same_ids_in_parts(name, monkeypatch):
-    monkeypatch.setattr(segments, "LONG", 100)
-    monkeypatch.setattr(segments, "PART", 40)
+    monkeypatch.setattr(segments, "MAX_WHOLE", 100)
+    monkeypatch.setattr(segments, "PART_SIZE", 40)
     tokenizer = loaded(name)
     asked = []
 
@@ -180,7 +186,7 @@ def test_a_long_text_gets_the_same_ids_in_parts(name, monkeypatch):
     whole = ReferenceEncoder(tokenizer.backend).encode_batch
     together = "".join(hard_texts(name, 30) + Drawn(tokenizer, seed=9).chats(5))
     texts = [together, "short", "", together[::-1], "\ud83d\ude00 half \ud83d " * 30, "a" * 500]
-    found = segments.in_parts(encode, lambda: cuts_of(name))(texts)
+    found = segments.encode_in_parts(encode, lambda: cuts_of(name))(texts)
     assert [ids.tolist() for ids in found] == [ids.tolist() for ids in whole(texts)]
     assert max(map(len, asked)) == 500, "only the text without cuts is encoded whole"
     assert not any(ids.flags.writeable for ids in found)
@@ -189,14 +195,14 @@ def test_a_long_text_gets_the_same_ids_in_parts(name, monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 def test_prose_is_cut_into_words(name):
     text = "The quick brown fox.\n\nIt isn't <b>here</b>, is it?"
-    assert {" quick", " brown", " it"} <= set(cut_up(text, cuts_of(name).within(text).tolist()))
+    assert {" quick", " brown", " it"} <= set(cut_up(text, cuts_of(name).find(text).tolist()))
 
 
 def test_no_cut_is_inside_a_control_token_and_its_ends_are_cuts():
     text = "a<|im_end|>b <think></think>\n<|im_end"
-    places = cuts_of("toy_bpe").within(text).tolist()
+    places = cuts_of("toy_bpe").find(text).tolist()
     assert {"a", "<|im_end|>", "<think>", "</think>"} <= set(cut_up(text, places))
-    assert cuts_of("toy_bpe").within("").tolist() == cuts_of("toy_bpe").within("<think>").tolist() == []
+    assert cuts_of("toy_bpe").find("").tolist() == cuts_of("toy_bpe").find("<think>").tolist() == []
 
 
 def changed(*contents: AddedToken) -> tokenizers.Tokenizer:
@@ -274,21 +280,21 @@ def test_a_part_that_is_code_leaves_none():
 
 def test_a_table_that_is_not_true_of_the_library_is_not_used(monkeypatch, tmp_path):
     backend = changed()
-    steps = split_points.steps_of(backend)
+    steps = split_points.find_splitting_steps(backend)
     stored = orjson.loads((TABLES / f"{split_points.table_name(*steps)}.json").read_bytes())
     stored["run_lengths"][0] += 1
     stored["run_lengths"][1] -= 1
     (tmp_path / f"{split_points.table_name(*steps)}.json").write_bytes(orjson.dumps(stored))
     monkeypatch.setattr(split_points, "TABLES", tmp_path)
-    split_points._table.cache_clear()
+    split_points._load_table.cache_clear()
     try:
         assert find_safe_cuts(backend) is None
     finally:
-        split_points._table.cache_clear()
+        split_points._load_table.cache_clear()
 
 
 def states(name: str) -> tuple[list[str], bool]:
-    steps = split_points.steps_of(loaded(name).backend)
+    steps = split_points.find_splitting_steps(loaded(name).backend)
     assert steps is not None
     return steps
 
@@ -322,7 +328,7 @@ def test_every_character_is_of_the_class_that_the_library_puts_it_in(name):
     characters = [chr(point) for point in points.tolist()]
     for number, matcher in enumerate(stored["matchers"]):
         marks = np.array([row[number] == "1" for row in stored["members"]])
-        assert np.array_equal(in_matcher(matcher, characters), marks[cuts.classes[points]]), matcher
+        assert np.array_equal(match_characters(matcher, characters), marks[cuts.classes[points]]), matcher
 
 
 def test_every_table_is_named_after_what_it_was_derived_from():
@@ -342,11 +348,11 @@ def test_a_regex_that_looks_back_or_refers_back_is_not_taken_on():
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
-        steps = split_points.steps_of(backend)
+        steps = split_points.find_splitting_steps(backend)
         assert steps is not None
         with pytest.raises(TokenizerError, match="cannot be understood"):
             derivation.derive(backend, *steps)
 
 
 def test_a_sequence_without_a_byte_level_end_is_not_understood():
-    assert splitting_steps(None, {"type": "Sequence", "pretokenizers": []}) is None
+    assert parse_splitting_steps(None, {"type": "Sequence", "pretokenizers": []}) is None

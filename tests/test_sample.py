@@ -20,8 +20,8 @@ from tests.world import json_lines
 from tito_audit import Result, Settings, SetupError, StorageError, read_rollouts, scan_rollouts
 from tito_audit.run.workers import can_fork
 from tito_audit.storage import RawRow, open_log
-from tito_audit.storage.chunks import Reading, chunks_of
-from tito_audit.storage.log import lost_row
+from tito_audit.storage.chunks import ChunkReader, chunks_of
+from tito_audit.storage.log import damage_row
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARES = (0.05, 0.3, 0.5, 0.9)
@@ -81,7 +81,7 @@ def in_chunks(path: Path, size: int, share: float, limit: int = 1 << 20) -> tupl
     start = left_out = 0
     last = -1
     for chunk in chunks_of(open_log(path, share=share, max_row_bytes=limit), size):
-        reading = Reading(chunk)
+        reading = ChunkReader(chunk)
         for row in reading:
             assert reading.sample is not None
             rows.append(RawRow(row.index + start, None, row.error))
@@ -91,7 +91,7 @@ def in_chunks(path: Path, size: int, share: float, limit: int = 1 << 20) -> tupl
             last = start + reading.sample.last if reading.sample.last >= 0 else last
         start += reading.size
         if reading.damage is not None:
-            rows.append(lost_row(path, last, reading.damage))
+            rows.append(damage_row(path, last, reading.damage))
             before.append(left_out)
             break
     return rows, before, left_out

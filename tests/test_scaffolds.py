@@ -15,8 +15,8 @@ from tests.tiers import examples, some
 from tito_audit.errors import SetupError
 from tito_audit.record.message import as_messages
 from tito_audit.render import scaffolds as room
-from tito_audit.render.renderer import Forms, Renderer, make_renderer
-from tito_audit.render.scaffolds import Shapes, scaffolds_of
+from tito_audit.render.renderer import ChatForms, Renderer, make_renderer
+from tito_audit.render.scaffolds import MessageShapes, find_scaffolds
 from tito_audit.render.template import Template
 from tito_audit.tokens.load import load_tokenizer
 
@@ -139,7 +139,7 @@ def conversations(dice: random.Random) -> list[list[dict[str, Any]]]:
 
 def answered(renderer: Renderer, dice: random.Random, rounds: int) -> int:
     """How many texts scaffolds write; each has to be what the reference environment writes."""
-    parts = scaffolds_of(renderer, False)
+    parts = find_scaffolds(renderer, False)
     if parts is None:
         return 0
     count = 0
@@ -149,13 +149,13 @@ def answered(renderer: Renderer, dice: random.Random, rounds: int) -> int:
         assert given is not None
         for logged in conversations(dice):
             messages = as_messages(logged, "messages")
-            written = parts.written(messages, given, opens, Forms())
+            written = parts.render(messages, given, opens, ChatForms())
             if written is None:
                 continue
             text, scaffold = written
             how: dict[str, Any] = {"add_generation_prompt": opens, "template_kwargs": kwargs}
             assert renderer.render_fast(messages, **how) in (text, None), (logged, opens, kwargs)
-            if parts.is_exact(scaffold, messages, given, opens, Forms()):
+            if parts.is_exact(scaffold, messages, given, opens, ChatForms()):
                 count += 1
                 assert text == renderer.render(messages, **how), (logged, opens, kwargs)
     return count
@@ -183,14 +183,14 @@ def test_of_real_templates_as_well(name: str) -> None:
 
 def texts(renderer: Renderer, *words: str) -> list[str | None]:
     """What scaffolds write for a question of each of these words."""
-    parts = scaffolds_of(renderer, False)
+    parts = find_scaffolds(renderer, False)
     given = parts.inputs(renderer.variables((), {})) if parts is not None else None
     assert parts is not None
     assert given is not None
     out = []
     for word in words:
         messages = as_messages([{"role": "user", "content": word}], "messages")
-        written = parts.written(messages, given, True, Forms())
+        written = parts.render(messages, given, True, ChatForms())
         out.append(None if written is None else written[0])
     return out
 
@@ -207,13 +207,13 @@ def test_the_second_conversation_of_a_shape_gives_the_scaffold() -> None:
 def test_a_template_that_changes_words_has_no_scaffold() -> None:
     for name in ("first letter", "letter by letter", "ASCII", "the clock"):
         renderer = make_renderer(toy.toy_tokenizer(), chat_template=CHANGED[name])
-        if scaffolds_of(renderer, False) is not None:
+        if find_scaffolds(renderer, False) is not None:
             assert texts(renderer, "word", "wood", "wax") == [None] * 3, name
 
 
 def test_one_in_many_is_rendered_and_a_difference_ends_it() -> None:
     """A template that was misread: it writes questions of more than 12 characters otherwise."""
-    with patch.object(Template, "looked_for", (("user",), (), ())), patch.object(room, "_ONE_IN", 4):
+    with patch.object(Template, "text_conditions", (("user",), (), ())), patch.object(room, "_CHECK_ONE_IN", 4):
         renderer = make_renderer(toy.toy_tokenizer(), chat_template=CHANGED["long ones"])
         shown = texts(renderer, "a long question", "another question", *["b"] * 5)
     assert [text is not None for text in shown] == [False, True, True, True, False, False, False]
@@ -221,7 +221,7 @@ def test_one_in_many_is_rendered_and_a_difference_ends_it() -> None:
 
 def test_a_form_that_the_template_does_not_get_has_no_scaffold() -> None:
     tokenizer = toy.toy_tokenizer()
-    assert scaffolds_of(make_renderer(tokenizer, chat_template=PLAIN, tool_arguments="string"), False) is None
+    assert find_scaffolds(make_renderer(tokenizer, chat_template=PLAIN, tool_arguments="string"), False) is None
 
 
 class Forgetful(dict[Any, Any]):
@@ -232,13 +232,13 @@ class Forgetful(dict[Any, Any]):
 
 
 def test_messages_are_read_alike_whether_they_are_plain_or_not() -> None:
-    def read(shapes: Shapes, logged: Sequence[dict[str, Any]]) -> Any:
-        return shapes.read(as_messages(logged, "messages"), Forms())
+    def read(shapes: MessageShapes, logged: Sequence[dict[str, Any]]) -> Any:
+        return shapes.read(as_messages(logged, "messages"), ChatForms())
 
     dice = random.Random(5)
     for looked_for in ((("Hi",), ("</think>", "<think>"), ()), ((), (), (3,)), ((), (), ())):
-        quick, slow = Shapes(looked_for), Shapes(looked_for)
-        with patch.object(slow, "_of_words", Forgetful()):
+        quick, slow = MessageShapes(looked_for), MessageShapes(looked_for)
+        with patch.object(slow, "_plain_messages", Forgetful()):
             every = [list_ for _ in range(60) for list_ in conversations(dice)]
             expected = [read(slow, logged) for logged in every]
         assert [read(quick, logged) for logged in every] == expected
@@ -246,7 +246,7 @@ def test_messages_are_read_alike_whether_they_are_plain_or_not() -> None:
 
 def test_texts_that_hold_too_much_are_left_to_the_template() -> None:
     renderer = make_renderer(toy.toy_tokenizer(), chat_template=PLAIN)
-    with patch.object(room, "_MOST_WRITTEN", 1000):
+    with patch.object(room, "_MAX_CHARACTERS", 1000):
         assert texts(renderer, "a", "b", "c" * 1000, "\ud800", "d")[1:] == [
             "<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n",
             None,
@@ -258,7 +258,7 @@ def test_texts_that_hold_too_much_are_left_to_the_template() -> None:
 
 
 def test_values_nested_deeply_are_left_to_the_template() -> None:
-    parts = scaffolds_of(make_renderer(toy.toy_tokenizer(), chat_template=WRITTEN["tool calls"]), False)
+    parts = find_scaffolds(make_renderer(toy.toy_tokenizer(), chat_template=WRITTEN["tool calls"]), False)
     assert parts is not None
     inputs = parts.inputs({"tools": None})
     assert inputs is not None
@@ -269,4 +269,4 @@ def test_values_nested_deeply_are_left_to_the_template() -> None:
         call = {"type": "function", "function": {"name": "run", "arguments": value}}
         logged = [{"role": "assistant", "content": "Hi", "tool_calls": [call]}]
         for _ in range(2):
-            parts.written(as_messages(logged, "messages"), inputs, False, Forms())
+            parts.render(as_messages(logged, "messages"), inputs, False, ChatForms())

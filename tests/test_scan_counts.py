@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 from tests import toy
-from tito_audit.align.drift import align
+from tito_audit.align.alignment import align
 from tito_audit.evidence import prompts
 from tito_audit.record.message import as_messages
 from tito_audit.render.fast.render import FastTemplate
-from tito_audit.render.spans import WrittenFast, spans
+from tito_audit.render.spans import FastRendering, render_spans
 from tito_audit.render.template import Template
 from tito_audit.run.scan import Scan
 from tito_audit.settings.model import Settings
@@ -61,7 +61,11 @@ def counting() -> Iterator[Counter[str]]:
 
 
 ALIGNMENTS, SPANS = "alignments", "renderings with spans"
-FULL_EVIDENCE = {align.__code__: ALIGNMENTS, spans.__code__: SPANS, WrittenFast.spans.__code__: SPANS}
+FULL_EVIDENCE = {
+    align.__code__: ALIGNMENTS,
+    render_spans.__code__: SPANS,
+    FastRendering.find_spans.__code__: SPANS,
+}
 """What only a row with a difference needs: its tokens paired with today's, and the role of every byte."""
 COPIES = ("astype", "copy", "repeat", "tobytes")
 

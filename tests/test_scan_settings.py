@@ -30,7 +30,7 @@ from tito_audit import (
     write_rollouts,
 )
 from tito_audit.record.finding import Severity
-from tito_audit.record.moved import moved_row
+from tito_audit.record.move_row import move_row
 from tito_audit.run.workers import can_fork
 from tito_audit.settings.model import Override
 from tito_audit.viewer.model import MAX_VIEWS, VIEWS_PER_CODE, Measures, Observed, ViewQuota
@@ -226,7 +226,7 @@ def test_rollouts_are_read_and_written_with_the_settings_of_their_log(tmp_path: 
     out = tmp_path / "out.jsonl"
     row = rollouts[1].training_row
     assert row is not None
-    moved = moved_row(row, row.token_ids, np.arange(4), loss_mask=np.zeros(4, bool), logprobs=None).row
+    moved = move_row(row, row.token_ids, np.arange(4), loss_mask=np.zeros(4, bool), logprobs=None).row
     other = replace(rollouts[1], training_row=moved)
     assert write_rollouts(renamed, [other], out, settings) == 1
     assert [json.loads(line)["lm"] for line in out.read_text().splitlines()] == [[0, 0, 1, 1], [0, 0, 0, 0]]

@@ -20,7 +20,7 @@ from tito_audit.parser import Parsed, ParsedCall, ParseOptions, Reads
 from tito_audit.parsers import parse_answer, parser_named
 from tito_audit.provider import GenerationResult
 from tito_audit.serve.gateway import Gateway
-from tito_audit.tokens.text_stream import decoded
+from tito_audit.tokens.text_stream import decode
 
 CALL = (
     "<think>\nHm.\n</think>\n\n"
@@ -44,7 +44,7 @@ class Parsing(Scripted):
 
     def _parsed(self, result: GenerationResult, chat_request: Mapping[str, Any]) -> Parsed:
         tokenizer = toy.toy_tokenizer("toy_bpe")
-        text = decoded(tokenizer.vocabulary, result.output_ids, end_ids=tokenizer.eos_ids)
+        text = decode(tokenizer.vocabulary, result.output_ids, end_ids=tokenizer.eos_ids)
         options = ParseOptions(chat_request.get("tools", ()))
         found = parse_answer(
             text, parser_named("qwen3", Reads.REASONING), parser_named("hermes", Reads.TOOLS), options

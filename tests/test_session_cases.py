@@ -456,7 +456,7 @@ def test_what_is_over_the_limit_leaves_memory_and_says_so():
     for name in "abc":
         answer(many.open(name), call(ASKED), f"hi {name}{END}", say(f"hi {name}"))
     assert [session.id for session in many] == ["b", "c"]
-    assert many.get("a") is None
+    assert many.find_open("a") is None
     back = many.open("a").prompt(call(ASKED, say("hi a"), MORE))
     assert (back.branch, back.fork.reason) == (Branch.FORK, ForkReason.LEFT_MEMORY)
     assert many.find(call(ASKED, say("hi a"), MORE)).id not in ("a", "b", "c")

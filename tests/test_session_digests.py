@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiers import examples
-from tito_audit.chains.histories import key_of
+from tito_audit.chains.histories import key_of_bytes
 from tito_audit.record.message import as_message
-from tito_audit.sessions.index import Beginnings, digest, message_keys
+from tito_audit.sessions.index import PrefixDigests, digest_text, message_keys
 from tito_audit.sessions.model import Branch, ChatCall, Node, Prompt
-from tito_audit.sessions.session import Texts
+from tito_audit.sessions.session import TextAnswers
 
 END = 9
 
@@ -26,10 +26,10 @@ class ByLastId:
 @settings(max_examples=examples(100, 2000))
 @given(st.text(st.sampled_from("aé你\ud83d\ude00🎉"), max_size=12), st.lists(st.integers(0, 14), max_size=8))
 def test_a_beginning_has_the_digest_of_its_text(text, lengths):
-    said = Beginnings(text)
+    said = PrefixDigests(text)
     for length in lengths:
-        assert said.digest(length) == digest(text[:length])
-    assert said.digest() == digest(text)
+        assert said.digest(length) == digest_text(text[:length])
+    assert said.digest() == digest_text(text)
 
 
 IDS = st.lists(st.integers(0, END), max_size=4).map(lambda ids: np.array(ids, np.int32))
@@ -38,7 +38,7 @@ IDS = st.lists(st.integers(0, END), max_size=4).map(lambda ids: np.array(ids, np
 @settings(max_examples=examples(100, 2000))
 @given(st.data())
 def test_an_answer_has_the_keys_of_its_ids(data):
-    texts, held = Texts(ByLastId()), []
+    texts, held = TextAnswers(ByLastId()), []
     for _ in range(data.draw(st.integers(1, 7))):
         parent = data.draw(st.sampled_from([None, *held]))
         prompt = Prompt(Branch.START, data.draw(IDS))
@@ -49,12 +49,12 @@ def test_an_answer_has_the_keys_of_its_ids(data):
         output = data.draw(IDS)
         node = _node(prompt, output)
         seen = np.concatenate([prompt.ids, output])
-        expected = [key_of(b"i" + seen.tobytes())]
+        expected = [key_of_bytes(b"i" + seen.tobytes())]
         if output[-1:].tolist() == [END]:
-            expected.append(key_of(b"i" + seen[:-1].tobytes()))
+            expected.append(key_of_bytes(b"i" + seen[:-1].tobytes()))
         assert texts.add(node) == expected
         if data.draw(st.booleans()):
-            texts = Texts(ByLastId())  # a parent that is not held any more
+            texts = TextAnswers(ByLastId())  # a parent that is not held any more
         held.append(node)
 
 

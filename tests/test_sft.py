@@ -21,7 +21,7 @@ from tests.tiers import DEEP
 from tito_audit import Settings, convert_rollouts, scan_rollouts
 from tito_audit.record.finding import Result
 from tito_audit.tokens.load import load_tokenizer
-from tito_audit.ways.reading import named_ends
+from tito_audit.ways.recorded_values import turn_end_ids
 
 ROOT = Path(__file__).resolve().parents[1]
 TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
@@ -168,7 +168,7 @@ def test_a_scan_counts_what_a_set_trains(tmp_path: Path) -> None:
 @cache
 def family(tokenizer: str) -> Family:
     loaded = load_tokenizer(tokenizer)
-    ends = named_ends(loaded.vocabulary) | set(loaded.eos_ids)
+    ends = turn_end_ids(loaded.vocabulary) | set(loaded.eos_ids)
     return Family(loaded.bos_id, frozenset(ends), loaded.backend.get_vocab_size())
 
 

@@ -21,7 +21,7 @@ from rich.cells import cell_len
 from tests import command
 from tests.tiers import some
 from tito_audit import Settings, read_rollouts, scan_rollouts
-from tito_audit.cli.show import ShowSpan, page_lines, wanted_place
+from tito_audit.cli.show import ShowSpan, page_lines, parse_place
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Result, Where
 from tito_audit.report import ReportOptions
@@ -286,7 +286,7 @@ def test_a_place_is_read_as_reports_print_it(
 ) -> None:
     log = tmp_path / "a run:7.jsonl"
     log.touch()
-    wanted = wanted_place(f"{log}:{rest}")
+    wanted = parse_place(f"{log}:{rest}")
     assert (wanted.log, wanted.row, wanted.item, wanted.turn) == (str(log), row, item, turn)
     assert wanted.spot == spot
 
@@ -294,15 +294,15 @@ def test_a_place_is_read_as_reports_print_it(
 def test_a_file_that_exists_wins_over_a_place(tmp_path: Path) -> None:
     for name in ("run", "run:3", "run:3:1"):
         (tmp_path / name).touch()
-    assert wanted_place(f"{tmp_path}/run:3").log == f"{tmp_path}/run:3"
-    assert wanted_place(f"{tmp_path}/run:3").row is None
-    longest = wanted_place(f"{tmp_path}/run:3:1:2")
+    assert parse_place(f"{tmp_path}/run:3").log == f"{tmp_path}/run:3"
+    assert parse_place(f"{tmp_path}/run:3").row is None
+    longest = parse_place(f"{tmp_path}/run:3:1:2")
     assert (longest.log, longest.row) == (f"{tmp_path}/run:3:1", 2)
-    assert wanted_place(f"{tmp_path}/run:4:1").turn == 1
-    assert wanted_place("no-such:3:1:5-9").log == "no-such"
-    assert wanted_place("x" * 5000 + ":3").row == 3
+    assert parse_place(f"{tmp_path}/run:4:1").turn == 1
+    assert parse_place("no-such:3:1:5-9").log == "no-such"
+    assert parse_place("x" * 5000 + ":3").row == 3
     with pytest.raises(SetupError, match="names row 3, but --row is 4"):
-        wanted_place("no-such:3", row=4)
+        parse_place("no-such:3", row=4)
 
 
 def test_json_holds_every_token_and_finding() -> None:

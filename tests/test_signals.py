@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tito_audit.signals import HeldBack
+from tito_audit.signals import DeferredSignals
 
 
 def test_a_signal_that_another_thread_gets_comes_after_the_fork() -> None:
@@ -25,10 +25,10 @@ def test_a_signal_that_another_thread_gets_comes_after_the_fork() -> None:
     ready.wait(30)
     before = signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        with pytest.raises(KeyboardInterrupt), HeldBack() as signals:  # noqa: PT012
+        with pytest.raises(KeyboardInterrupt), DeferredSignals() as signals:  # noqa: PT012
             signal.pthread_kill(thread.ident or 0, signal.SIGINT)
             ends = time.monotonic() + 30
-            while not signals.came and time.monotonic() < ends:
+            while not signals.received and time.monotonic() < ends:
                 time.sleep(0.001)
             went_on = True
     finally:
@@ -39,10 +39,10 @@ def test_a_signal_that_another_thread_gets_comes_after_the_fork() -> None:
 
 
 def test_a_forked_process_leaves_interrupts_to_its_parent() -> None:
-    with HeldBack() as signals:
+    with DeferredSignals() as signals:
         pid = os.fork()
         if not pid:
-            signals.end_child()
+            signals.restore_in_child()
             os.kill(os.getpid(), signal.SIGINT)
             os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
@@ -50,6 +50,6 @@ def test_a_forked_process_leaves_interrupts_to_its_parent() -> None:
 
 def test_no_signal_changes_nothing() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with HeldBack():
+    with DeferredSignals():
         pass
     assert signal.getsignal(signal.SIGINT) == before

@@ -16,7 +16,7 @@ from tests.test_render_fast import PIECES, RARE
 from tests.tiers import some
 from tito_audit.record.arrays import Ids
 from tito_audit.tokens.load import load_tokenizer
-from tito_audit.tokens.vocab import Vocabulary, is_plain, keeps_bytes, normal_form
+from tito_audit.tokens.vocab import Vocabulary, find_normal_form, is_unchanged_by_nfc, keeps_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = [
@@ -29,7 +29,7 @@ NORMAL = stored(__file__, "NORMAL")
 
 def spells_itself(backend, data: bytes) -> bool:
     """Whether the tokens of a UTF-8 text are known to spell it, provided they have as many bytes."""
-    return keeps_bytes(normal_form(backend), data)
+    return keeps_bytes(find_normal_form(backend), data)
 
 
 def ids_of(backend: Tokenizer, text: str) -> Ids:
@@ -47,7 +47,7 @@ def test_a_text_with_as_many_bytes_as_its_tokens_is_spelled_by_them(folder: Path
         if spells_itself(tokenizer.backend, data):
             known += 1
             if int(tokenizer.vocabulary.byte_lengths(ids).sum()) == len(data):
-                assert tokenizer.vocabulary.data(ids) == data
+                assert tokenizer.vocabulary.bytes_of(ids) == data
     assert (known > 100) == (folder.name in KNOWN)
 
 
@@ -63,17 +63,19 @@ def test_what_counts_as_plain_is_left_alone_by_every_normal_form_and_joined_to_n
     plain = [
         character
         for character in map(chr, range(sys.maxunicode + 1))
-        if not "\ud800" <= character <= "\udfff" and is_plain(character.encode())
+        if not "\ud800" <= character <= "\udfff" and is_unchanged_by_nfc(character.encode())
     ]
     assert len(plain) > 40_000
     for character in plain:
         assert unicodedata.normalize("NFC", character) == character
         assert unicodedata.combining(character) == 0
         assert character not in second
-    assert all(map(is_plain, (c.encode() for c in "aé„“→✓─世、かが한🙂👩\u200d💻Ж\ufe0f（")))
-    assert not any(map(is_plain, (c.encode() for c in "\u0301\u212b\u2000\u3099\u1161\u0f71\u0340\ufb1d")))
-    assert is_plain(b"")
-    assert not is_plain("世".encode() * 20_000)  # so much that comparing is as fast
+    assert all(map(is_unchanged_by_nfc, (c.encode() for c in "aé„“→✓─世、かが한🙂👩\u200d💻Ж\ufe0f（")))
+    assert not any(
+        map(is_unchanged_by_nfc, (c.encode() for c in "\u0301\u212b\u2000\u3099\u1161\u0f71\u0340\ufb1d"))
+    )
+    assert is_unchanged_by_nfc(b"")
+    assert not is_unchanged_by_nfc("世".encode() * 20_000)  # so much that comparing is as fast
 
 
 def small(**changes: object) -> Tokenizer:
@@ -144,7 +146,7 @@ def test_only_tokenizers_whose_parts_are_all_known_spell_a_text_for_sure(
         )
         ids = ids_of(backend, text)
         if spells_itself(backend, text.encode()) and int(vocabulary.byte_lengths(ids).sum()) == len(text.encode()):
-            assert vocabulary.data(ids) == text.encode()
+            assert vocabulary.bytes_of(ids) == text.encode()
 
 
 def test_a_text_that_nfc_changes_is_not_known_to_be_spelled() -> None:

@@ -26,8 +26,8 @@ from tito_audit.run.rows import LogGroup
 from tito_audit.run.scan import read_rollouts, scan_rollouts
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import number_arrays, open_log
-from tito_audit.storage.number_arrays import Splicer, numbers_of
-from tito_audit.storage.row import RawRow, parse_row, parses
+from tito_audit.storage.number_arrays import ArrayParser, parse_numbers
+from tito_audit.storage.row import RawRow, is_json, parse_row
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "formats"
 SHARED = Path(__file__).parent.parent.parent / "shared"
@@ -47,7 +47,7 @@ def every_array_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def numbers(text: str) -> Any:
     data = b'{"some_key":[%b]}' % text.encode()
-    return numbers_of(data, 13, len(data) - 2)
+    return parse_numbers(data, 13, len(data) - 2)
 
 
 def by_parsing(text: str) -> Any:
@@ -114,10 +114,10 @@ def reading(row: Any, mapping: dict[str, str] | None = None) -> Any:
 
 
 def assert_same_row(data: bytes, columns: Any = NUMBER_COLUMNS, *, read: bool = True) -> RawRow:
-    found = Splicer(columns).parse_row(7, data, cut_off=True)
+    found = ArrayParser(columns).parse_row(7, data, cut_off=True)
     wanted = parse_row(7, data, cut_off=True)
-    exactly(dataclasses.replace(found, spliced=False), wanted, arrays=True)
-    exactly(dataclasses.replace(found, text=data).plain.value, wanted.value)
+    exactly(dataclasses.replace(found, has_arrays=False), wanted, arrays=True)
+    exactly(dataclasses.replace(found, text=data).without_arrays.value, wanted.value)
     if read:
         exactly(reading(found.value), reading(wanted.value))
     return found
@@ -415,7 +415,7 @@ def test_long_lists_of_numbers_become_arrays_where_they_are_wanted_only():
         "scores": floats,
         "tokens": floats,
     }
-    value = Splicer(NUMBER_COLUMNS).parse_row(0, orjson.dumps(row)).value
+    value = ArrayParser(NUMBER_COLUMNS).parse_row(0, orjson.dumps(row)).value
     assert value is not None
     arrays = (
         value["token_ids"],
@@ -456,9 +456,9 @@ def test_a_prompt_that_begins_as_the_one_before_is_parsed_from_there_on(monkeypa
 
     def counted(data: bytes, start: int, stop: int) -> Any:
         parsed.append(stop - start)
-        return numbers_of(data, start, stop)
+        return parse_numbers(data, start, stop)
 
-    monkeypatch.setattr(number_arrays, "numbers_of", counted)
+    monkeypatch.setattr(number_arrays, "parse_numbers", counted)
     first = list(range(1000, 1900))
     prompts = [first, [*first, 5, 77], [*first, 5, 77, *range(3000, 3100)], [*first, 5, 77, *range(3000, 3100)]]
     row = {"calls": [{"prompt_ids": prompt} for prompt in prompts]}
@@ -470,7 +470,7 @@ def test_a_prompt_that_begins_as_the_one_before_is_parsed_from_there_on(monkeypa
 def test_a_mapped_column_is_read_as_an_array():
     columns = number_columns({"token_ids": "mine", "logprobs": "extra.mine", "messages": "chat"})
     row = {"mine": list(range(1000, 1900)), "extra": {"mine": [-0.5] * 900}, "chat": [1] * 300}
-    value = Splicer(columns).parse_row(0, orjson.dumps(row)).value
+    value = ArrayParser(columns).parse_row(0, orjson.dumps(row)).value
     assert value is not None
     mapping = {"token_ids": "mine", "logprobs": "extra.mine"}
     assert isinstance(value["mine"], np.ndarray)
@@ -491,10 +491,10 @@ def test_rows_that_keep_their_text_have_their_lists_again(tmp_path: Path):
         open_log(path, arrays=NUMBER_COLUMNS, keep_text=True),
     )
     for row in (array, text):
-        assert row.spliced
+        assert row.has_arrays
         assert isinstance((row.value or {})["token_ids"], np.ndarray)
-    assert text.plain.value == plain.value
-    assert plain.plain is plain
+    assert text.without_arrays.value == plain.value
+    assert plain.without_arrays is plain
 
 
 @pytest.mark.usefixtures("every_array_is_cut")
@@ -526,7 +526,7 @@ def test_a_repair_writes_the_same_of_rows_read_either_way(
         return said, out.read_bytes(), repairs.changed
 
     found = done(1), done(2)
-    monkeypatch.setattr(LogGroup, "splices", False)
+    monkeypatch.setattr(LogGroup, "can_splice", False)
     assert found == (done(1),) * 2
 
 
@@ -543,7 +543,7 @@ def test_a_long_array_read_in_parts_is_what_it_is_as_a_whole(
 ):
     text = comma.join(values) + more
     whole = numbers(text)
-    monkeypatch.setattr(number_arrays, "_AT_ONCE", 16)
+    monkeypatch.setattr(number_arrays, "_PART_BYTES", 16)
     parts = numbers(text)
     monkeypatch.undo()
     assert parts is None or (whole is not None and parts.dtype == whole.dtype and np.array_equal(parts, whole))
@@ -553,7 +553,7 @@ def test_a_long_array_read_in_parts_is_what_it_is_as_a_whole(
     "numbers_of_one_kind", [range(100, 90_000), [-0.5, -1e-7, 0.0] * 50_000, [True, False] * 90_000]
 )
 def test_a_long_array_is_read_in_parts(monkeypatch: pytest.MonkeyPatch, numbers_of_one_kind: Any):
-    monkeypatch.setattr(number_arrays, "_AT_ONCE", 1 << 14)
+    monkeypatch.setattr(number_arrays, "_PART_BYTES", 1 << 14)
     assert np.array_equal(numbers(json.dumps([*numbers_of_one_kind])[1:-1]), numbers_of_one_kind)
 
 
@@ -563,4 +563,4 @@ def test_a_long_text_is_json_if_it_is_json_with_its_numbers(monkeypatch: pytest.
     whole = json.dumps({"a": [1, 22, 333], "b": ['": [1, 22, 333]', {"c": [0.5, -1.5]}], "d": [True, False]})
     texts = [whole, *(whole[:at] + whole[at + 1 :] for at in range(len(whole))), *(whole[:at] for at in range(40))]
     for text in texts:
-        assert Splicer({}, every="ifb").parses(text.encode()) == parses(text.encode()), text
+        assert ArrayParser({}, other_kinds="ifb").is_json(text.encode()) == is_json(text.encode()), text

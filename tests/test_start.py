@@ -58,7 +58,7 @@ def warmed(texts=TEXTS, tokenizer=TOY) -> list[list[int]]:
 
 def needed_the_library(tokenizer) -> bool:
     """Whether the library's tokenizer was loaded."""
-    return "_loaded" in vars(tokenizer.backend)
+    return "_backend" in vars(tokenizer.backend)
 
 
 def found(logs, tokenizer, **choices) -> list[object]:
@@ -104,7 +104,7 @@ def assert_same(kept, fresh) -> None:
         assert np.array_equal(mine, theirs), field
         if isinstance(theirs, np.ndarray):
             assert mine.dtype == theirs.dtype
-    assert kept.cuts.tokens == fresh.cuts.tokens
+    assert kept.control_tokens.tokens == fresh.control_tokens.tokens
     assert kept.normal_form == fresh.normal_form
     assert (kept.eos_ids, kept.bos_id) == (fresh.eos_ids, fresh.bos_id)
     assert (kept.special_tokens, kept.chat_templates) == (fresh.special_tokens, fresh.chat_templates)
@@ -226,16 +226,16 @@ def test_notes_are_kept_by_name_and_those_of_the_last_runs_longest(folder):
         for name in names:
             if store.note(f"{name}") is None:
                 store.add_note(f"{name}", {"value": name})
-        store.save(lambda: Tables(tables.vocabulary.entries, tables.cuts.tokens, None, (), None))
+        store.save(lambda: Tables(tables.vocabulary.entries, tables.control_tokens.tokens, None, (), None))
         again = StoredTokenizer(folder, "0" * 32)
-        assert all(again.note(f"{name}") == {"value": name} for name in names[: cache.NOTES])
+        assert all(again.note(f"{name}") == {"value": name} for name in names[: cache.MAX_NOTES])
         return list(StoredTokenizer(folder, "0" * 32)._notes)
 
-    assert run(*range(cache.NOTES)) == [f"{name}" for name in range(cache.NOTES)]
+    assert run(*range(cache.MAX_NOTES)) == [f"{name}" for name in range(cache.MAX_NOTES)]
     kept = run(5, 100)
     assert kept[:3] == ["5", "100", "0"]
-    assert len(kept) == cache.NOTES
-    assert f"{cache.NOTES - 1}" not in kept
+    assert len(kept) == cache.MAX_NOTES
+    assert f"{cache.MAX_NOTES - 1}" not in kept
 
 
 def test_what_is_no_json_is_not_noted(folder):
@@ -281,7 +281,7 @@ def test_another_version_of_the_library_finds_nothing(folder):
     files = [("tokenizer.json", b"{}")]
     one, other = open_store("0.22.1", files), open_store("0.22.2", files)
     one.add_note("template", {"begins": "<s>"})
-    one._write("notes", {"notes": one._used}, {})
+    one._write("notes", {"notes": one._current_notes}, {})
     assert open_store("0.22.1", files).note("template") == {"begins": "<s>"}
     assert other.note("template") is None
 

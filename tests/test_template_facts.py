@@ -17,11 +17,20 @@ from tito_audit.record.message import as_messages
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.render.template import compile_template
-from tito_audit.templates.appends import Fate, append_only
-from tito_audit.templates.breaks import Altered, Breaks, explained
+from tito_audit.templates.append_only import StepOutcome, check_append_only
+from tito_audit.templates.breaks import BreakExplainer, HistoryChange, explain_breaks
 from tito_audit.templates.facts import TemplateFacts, template_facts
-from tito_audit.templates.probes import ANSWER, CORE, PROBES, TOOLS, Probe, answer_kind, answering, call
-from tito_audit.templates.returns import Return, answer_form
+from tito_audit.templates.probes import (
+    ANSWER,
+    CORE,
+    PROBES,
+    TOOLS,
+    Probe,
+    answer_kind,
+    assistant,
+    tool_call,
+)
+from tito_audit.templates.round_trips import Fidelity, answer_form
 from tito_audit.templates.verdict import claims, verdict
 from tito_audit.tokens.load import load_tokenizer
 
@@ -63,22 +72,22 @@ def facts_of(source: str) -> TemplateFacts:
 def changes_of(source: str) -> dict[str, set[str]]:
     """The changes that a template makes, each with who speaks after the answers that it changes."""
     renderer = renderer_of(source)
-    explainer = Breaks(renderer)
+    explainer = BreakExplainer(renderer)
     found: dict[str, set[str]] = {}
-    for step in append_only(renderer).broken:
-        found.setdefault(explainer.explain(step).change, set()).add(step.next)
+    for step in check_append_only(renderer).broken:
+        found.setdefault(explainer.explain(step).change, set()).add(step.next_speaker)
     return found
 
 
 def test_a_template_that_writes_each_message_by_itself_only_appends() -> None:
-    append = append_only(renderer_of(KEEPS))
-    assert append.holds
-    assert {step.outcome for step in append.steps} == {Fate.KEPT}
-    assert set(append.by_next()) == {"user", "tool", "system", "assistant"}
+    append = check_append_only(renderer_of(KEEPS))
+    assert append.is_append_only
+    assert {step.outcome for step in append.steps} == {StepOutcome.KEPT}
+    assert set(append.by_speaker()) == {"user", "tool", "system", "assistant"}
 
 
 def test_the_probes_have_every_kind_of_answer_and_of_message_after_it() -> None:
-    append = append_only(renderer_of(KEEPS))
+    append = check_append_only(renderer_of(KEEPS))
     kinds = {kind for kind, _ in append.by_kind()}
     assert kinds >= {
         "answer", "empty answer", "answer with reasoning", "answer with <think> in its content", "tool call",
@@ -92,23 +101,23 @@ def test_the_probes_have_every_kind_of_answer_and_of_message_after_it() -> None:
 LATEST = "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}" + (
     "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}\n"
 )
-FAULTS: Mapping[str, tuple[str, dict[Altered, set[str]]]] = {
+FAULTS: Mapping[str, tuple[str, dict[HistoryChange, set[str]]]] = {
     "drops reasoning before the last user message": (
         chatml(
             "{% if loop.index0 > ns.last %}" + THOUGHT + "{% endif %}{{ m.content or '' }}" + CALLS, before=LATEST
         ),
-        {Altered.REASONING: {"user"}},
+        {HistoryChange.REASONING: {"user"}},
     ),
     "writes an empty block of reasoning into the last answer": (
         chatml(
             "{% if loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{{ m.content or '' }}" + CALLS,
         ),
-        {Altered.EMPTY_REASONING: {"user", "tool", "system"}},
+        {HistoryChange.EMPTY_REASONING: {"user", "tool", "system"}},
     ),
     "moves system messages to the front": (
         "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}"
         + KEEPS.replace("in messages %}", "in messages if m.role != 'system' %}"),
-        {Altered.MOVED: {"system"}},
+        {HistoryChange.MOVED: {"system"}},
     ),
     "moves the tools to the last user message": (
         chatml(
@@ -116,36 +125,36 @@ FAULTS: Mapping[str, tuple[str, dict[Altered, set[str]]]] = {
             before=LATEST,
             other="{% if tools and loop.index0 == ns.last %}{{ tools | tojson }}{% endif %}{{ m.content }}",
         ),
-        {Altered.TOOLS: {"tool", "user"}},
+        {HistoryChange.TOOLS: {"tool", "user"}},
     ),
     "ends the last answer otherwise": (
         chatml("{{ m.content or '' }}" + CALLS).replace(
             "{{ '<|im_end|>\n' }}",
             "{{ '<|end|>' if loop.last and m.role == 'assistant' else '<|im_end|>\n' }}",
         ),
-        {Altered.TURN_END: {"user", "tool", "system"}},
+        {HistoryChange.TURN_END: {"user", "tool", "system"}},
     ),
     "trims answers once something follows": (
         chatml("{{ (m.content or '') if loop.last else (m.content or '') | replace('\n', ' ') }}" + CALLS),
-        {Altered.SPACE: {"user", "tool"}},
+        {HistoryChange.SPACE: {"user", "tool"}},
     ),
     "ends answers with white space before the end token only while they are last": (
         chatml("{{ m.content or '' }}" + CALLS + "{% if loop.last %}{{ '\n' }}{% endif %}"),
-        {Altered.SPACE: {"user", "tool", "system"}},
+        {HistoryChange.SPACE: {"user", "tool", "system"}},
     ),
     "writes arguments with other spaces once something follows": (
         chatml(
             "{{ m.content or '' }}"
             + CALLS.replace("| tojson", "| tojson(indent=2 if messages[-1] == m else none)")
         ),
-        {Altered.SPACE: {"tool"}},
+        {HistoryChange.SPACE: {"tool"}},
     ),
     "opens reasoning in the generation prompt and not in the history": (
         chatml(
             "{{ m.content or '' }}" + CALLS,
             opener="{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}",
         ),
-        {Altered.GENERATION_PROMPT: {"user", "tool", "system", "assistant"}},
+        {HistoryChange.GENERATION_PROMPT: {"user", "tool", "system", "assistant"}},
     ),
 }
 
@@ -160,8 +169,8 @@ def test_a_known_fault_is_named(fault: str) -> None:
 def test_a_break_names_both_tags_and_the_condition_that_decided() -> None:
     source = FAULTS["drops reasoning before the last user message"][0]
     renderer = renderer_of(source)
-    step = append_only(renderer).by_kind()["answer with reasoning", "user"].broken[0]
-    found = Breaks(renderer).explain(step)
+    step = check_append_only(renderer).by_kind()["answer with reasoning", "user"].broken[0]
+    found = BreakExplainer(renderer).explain(step)
     (condition,) = found.conditions
     line = (
         source.splitlines().index(next(one for one in source.splitlines() if "loop.index0 > ns.last" in one)) + 1
@@ -184,23 +193,23 @@ def test_conditions_are_named_only_if_history_would_be_kept_with_them_turned() -
         before=LATEST,
     )
     renderer = renderer_of(both)
-    step = append_only(renderer).by_kind()["answer", "user"].broken[0]
-    found = Breaks(renderer).explain(step)
+    step = check_append_only(renderer).by_kind()["answer", "user"].broken[0]
+    found = BreakExplainer(renderer).explain(step)
     assert [one.tag.source for one in found.conditions] == [
         "{% if loop.index0 > ns.last %}",
         "{% if loop.last %}",
     ]
     by_value = chatml("{{ 'x' * (loop.length - loop.index) }}{{ m.content or '' }}" + CALLS)
-    broken = append_only(renderer_of(by_value)).broken
+    broken = check_append_only(renderer_of(by_value)).broken
     assert broken
-    assert {Breaks(renderer_of(by_value)).explain(step).conditions for step in broken} == {()}
+    assert {BreakExplainer(renderer_of(by_value)).explain(step).conditions for step in broken} == {()}
 
 
 def test_what_is_shown_of_a_break_is_what_the_template_wrote() -> None:
     for source, _ in FAULTS.values():
         renderer = renderer_of(source)
-        for step in append_only(renderer).broken:
-            found = Breaks(renderer).explain(step)
+        for step in check_append_only(renderer).broken:
+            found = BreakExplainer(renderer).explain(step)
             assert found.sampled.before + found.sampled.text == step.prompt + step.sampled
             assert found.rendered.before + found.rendered.text == step.after
             assert not step.after.startswith(step.prompt + step.sampled)
@@ -211,17 +220,17 @@ def test_what_is_shown_of_a_break_is_what_the_template_wrote() -> None:
 
 
 def test_a_part_that_is_never_written_is_left_out_and_not_kept() -> None:
-    append = append_only(renderer_of(chatml("{{ m.content or '' }}")))
+    append = check_append_only(renderer_of(chatml("{{ m.content or '' }}")))
     kinds = append.by_kind()
     assert {step.left_out for step in kinds["answer with reasoning", "user"].steps} == {("reasoning",)}
     assert {step.left_out for step in kinds["tool call", "tool"].steps} == {("tool calls",)}
-    assert {step.outcome for step in kinds["answer", "user"].steps} == {Fate.KEPT}
-    assert append.holds, "it appends to all that it writes"
+    assert {step.outcome for step in kinds["answer", "user"].steps} == {StepOutcome.KEPT}
+    assert append.is_append_only, "it appends to all that it writes"
 
 
 def test_a_template_that_refuses_everything_has_one_clear_verdict() -> None:
     facts = facts_of("{{ raise_exception('not today') }}")
-    assert not facts.append.holds
+    assert not facts.append.is_append_only
     assert verdict(facts) == "refuses every conversation: chat template, line 1: not today."
     assert facts.returned == facts.partial == facts.seams == facts.contents == ()
 
@@ -240,32 +249,32 @@ def test_refusals_are_counted_with_the_words_of_the_template() -> None:
     source = (
         "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
     )
-    append = append_only(renderer_of(source + KEEPS))
+    append = check_append_only(renderer_of(source + KEEPS))
     assert {step.refusal for step in append.refused} == {"chat template, line 1: no tools"}
-    assert append.by_next()["user"].holds
-    assert append.holds
-    assert {step.next for step in append.refused} <= {"tool", "user"}
+    assert append.by_speaker()["user"].is_append_only
+    assert append.is_append_only
+    assert {step.next_speaker for step in append.refused} <= {"tool", "user"}
 
 
 def test_an_end_token_that_is_not_written_in_history_is_a_break() -> None:
     without = KEEPS.replace("{{ '<|im_end|>\n' }}", "{{ '<|im_end|>\n' if not m.tool_calls else '' }}")
     changes = changes_of(without)
-    assert changes == {Altered.NO_TURN_END: {"tool"}}
+    assert changes == {HistoryChange.NO_TURN_END: {"tool"}}
 
 
 def test_of_several_end_tokens_the_first_ends_the_turn() -> None:
     source = KEEPS.replace(
         OPENER, "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% else %}<eos>{% endif %}"
     )
-    assert append_only(renderer_of(source)).holds
+    assert check_append_only(renderer_of(source)).is_append_only
     alone = Renderer(templates={"default": compile_template(source, "a test")})
-    assert append_only(alone).holds
+    assert check_append_only(alone).is_append_only
 
 
 # What comes back as sampled
 
 
-def outcomes(facts: TemplateFacts, part: str, form: str) -> dict[str, Return]:
+def outcomes(facts: TemplateFacts, part: str, form: str) -> dict[str, Fidelity]:
     return {one.case: one.outcome for one in facts.returned if (one.part, one.form) == (part, form)}
 
 
@@ -275,29 +284,29 @@ def test_which_json_comes_back_depends_on_how_servers_parse_it() -> None:
         "{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}",
     )))  # fmt: skip
     parsed = outcomes(facts, "tool call", "arguments as object")
-    assert parsed["JSON as the template writes it"] is Return.KEPT
-    assert parsed["letters outside ASCII"] is Return.KEPT
-    assert parsed["another order of keys"] is Return.KEPT
-    assert parsed["JSON without spaces"] is Return.REWRITTEN
-    assert parsed["letters outside ASCII, escaped"] is Return.REWRITTEN
-    assert parsed["a key twice"] is Return.REWRITTEN
-    assert set(outcomes(facts, "tool call", "arguments as text").values()) == {Return.KEPT}
+    assert parsed["JSON as the template writes it"] is Fidelity.KEPT
+    assert parsed["letters outside ASCII"] is Fidelity.KEPT
+    assert parsed["another order of keys"] is Fidelity.KEPT
+    assert parsed["JSON without spaces"] is Fidelity.REWRITTEN
+    assert parsed["letters outside ASCII, escaped"] is Fidelity.REWRITTEN
+    assert parsed["a key twice"] is Fidelity.REWRITTEN
+    assert set(outcomes(facts, "tool call", "arguments as text").values()) == {Fidelity.KEPT}
 
 
 def test_trimming_is_told_case_by_case() -> None:
     trims = facts_of(chatml("{{ (m.content or '') | trim }}"))
     found = outcomes(trims, "answer", "as sampled")
-    rewritten = {case for case, outcome in found.items() if outcome is Return.REWRITTEN}
+    rewritten = {case for case, outcome in found.items() if outcome is Fidelity.REWRITTEN}
     assert rewritten == {"a space before", "a line break before", "a space after", "a line break after"}
-    assert trims.append.holds, "the template's own form of an answer has nothing to trim"
+    assert trims.append.is_append_only, "the template's own form of an answer has nothing to trim"
 
 
 def test_reasoning_comes_back_with_the_white_space_that_the_template_writes() -> None:
     found = outcomes(facts_of(KEEPS), "reasoning", "stripped")
-    assert found["as the template writes it"] is Return.KEPT
-    assert found["no white space around"] is Return.REWRITTEN
+    assert found["as the template writes it"] is Fidelity.KEPT
+    assert found["no white space around"] is Fidelity.REWRITTEN
     raw = outcomes(facts_of(KEEPS), "reasoning", "as sampled")
-    assert raw["as the template writes it"] is Return.REWRITTEN, "the line breaks are there twice"
+    assert raw["as the template writes it"] is Fidelity.REWRITTEN, "the line breaks are there twice"
 
 
 def test_values_that_are_written_one_by_one_are_tried_one_by_one() -> None:
@@ -307,15 +316,15 @@ def test_values_that_are_written_one_by_one_are_tried_one_by_one() -> None:
         "{% endfor %}"
     )
     found = outcomes(facts_of(source), "tool call", "arguments as object")
-    assert found["a text"] is found["3"] is Return.KEPT
-    assert found["true"] is found["null"] is Return.REWRITTEN
+    assert found["a text"] is found["3"] is Fidelity.KEPT
+    assert found["true"] is found["null"] is Fidelity.REWRITTEN
 
 
 def test_an_answer_that_was_cut_gets_what_was_never_sampled() -> None:
     partial = {one.case: one for one in facts_of(KEEPS).partial}
     assert partial["cut inside the answer"].added == "<|im_end|>\n"
     assert partial["cut inside the reasoning"].added == "\n</think>\n\n<|im_end|>\n"
-    assert partial["prefill: the beginning of an answer"].outcome is Return.KEPT
+    assert partial["prefill: the beginning of an answer"].outcome is Fidelity.KEPT
     assert partial["prefill: the beginning of an answer"].added == ""
 
 
@@ -329,7 +338,7 @@ def test_the_text_between_messages_and_the_tokens_that_reach_across_it() -> None
     assert after.texts == ("\n<|im_start|>user\n",)
     assert after.ids == tuple(toy_tokenizer().encode("\n<|im_start|>user\n").tolist())
     assert seams["user", "answer"].texts == ("<|im_end|>\n<|im_start|>assistant\n",)
-    assert {seam.fixed for seam in facts.seams} == {True}
+    assert {seam.is_fixed for seam in facts.seams} == {True}
     encode = toy_tokenizer().encode
     for seam in facts.seams:
         assert seam.ids is not None
@@ -342,7 +351,7 @@ def test_a_text_between_messages_that_varies_is_not_called_fixed() -> None:
         "{{ '<|im_start|>'", "{{ '' if m.role == 'assistant' else loop.index }}{{ '<|im_start|>'"
     )
     facts = facts_of(varies)
-    assert not next(seam for seam in facts.seams if (seam.left, seam.right) == ("assistant", "user")).fixed
+    assert not next(seam for seam in facts.seams if (seam.left, seam.right) == ("assistant", "user")).is_fixed
     told = {claim.what: claim.holds for claim in claims(facts)}
     assert told["The text between an answer and the next message is always the same"] is False
 
@@ -367,13 +376,13 @@ SWITCHED = chatml(
 
 def test_the_argument_that_makes_it_append_only_is_found() -> None:
     facts = facts_of(SWITCHED)
-    assert not facts.append.holds
+    assert not facts.append.is_append_only
     assert [dict(one.arguments) for one in facts.settings] == [{"preserve": True}]
     assert not facts.settings[0].append.broken
     assert "--template-arg preserve=true" in verdict(facts)
     assert {one.name: one.changes for one in facts.effects if one.value is True} == {"preserve": ("messages",)}
     given = renderer_of(SWITCHED, template_args={"preserve": True})
-    assert append_only(given).holds
+    assert check_append_only(given).is_append_only
     assert [dict(one.arguments) for one in template_facts(given).settings] == [{"preserve": False}]
 
 
@@ -397,41 +406,41 @@ def test_the_kind_of_an_answer_is_in_words() -> None:
     def kind(wire: Mapping[str, object]) -> str:
         return answer_kind(as_messages([wire], "a test")[0])
 
-    assert kind(answering("yes", "hm")) == "answer with reasoning"
-    assert kind(answering("", None, call("{}"), call("{}", 2))) == "several tool calls"
-    assert kind(answering("I look.", "hm", call("{}"))) == "tool call with text and reasoning"
+    assert kind(assistant("yes", "hm")) == "answer with reasoning"
+    assert kind(assistant("", None, tool_call("{}"), tool_call("{}", 2))) == "several tool calls"
+    assert kind(assistant("I look.", "hm", tool_call("{}"))) == "tool call with text and reasoning"
     assert kind({"role": "assistant", "content": None}) == "empty answer"
 
 
 def test_a_conversation_of_a_log_is_a_probe_with_the_arguments_that_the_log_states() -> None:
-    wires = [{"role": "user", "content": "a"}, answering("b", "c"), {"role": "user", "content": "d"}]
+    wires = [{"role": "user", "content": "a"}, assistant("b", "c"), {"role": "user", "content": "d"}]
     messages = as_messages(wires, "a log")
     renderer = renderer_of(SWITCHED)
-    assert append_only(renderer, [Probe("log:0", messages, TOOLS)]).broken
-    assert append_only(renderer, [Probe("log:0", messages, TOOLS, {"preserve": True})]).holds
+    assert check_append_only(renderer, [Probe("log:0", messages, TOOLS)]).broken
+    assert check_append_only(renderer, [Probe("log:0", messages, TOOLS, {"preserve": True})]).is_append_only
 
 
 def test_what_is_told_of_a_log_is_the_same_with_less_text() -> None:
     renderer = renderer_of(FAULTS["drops reasoning before the last user message"][0])
-    whole, explainer = append_only(renderer), Breaks(renderer)
-    append, breaks = explained(renderer, PROBES)
+    whole, explainer = check_append_only(renderer), BreakExplainer(renderer)
+    append, breaks = explain_breaks(renderer, PROBES)
     assert [step.outcome for step in append.steps] == [step.outcome for step in whole.steps]
     for one, step in zip(breaks, whole.broken, strict=True):
         full = explainer.explain(step)
         assert (one.change, one.conditions, one.step.answer) == (full.change, full.conditions, step.answer)
         assert full.sampled.before.endswith(one.sampled.before)
         assert full.rendered.text.startswith(one.rendered.text)
-        assert not one.step.seen
+        assert not one.step.prompt_and_sampled
 
 
 def test_a_template_that_does_not_show_what_was_sampled_is_not_called_append_only() -> None:
     hides = KEEPS.replace("{{ '<|im_start|>' +", "{{ '<|im_start|>' + ('last ' if loop.last else '') +")
     renderer = renderer_of(hides.replace("if loop.last", "if loop.last and not add_generation_prompt"))
-    append = append_only(renderer)
-    assert {step.outcome for step in append.by_kind()["answer", "user"].steps} == {Fate.UNKNOWN}
-    assert not append.holds
-    hidden = Breaks(renderer).explain(append.by_kind()["answer", "user"].broken[0])
-    assert hidden.change is Altered.HIDDEN
+    append = check_append_only(renderer)
+    assert {step.outcome for step in append.by_kind()["answer", "user"].steps} == {StepOutcome.UNKNOWN}
+    assert not append.is_append_only
+    hidden = BreakExplainer(renderer).explain(append.by_kind()["answer", "user"].broken[0])
+    assert hidden.change is HistoryChange.HIDDEN
 
 
 def test_a_renderer_with_a_clock_is_looked_at_with_it() -> None:
@@ -444,10 +453,10 @@ def test_a_renderer_with_a_clock_is_looked_at_with_it() -> None:
 # Real templates
 
 VERDICTS = {
-    "qwen3": {Altered.REASONING: {"user"}, Altered.EMPTY_REASONING: {"user", "tool", "system"}},
+    "qwen3": {HistoryChange.REASONING: {"user"}, HistoryChange.EMPTY_REASONING: {"user", "tool", "system"}},
     "deepseek-v3": {
-        Altered.MOVED: {"system"},
-        Altered.NO_TURN_END: {"tool"},
+        HistoryChange.MOVED: {"system"},
+        HistoryChange.NO_TURN_END: {"tool"},
     },
     "llama-3.1": {},
     "gemma-3": {},
@@ -461,10 +470,10 @@ def test_what_real_templates_change(name: str) -> None:
     if not (REAL / name).is_dir():
         pytest.skip("no such tokenizer here")
     renderer = make_renderer(load_tokenizer(str(REAL / name)))
-    explainer = Breaks(renderer)
+    explainer = BreakExplainer(renderer)
     found: dict[str, set[str]] = {}
-    for step in append_only(renderer).broken:
-        found.setdefault(explainer.explain(step).change, set()).add(step.next)
+    for step in check_append_only(renderer).broken:
+        found.setdefault(explainer.explain(step).change, set()).add(step.next_speaker)
     assert found == VERDICTS[name]
 
 
@@ -476,7 +485,7 @@ def test_the_pieces_of_a_traced_rendering_are_the_rendering(name: str) -> None:
     traced = 0
     for probe in PROBES[: examples(8, len(PROBES))]:
         try:
-            chat, text = renderer.accepted(probe.messages, probe.tools, add_generation_prompt=True)
+            chat, text = renderer.render_chat(probe.messages, probe.tools, add_generation_prompt=True)
         except RenderError:
             continue
         given = {**renderer.variables(probe.tools, None), "messages": chat, "add_generation_prompt": True}

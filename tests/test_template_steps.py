@@ -17,7 +17,7 @@ from tests.tiers import some
 from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.render.template import compile_template
-from tito_audit.templates.appends import Fate, append_only
+from tito_audit.templates.append_only import StepOutcome, check_append_only
 from tito_audit.templates.probes import Probe
 from tito_audit.tokens.load import load_tokenizer
 
@@ -77,19 +77,19 @@ def of_source(source: str) -> tuple[Template, Renderer]:
 def differences(oracle: Template, renderer: Renderer) -> Iterator[str]:
     """Each outcome of the tool that the texts of the oracle contradict."""
     for name, (before, after) in CHATS.items():
-        found = append_only(renderer, [PROBES[name]])
+        found = check_append_only(renderer, [PROBES[name]])
         mine = next((one for one in found.steps if one.answer == len(before) - 1), None)
         if mine is None:
             continue
         seen = step(oracle, before, after)
         first, prompt, then = texts(oracle, name)
-        if mine.outcome is Fate.REFUSED:
+        if mine.outcome is StepOutcome.REFUSED:
             wrong = then is not None and prompt is not None
         elif then is None or prompt is None:
             wrong = True
-        elif mine.outcome is Fate.KEPT:
+        elif mine.outcome is StepOutcome.KEPT:
             wrong = not then.startswith(prompt) or seen.outcome == "rewritten"
-        elif mine.outcome is Fate.BROKEN:
+        elif mine.outcome is StepOutcome.BROKEN:
             continued = first is not None and first.startswith(prompt)
             wrong = continued and seen.outcome == "kept" and then.startswith(prompt)
         else:
@@ -126,10 +126,10 @@ def test_no_outcome_contradicts_the_texts() -> None:
 def test_a_template_that_is_called_append_only_is_so_for_conversations_that_the_tool_does_not_know() -> None:
     held = 0
     for name, oracle, renderer in templates():
-        if not append_only(renderer).holds:
+        if not check_append_only(renderer).is_append_only:
             continue
         held += 1
-        assert not append_only(renderer, PROBES.values()).broken, name
+        assert not check_append_only(renderer, PROBES.values()).broken, name
         for conversation in CHATS:
             _, prompt, then = texts(oracle, conversation)
             assert prompt is None or then is None or then.startswith(prompt), f"{name}: {conversation}"

@@ -38,9 +38,9 @@ from tests.tiers import DEEP, some
 from tito_audit.templates.edits import (
     EditKind,
     apply_edits,
-    conditions,
+    find_conditions,
+    find_edits,
     plain_newlines,
-    possible_edits,
     read_tags,
 )
 
@@ -243,13 +243,13 @@ def test_every_token_is_where_it_is_said_to_be() -> None:
 @pytest.mark.parametrize(*table(__file__, "the_conditions_of_a_tag_are_found"))
 def test_the_conditions_of_a_tag_are_found(tag: str, found: list[str]) -> None:
     (read,) = read_tags(tag)
-    runs = [tag[run[0].start : run[-1].end] for run in conditions(read)]
+    runs = [tag[run[0].start : run[-1].end] for run in find_conditions(read)]
     assert [one for one in found if one not in runs] == []
 
 
 def test_an_edit_changes_its_place_and_nothing_else() -> None:
     for source in (BY_PLACE, CUTTING, TRIMMING):
-        edits = possible_edits(source)
+        edits = find_edits(source)
         assert {EditKind.DROP_CUT, EditKind.BY_PLACE, EditKind.UNCUT} & {edit.kind for edit in edits}
         for edit in edits:
             assert source[edit.start : edit.end] == edit.was

@@ -16,7 +16,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from tests.tiers import examples, some
 from tito_audit.tokens.load import load_tokenizer
-from tito_audit.tokens.text_stream import TextStream, decoded
+from tito_audit.tokens.text_stream import TextStream, decode
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Prefix, Vocabulary
 
@@ -74,7 +74,7 @@ def test_pieces_add_up_to_the_whole_text(folder: Path, special: bool) -> None:
     for text in texts:
         ids = loaded.encode(text)
         pieces = in_pieces(loaded.vocabulary, ids.tolist(), [], special=special)
-        whole = decoded(loaded.vocabulary, ids, special=special)
+        whole = decode(loaded.vocabulary, ids, special=special)
         assert "".join(pieces) == whole
         if special:
             assert whole == loaded.vocabulary.text(ids)
@@ -93,14 +93,14 @@ def test_random_ids_in_random_pieces_add_up_to_the_whole_text(folder: Path) -> N
         cuts = dice.integers(0, 5, size=50).tolist()
         for shown in (True, False):
             pieces = in_pieces(found, ids.tolist(), cuts, special=shown)
-            assert "".join(pieces) == decoded(found, ids, special=shown)
+            assert "".join(pieces) == decode(found, ids, special=shown)
 
 
 @pytest.mark.parametrize("prefix", list(Prefix))
 @given(ids=st.lists(st.one_of(st.integers(0, 8), st.integers(0, 263)), max_size=12), special=st.booleans())
 def test_spaces_that_a_tokenizer_prepends_are_left_out_of_the_pieces(prefix, ids, special) -> None:
     found = prepending(prefix)
-    whole = decoded(found, ids, special=special)
+    whole = decode(found, ids, special=special)
     assert "".join(in_pieces(found, ids, [], special=special)) == whole
     if special:
         assert whole == found.text(np.array(ids, np.int32))
@@ -112,7 +112,7 @@ def test_the_whole_text_is_what_the_library_decodes(folder: Path) -> None:
     for text in TEXTS:
         ids = loaded.encode(text).tolist()
         for special in (True, False):
-            assert decoded(loaded.vocabulary, ids, special=special) == loaded.backend.decode(
+            assert decode(loaded.vocabulary, ids, special=special) == loaded.backend.decode(
                 ids, skip_special_tokens=not special
             )
 
@@ -141,7 +141,7 @@ def test_an_end_token_that_comes_last_is_left_out_and_one_within_is_not() -> Non
         ([end], ""),
     ):
         assert "".join(in_pieces(loaded.vocabulary, ids, [], end_ids={end})) == text
-        assert decoded(loaded.vocabulary, ids, end_ids={end}) == text
+        assert decode(loaded.vocabulary, ids, end_ids={end}) == text
     stream = TextStream(loaded.vocabulary, end_ids={end})
     assert stream.feed(word) == "hello"
     assert stream.feed([end]) == ""
@@ -152,10 +152,10 @@ def test_an_end_token_that_comes_last_is_left_out_and_one_within_is_not() -> Non
 def test_a_text_ends_at_the_first_stop_text_however_it_is_cut(text, stop, data) -> None:
     loaded = load_toy()
     ids = loaded.encode(text).tolist()
-    whole = decoded(loaded.vocabulary, ids, stop=stop)
+    whole = decode(loaded.vocabulary, ids, stop=stop)
     cuts = data.draw(st.lists(st.integers(0, 4), max_size=8))
     assert "".join(in_pieces(loaded.vocabulary, ids, cuts, stop=stop)) == whole
-    kept = decoded(loaded.vocabulary, ids, stop=stop, keep_stop=True)
+    kept = decode(loaded.vocabulary, ids, stop=stop, keep_stop=True)
     assert "".join(in_pieces(loaded.vocabulary, ids, cuts, stop=stop, keep_stop=True)) == kept
     assert kept == text or any(kept == whole + one for one in stop if one)
     assert all(one not in whole for one in stop if one)
@@ -170,7 +170,7 @@ def load_toy() -> Tokenizer:
 def test_what_may_become_a_stop_text_is_held_back_and_given_once_it_does_not() -> None:
     loaded = load_toy()
     stream = TextStream(loaded.vocabulary, stop=["STOP", "TA"])
-    assert decoded(loaded.vocabulary, loaded.encode("STAR").tolist(), stop=["STAR", "TA"]) == "S"
+    assert decode(loaded.vocabulary, loaded.encode("STAR").tolist(), stop=["STAR", "TA"]) == "S"
     fed = [stream.feed(loaded.encode(piece).tolist()) for piece in ("a S", "T", "O", "X ST", "A b", " more")]
     assert fed == ["a ", "", "", "STOX ", "S", ""]
     assert stream.stopped

@@ -63,7 +63,7 @@ def test_the_bytes_of_all_pieces_joined_are_the_text(name):
             text = text.replace("▁", "_")  # its own sign for a space
         ids = tokenizer.encode(text)
         expected = normalized(tokenizer, text).encode()
-        assert vocabulary.data(ids) == expected
+        assert vocabulary.bytes_of(ids) == expected
         assert b"".join(vocabulary.token_bytes(i) for i in ids.tolist()) == expected
         assert int(vocabulary.byte_lengths(ids).sum()) == len(expected)
         assert vocabulary.text(ids) == expected.decode()
@@ -188,12 +188,12 @@ class OneByOne:
         assert vocabulary.known(ids).tolist() == [one is not None for one in expected]
         assert vocabulary.byte_lengths(ids).tolist() == list(map(len, data))
         assert vocabulary.control(ids).tolist() == [i in self.special for i in ids.tolist()]
-        assert vocabulary.data(ids) == b"".join(data)
+        assert vocabulary.bytes_of(ids) == b"".join(data)
         assert vocabulary.special_ids == self.special
         assert vocabulary.added_ids == self.literal.keys()
         for start in range(0, len(ids), 997):
             some = ids[start : start + 7]
-            assert vocabulary.data(some) == b"".join(data[start : start + 7])
+            assert vocabulary.bytes_of(some) == b"".join(data[start : start + 7])
             assert [vocabulary.token_bytes(i) for i in some.tolist()] == data[start : start + 7]
         for token_id, one in list(zip(ids.tolist(), expected, strict=True))[::499]:
             assert one is None or token_id in vocabulary.ids_of_bytes(one)
@@ -243,9 +243,9 @@ def test_vectorised_access_agrees_with_one_by_one_access():
     single = [vocabulary.token_bytes(int(i)) for i in ids]
     assert vocabulary.byte_lengths(ids).tolist() == [len(data) for data in single]
     assert vocabulary.byte_lengths(ids).dtype == np.int64
-    assert vocabulary.data(ids) == b"".join(single)
+    assert vocabulary.bytes_of(ids) == b"".join(single)
     empty = np.empty(0, np.int32)
-    assert (vocabulary.data(empty), vocabulary.text(empty), len(vocabulary.known(empty))) == (b"", "", 0)
+    assert (vocabulary.bytes_of(empty), vocabulary.text(empty), len(vocabulary.known(empty))) == (b"", "", 0)
 
 
 def test_ids_beyond_the_count_of_a_vocabulary_with_holes_are_known():
@@ -253,7 +253,7 @@ def test_ids_beyond_the_count_of_a_vocabulary_with_holes_are_known():
     vocabulary = Vocabulary(backend)
     ids = np.array([0, 1, 7, 8, 3], np.int32)
     assert vocabulary.known(ids).tolist() == [True, False, True, False, False]
-    assert vocabulary.data(ids) == b"ab"
+    assert vocabulary.bytes_of(ids) == b"ab"
     assert vocabulary.ids_of_bytes(b"b") == (7,)
 
 
@@ -295,7 +295,7 @@ def test_the_cache_lets_the_least_recently_used_text_go():
     for text in ("a" * 10, "b" * 10, "c" * 10, "d" * 10, "a" * 10, "e" * 10, "f" * 20):
         assert tokenizer.encode(text).tolist() == tokenizer.backend.encode(text).ids
     assert list(tokenizer._reference.cache) == ["c" * 10, "d" * 10, "a" * 10, "e" * 10]
-    assert tokenizer._reference.held == 40
+    assert tokenizer._reference.cached_length == 40
 
 
 def test_ids_are_int32_and_cannot_be_written_to():

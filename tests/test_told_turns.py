@@ -22,7 +22,7 @@ from tito_audit.evidence import judgement, logprob_values, rendered
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.witness import witness
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.render.renderer import Renderer, make_renderer
@@ -130,7 +130,7 @@ def row_of(
     for place, edit in wrong["spelled"]:
         ids = edited(ids, place % len(ids), edit, tokenizer)
     sampled = np.zeros(len(ids), np.bool_)
-    clean = gather(Rollout(Place("log", 0), "x", said, training_row=training_row(ids)), tokenizer, renderer)
+    clean = gather(Rollout(Place("log", 0), "x", said, training_row=build_training_row(ids)), tokenizer, renderer)
     if clean.row is not None:
         sampled = clean.row.sampled.copy()
     if not wrong["ends"]:
@@ -143,7 +143,7 @@ def row_of(
     mask = {"ones": np.ones_like(sampled), "zeros": np.zeros_like(sampled), "inverted": ~sampled}.get(
         wrong["mask"], np.roll(sampled, wrong["slide"])
     )
-    row = training_row(
+    row = build_training_row(
         ids,
         mask=None if wrong["mask"] == "none" else ("loss_mask", mask.astype(np.int64)),
         logprobs=None if wrong["logprobs"] == "none" else ("logprobs", np.roll(values, wrong["shift"])),
@@ -239,7 +239,7 @@ def test_turns_of_a_plain_chat_are_told_without_marks() -> None:
     tokenizer, renderer = loaded("toy_bpe")
     rollout = row_of(PLAIN * 3, RIGHT, tokenizer, renderer)
     gather(rollout, tokenizer, renderer)
-    with patch("tito_audit.render.spans._by_marks", side_effect=AssertionError("marks were rendered")):
+    with patch("tito_audit.render.spans._spans_by_marks", side_effect=AssertionError("marks were rendered")):
         evidence = gather(rollout, tokenizer, renderer)
     assert check(evidence, RULES, CODES)[0] == ()
     assert evidence.row is not None
@@ -250,13 +250,13 @@ def test_turns_of_a_plain_chat_are_told_without_marks() -> None:
 def test_a_text_that_the_template_does_not_write_is_not_taken_over(spelled: list[tuple[int, str]]) -> None:
     tokenizer, renderer = loaded("toy_bpe")
     rollout = row_of(PLAIN * 3, {**RIGHT, "spelled": spelled}, tokenizer, renderer)
-    written_fast = rendered.written_fast
+    render_fast = rendered.render_fast
 
     def wrong(*given: Any) -> Any:
-        quick = written_fast(*given)
+        quick = render_fast(*given)
         return quick and replace(quick, text=quick.text.replace("Hello", "Hullo"))
 
-    with patch.object(rendered, "written_fast", lambda *_: None):
+    with patch.object(rendered, "render_fast", lambda *_: None):
         right = shown(gather(rollout, tokenizer, renderer))
-    with patch.object(rendered, "written_fast", wrong):
+    with patch.object(rendered, "render_fast", wrong):
         assert shown(gather(rollout, tokenizer, renderer)) == right

@@ -24,12 +24,12 @@ from tests.tiers import some
 from tito_audit.evidence.gather import gather
 from tito_audit.record.finding import Where
 from tito_audit.run.auditor import Loader
-from tito_audit.run.check import check, explain
+from tito_audit.run.check import check, explain_differences
 from tito_audit.run.scan import read_rollouts
 from tito_audit.settings.model import Settings
 from tito_audit.viewer.measures import measure
 from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, Measures, Swap, View, ViewSequence
-from tito_audit.viewer.sequences import view
+from tito_audit.viewer.sequences import view_rollout
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 MODELS = ("qwen2.5-coder", "gemma-3", "smollm2")
@@ -121,13 +121,13 @@ class Said(NamedTuple):
 
 @cache
 def said(model: str, mode: str) -> list[Said]:
-    engine, _ = Loader().auditor(Settings(tokenizer=str(SHARED / "tokenizers" / model)))
+    engine, _ = Loader().load_auditor(Settings(tokenizer=str(SHARED / "tokenizers" / model)))
     out = []
     for rollout in read_rollouts(SHARED / "rollouts" / model / f"{mode}.jsonl.gz"):
-        evidence = explain(gather(rollout, engine.tokenizer, engine.renderer), engine.rules)
+        evidence = explain_differences(gather(rollout, engine.tokenizer, engine.renderer), engine.rules)
         findings, _ = check(evidence, engine.rules, engine.codes)
         cut = [finding for finding in findings if finding.code in CUTS]
-        out.append(Said(view(evidence, findings), measure(evidence, cut)))
+        out.append(Said(view_rollout(evidence, findings), measure(evidence, cut)))
     assert len(out) == len(rows(model, mode))
     return out
 

@@ -37,8 +37,8 @@ from tito_audit.format import Format, Row
 from tito_audit.formats import all_formats, format_named, map_columns, pick_format, unmap_columns
 from tito_audit.record.column import ColumnRole, MaskEncoding
 from tito_audit.record.edits import edits_between
-from tito_audit.record.moved import moved_row
-from tito_audit.record.repaired import RepairedRollout, unmended
+from tito_audit.record.move_row import move_row
+from tito_audit.record.repaired import RepairedRollout, unrepaired
 from tito_audit.record.rollout import IdsFrom, TrainingRow, Turn
 
 HOLDS_FORKS = ("generic", "miles_session", "nemo_gym")
@@ -61,7 +61,7 @@ EVERY_FORMAT = pytest.mark.parametrize("form", all_formats(), ids=lambda form: f
 def updated(row: Row, *, item: int = 0, **changes: Any) -> Row:
     """The one row that is written when a rollout of it is replaced in these fields."""
     form = pick_format(row)
-    mended = [unmended(rollout) for rollout in form.read(row, PLACE)]
+    mended = [unrepaired(rollout) for rollout in form.read(row, PLACE)]
     mended[item] = RepairedRollout(replace(mended[item].rollout, **changes), mended[item].turns_from)
     (new,) = form.update(row, mended)
     return new
@@ -88,7 +88,7 @@ def test_a_row_in_which_nothing_changed_is_the_row_itself(form: Format, as_read)
     for row in map(as_read, fixture_rows(form.name)):
         before = copy.deepcopy(plain(row))
         # The rollouts come from another reading, as they do when a repair looked at one of several.
-        new = form.update(row, [unmended(rollout) for rollout in form.read(row, PLACE)])
+        new = form.update(row, [unrepaired(rollout) for rollout in form.read(row, PLACE)])
         assert len(new) == 1
         assert new[0] is row, row.get("id")
         assert repr(plain(row)) == repr(before)  # NaN is not equal to itself
@@ -97,7 +97,7 @@ def test_a_row_in_which_nothing_changed_is_the_row_itself(form: Format, as_read)
 @EVERY_FORMAT
 def test_a_format_that_holds_one_row_a_rollout_says_so_of_a_fork(form: Format):
     row = fixture_rows(form.name)[0]
-    whole = [unmended(rollout) for rollout in form.read(row, PLACE)]
+    whole = [unrepaired(rollout) for rollout in form.read(row, PLACE)]
     for part in () if form.name in HOLDS_FORKS else (whole[0], whole[-1]):
         with pytest.raises(RecordError, match=r"fork|cannot hold"):
             form.update(row, [*whole, part])
@@ -106,7 +106,7 @@ def test_a_format_that_holds_one_row_a_rollout_says_so_of_a_fork(form: Format):
 @pytest.mark.parametrize("name", CALLS_STAY)
 def test_a_call_can_neither_be_left_out_nor_change_what_was_sampled(name: str):
     row, form = fixture_rows(name)[0], format_named(name)
-    first, *others = [unmended(rollout) for rollout in form.read(row, PLACE)]
+    first, *others = [unrepaired(rollout) for rollout in form.read(row, PLACE)]
     less = RepairedRollout(replace(first.rollout, turns=first.rollout.turns[1:]), first.turns_from[1:])
     with pytest.raises(RecordError, match="can neither be left out"):
         form.update(row, [less, *others])
@@ -206,13 +206,13 @@ def test_a_mask_and_logprobs_change_by_themselves(form: Format, as_read):
             mask[np.flatnonzero(mask)[-1]] = False
             source = np.arange(len(mask), dtype=np.int64)
             wanted = covered(
-                moved_row(trained, trained.token_ids, source, loss_mask=mask, logprobs=trained.logprobs).row
+                move_row(trained, trained.token_ids, source, loss_mask=mask, logprobs=trained.logprobs).row
             )
             assert_holds(updated(row, item=item, training_row=wanted), wanted, item)
             if trained.logprobs is None:
                 continue
             logprobs = np.where(trained.loss_mask, trained.logprobs - 1, trained.logprobs)
-            wanted = moved_row(
+            wanted = move_row(
                 trained, trained.token_ids, source, loss_mask=trained.loss_mask, logprobs=logprobs
             ).row
             new = updated(row, item=item, training_row=wanted)
@@ -281,7 +281,7 @@ def test_a_row_beside_its_call_leaves_the_columns_of_the_call_alone():
 def test_a_row_without_a_trajectory_stays_and_takes_no_tokens():
     row = {"format_version": 2, "group_index": 0, "group_json": "{}", "trajectory_json": None, "reward": 1.0}
     rollout = read_one(row)
-    assert format_named("art_parquet").update(row, [unmended(rollout)]) == (row,)
+    assert format_named("art_parquet").update(row, [unrepaired(rollout)]) == (row,)
     turn = Turn(np.array([1], np.int32), np.array([2], np.int32))
     with pytest.raises(RecordError, match="no place"):
         updated(row, turns=(turn,))
@@ -355,7 +355,7 @@ def test_the_recorded_round_trip_is_the_same_object_and_can_be_forked():
     for row in (chat, items):
         before = copy.deepcopy(row)
         rollout = read_one(row)
-        assert form.update(row, [unmended(rollout)]) == (row,)
+        assert form.update(row, [unrepaired(rollout)]) == (row,)
         parts = [with_turns(rollout, {}, [n]) for n in range(len(rollout.turns))]
         for number, part in enumerate(form.update(row, parts)):
             assert ids_of_turns(read_one(part)) == [ids_of_turns(rollout)[number]]
@@ -371,10 +371,10 @@ def test_mapped_columns_go_back_under_the_names_of_the_log():
     mapped = map_columns(row, mapping)
     form = format_named("generic")
     (rollout,) = form.read(mapped, PLACE)
-    assert unmap_columns(row, form.update(mapped, [unmended(rollout)])[0], mapping) is row
+    assert unmap_columns(row, form.update(mapped, [unrepaired(rollout)])[0], mapping) is row
     assert rollout.training_row is not None
     wanted = spliced(rollout.training_row, 1, 2, [7, 8])
-    (new,) = form.update(mapped, [unmended(replace(rollout, training_row=wanted))])
+    (new,) = form.update(mapped, [unrepaired(replace(rollout, training_row=wanted))])
     back = unmap_columns(row, new, mapping)
     assert back == {
         "extra": {"tok": [1, 7, 8, 3], "other": [1]},

@@ -16,14 +16,14 @@ from tests.tiers import examples
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats import format_named
-from tito_audit.formats._columns import rescored
-from tito_audit.formats._kit import Samples, put_back
-from tito_audit.formats._update import of_calls
-from tito_audit.formats._writer import rewritten_calls
+from tito_audit.formats._columns import replace_logprobs
+from tito_audit.formats._kit import Samples, with_changed_samples
+from tito_audit.formats._update import sources_of_calls
+from tito_audit.formats._writer import update_calls
 from tito_audit.record.arrays import as_floats, as_ids
 from tito_audit.record.column import Alignment, Column, ColumnRole
 from tito_audit.record.edits import ABSENT
-from tito_audit.record.repaired import RepairedRollout, unmended
+from tito_audit.record.repaired import RepairedRollout, unrepaired
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
 
@@ -57,7 +57,7 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    return of_calls([[SOURCE]])
+    return sources_of_calls([[SOURCE]])
 
 
 def changed(**changes: Any) -> RepairedRollout:
@@ -70,11 +70,11 @@ def changed(**changes: Any) -> RepairedRollout:
 
 
 def written(one: RepairedRollout, **how: Any) -> Row:
-    return rewritten_calls(ROW, [one], read, sources, **how)
+    return update_calls(ROW, [one], read, sources, **how)
 
 
 def test_a_call_that_did_not_change_leaves_the_row_as_it_is() -> None:
-    assert written(unmended(read(ROW, PLACE)[0])) is ROW
+    assert written(unrepaired(read(ROW, PLACE)[0])) is ROW
 
 
 @pytest.mark.parametrize(("gone", "left"), [(None, {"routing": None}), (ABSENT, {})])
@@ -108,7 +108,7 @@ def test_logprobs_go_to_the_places_that_hold_their_part() -> None:
 )
 def test_what_a_row_has_no_place_for_is_refused(changes: dict[str, Any], source: CallSource, says: str) -> None:
     with pytest.raises(RecordError, match=says):
-        rewritten_calls(ROW, [changed(**changes)], read, lambda *_: of_calls([[source]]))
+        update_calls(ROW, [changed(**changes)], read, lambda *_: sources_of_calls([[source]]))
 
 
 def test_a_call_that_asked_the_same_before_asks_what_this_one_does() -> None:
@@ -117,7 +117,7 @@ def test_a_call_that_asked_the_same_before_asks_what_this_one_does() -> None:
     there = CallSource(prompts=(Source(("earlier", "ids")),), counters=(Counter(("earlier", "usage")),))
     source = replace(SOURCE, retries=((earlier, there),))
     wanted = changed(prompt_ids=as_ids([1], ""))
-    new = rewritten_calls(row, [wanted], read, lambda *_: of_calls([[source]]))
+    new = update_calls(row, [wanted], read, lambda *_: sources_of_calls([[source]]))
     assert new["earlier"] == {"ids": [1], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
 
 
@@ -142,7 +142,7 @@ def test_every_layout_says_the_new_logprobs_and_keeps_what_is_beside_them(old: l
         Layout.PARALLEL: {"tokens": tokens, "token_logprobs": new},
     }
     for layout, value in lists.items():
-        made = rescored(value, layout=layout, old=np.array(old), new=np.array(new), ids=None)
+        made = replace_logprobs(value, layout=layout, old=np.array(old), new=np.array(new), ids=None)
         assert made == wanted[layout], layout
 
 
@@ -155,16 +155,16 @@ def test_columns_of_samples_go_back_to_their_ranges_and_their_entries() -> None:
         "scores": lambda number: Source(("scores", number)),
     }
     old = tuple({"tokens": [1, 2], "mask": [0, 1], "scores": 5 + number, "note": "x"} for number in range(2))
-    samples = Samples(old, lambda number, name: places[name](number) if name in places else None)
+    samples = Samples(old, lambda number, name: places[name](number) if name in places else None, "tokens")
     new = [{**old[0], "tokens": [1, 8, 2], "mask": [0, 0, 1]}, {**old[1], "scores": 7, "mask": None}]
-    made = put_back(row, samples, new, "tokens")
+    made = with_changed_samples(row, samples, new)
     assert made["tokens"] == [1, 8, 2, 3, 4]
     assert list(made["mask"]) == [0, 0, 1, None, None]
     assert made["scores"] == [5, 7]
     assert made["note"] is row["note"]
-    assert put_back(row, samples, old, "tokens") is row
+    assert with_changed_samples(row, samples, old) is row
     with pytest.raises(RecordError, match="shared by all samples"):
-        put_back(row, samples, [old[0], {**old[1], "note": "y"}], "tokens")
+        with_changed_samples(row, samples, [old[0], {**old[1], "note": "y"}])
 
 
 # What was read

@@ -15,7 +15,7 @@ from tito_audit.errors import SetupError
 from tito_audit.storage import find_logs, skipped_files
 from tito_audit.summary import RateCount
 from tito_audit.terminal.words import decimal, limit_number, percent, rate_number, signed
-from tito_audit.unknown import close_names, unknown
+from tito_audit.unknown import close_names, unknown_name
 
 ROOT = Path(__file__).resolve().parents[1]
 LOG = str(ROOT / "fixtures" / "formats" / "nemo_gym.jsonl")
@@ -66,7 +66,7 @@ def test_a_family_is_explained_by_its_rules() -> None:
 
 
 def test_a_name_is_quoted_on_one_line_however_it_looks() -> None:
-    error = unknown("report", "a\x1b[31m\nb" + "x" * 500, ["json"], flag="--report")
+    error = unknown_name("report", "a\x1b[31m\nb" + "x" * 500, ["json"], flag="--report")
     assert isinstance(error, SetupError)
     assert error.flag == "--report"
     assert str(error).isprintable()

@@ -12,7 +12,7 @@ import pytest
 
 from tests.command import run
 from tests.toy import ROOT
-from tito_audit.report import ReportOptions, send_all
+from tito_audit.report import ReportOptions, feed_results
 from tito_audit.reports import report_named
 from tito_audit.summary import Summary
 
@@ -77,7 +77,7 @@ def test_what_fails_is_called_failed_even_if_nothing_was_compared(tmp_path: Path
 def test_rows_that_could_not_be_judged_are_counted_in_every_verdict(name: str) -> None:
     summary = Summary(rollouts=40, open_rows=20, open_beside_faults=19, fault_beside="--assume logprobs=+1")
     out = StringIO()
-    send_all((), report_named(name).write(summary, out, ReportOptions(color=False)))
+    feed_results((), report_named(name).write(summary, out, ReportOptions(color=False)))
     text = " ".join(out.getvalue().split())
     assert "20 rows could not be judged; 19 rows may have the same fault; nothing in them decides it: " in text
     assert ": state it with --assume logprobs=+1 if it is so" in text
@@ -86,5 +86,5 @@ def test_rows_that_could_not_be_judged_are_counted_in_every_verdict(name: str) -
 @pytest.mark.parametrize("name", ["json", "jsonl", "sarif", "prometheus"])
 def test_reports_for_machines_count_rows_that_could_not_be_judged(name: str) -> None:
     out = StringIO()
-    send_all((), report_named(name).write(Summary(rollouts=40, open_rows=20), out, ReportOptions()))
+    feed_results((), report_named(name).write(Summary(rollouts=40, open_rows=20), out, ReportOptions()))
     assert re.search(r'"?open_?[rR]ows"?:? ?20\b', out.getvalue())

@@ -27,10 +27,10 @@ from tests.test_html_browser import CONTRAST, UNNAMED, browser, press, texts, wa
 from tests.tiers import some
 from tests.world import FORMATS, TOY
 from tito_audit import Settings, scan_rollouts
-from tito_audit.reports._html.views import MARK
+from tito_audit.reports._html.views import SITE_MARK
 from tito_audit.reports.html import Site, write_page
 from tito_audit.run.workers import InProcess
-from tito_audit.viewer.grams import BUCKETS, SLOTS, Grams, slots_of_ids, slots_of_text
+from tito_audit.viewer.grams import BUCKETS, SLOTS, GramIndex, slots_of_ids, slots_of_text
 from tito_audit.viewer.model import ViewQuota, observed_of
 
 __all__ = ["browser"]
@@ -189,8 +189,8 @@ def test_a_second_run_updates_a_site_and_leaves_what_is_not_of_it(logs: Path, tm
     assert after["CNAME"] == b"logs.example.org"
     assert {name for name in after if name.startswith("logs/")} == {"logs/new.jsonl.html"}
     assert len({name.split("/")[1] for name in after if name.startswith("data/")}) == 1
-    assert json.loads(after[MARK])["logs"] == ["new.jsonl"]
-    assert before[MARK] != after[MARK]
+    assert json.loads(after[SITE_MARK])["logs"] == ["new.jsonl"]
+    assert before[SITE_MARK] != after[SITE_MARK]
     assert [path.name for path in out.parent.iterdir() if path.name.startswith(".")] == []
 
 
@@ -236,7 +236,7 @@ def test_nothing_of_a_log_acts_in_the_files_of_a_site(site: Path) -> None:
 
 def test_the_index_of_the_search_misses_no_block_and_leaves_most_out() -> None:
     luck = np.random.default_rng(7)
-    grams, blocks = Grams(), []
+    grams, blocks = GramIndex(), []
     for number in range(11):
         ids = luck.integers(0, 150_000, 300).tolist()
         text = f"block {number} " + "".join(chr(one) for one in luck.integers(32, 500, 300))

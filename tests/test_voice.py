@@ -12,7 +12,7 @@ from tests.command import run
 from tests.tables import stored, table
 from tito_audit import GateSettings, RepairChoices, RepairSettings, Settings, SetupError, scan_rollouts
 from tito_audit.settings.options import OPTIONS
-from tito_audit.voice import in_python, naming_flags, spoken
+from tito_audit.voice import for_reader, messages_name_flags, with_python_arguments
 
 ROW = {"token_ids": [5, 6], "loss_mask": [0, 1], "logprobs": [0.0, -0.5]}
 CLASSES = {each.__name__: each for each in (GateSettings, RepairChoices, RepairSettings, Settings)}
@@ -34,7 +34,7 @@ def test_every_flag_is_spoken_as_the_argument_that_does_the_same(option: Any) ->
     if not switch:
         kind = option.takes if isinstance(option.takes, type) else str
         value = option.read([kind(text)] if option.repeats else kind(text))
-    words = in_python(f"Pass {flag} {text}".rstrip() + ".")
+    words = with_python_arguments(f"Pass {flag} {text}".rstrip() + ".")
     assert words.startswith(f"Pass {option.fills.__name__}(")
     assert words.endswith(").")
     passed = eval(words[5:-1], CLASSES)
@@ -43,11 +43,11 @@ def test_every_flag_is_spoken_as_the_argument_that_does_the_same(option: Any) ->
 
 @pytest.mark.parametrize(*table(__file__, "messages_in_python"))
 def test_messages_in_python(message: str, words: str) -> None:
-    assert in_python(message) == words
-    assert in_python(words) == words, "spoken once, nothing is left to speak"
-    with naming_flags():
-        assert spoken(message) == message
-    assert spoken(message) == words
+    assert with_python_arguments(message) == words
+    assert with_python_arguments(words) == words, "spoken once, nothing is left to speak"
+    with messages_name_flags():
+        assert for_reader(message) == message
+    assert for_reader(message) == words
 
 
 def test_an_error_names_what_its_reader_passes(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.toy import TOKENIZERS
 from tito_audit import managed_server
 from tito_audit.formats.slime import FORMAT
 from tito_audit.provider import GenerationChunk, GenerationResult, logged_spans
-from tito_audit.record.moved import moved_row
+from tito_audit.record.move_row import move_row
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place
 
@@ -140,7 +140,7 @@ def test_spans_move_with_the_tokens_of_a_repaired_row(form: Any) -> None:
     source = np.array([0, 1, -1, 2, 3, 4, -1])
     ids = np.array([1, 2, 9, 3, 4, 5, 9], np.int32)
     mask = np.array([0, 0, 0, 1, 1, 0, 0], bool)
-    moved = moved_row(old, ids, source, loss_mask=mask, logprobs=np.where(mask, -0.5, np.nan)).row
+    moved = move_row(old, ids, source, loss_mask=mask, logprobs=np.where(mask, -0.5, np.nan)).row
     (new,) = FORMAT.update(row, [RepairedRollout(replace(rollout, training_row=moved), ())])
     (again,) = FORMAT.read(new, Place("log", 0))
     assert again.training_row is not None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tito_audit import RecordError, read_rollouts, write_rollouts
-from tito_audit.record.moved import moved_row
+from tito_audit.record.move_row import move_row
 
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = sorted((ROOT / "fixtures" / "formats").glob("*.jsonl"))
@@ -40,7 +40,7 @@ def test_a_changed_training_row_is_written_and_nothing_else(tmp_path: Path) -> N
     first, second = read_rollouts(source)
     assert second.training_row is not None
     mask = np.array([False, False, True])
-    row = moved_row(
+    row = move_row(
         second.training_row,
         second.training_row.token_ids,
         np.arange(3),

@@ -66,10 +66,10 @@ import orjson
 
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence
-from tito_audit.formats import STALE
-from tito_audit.formats._beside import beside_of
+from tito_audit.formats import STALE_COLUMNS
+from tito_audit.formats._beside import read_beside
 from tito_audit.record.arrays import Ids
-from tito_audit.record.build import call_columns, training_row
+from tito_audit.record.build import build_call_columns, build_training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, TokenText, TrainingRow, Turn, Usage
@@ -77,7 +77,7 @@ from tito_audit.record.stated import PairSide, Stated
 from tito_audit.record.trainings import TrainedAgain
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, make_renderer
-from tito_audit.render.spans import Rendering, written_fast
+from tito_audit.render.spans import Rendering, render_fast
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
@@ -228,7 +228,7 @@ def _turn(call: Case, book: _Book) -> Turn:
     """One call of a case."""
     prompt = book.ids(call["prompt"]) if "prompt" in call else None
     completion = book.ids(call["completion"]) if "completion" in call else None
-    values, columns = call_columns(
+    values, columns = build_call_columns(
         np.empty(0, np.int32) if completion is None else completion,
         logprobs=("logprobs", call["logprobs"]) if "logprobs" in call else None,
         other=_others(call),
@@ -250,7 +250,7 @@ def _turn(call: Case, book: _Book) -> Turn:
         weight_spans=tuple(map(tuple, call.get("weight_spans", ()))),
         token_texts=tuple(TokenText(s, s.encode(), np.nan) for s in strings) if strings else None,
         columns=columns,
-        beside=beside_of(call.get("beside", {})),
+        extras=read_beside(call.get("beside", {})),
         alternatives=tuple(map(tuple, call.get("alternatives", ()))),
     )
 
@@ -263,7 +263,7 @@ def _row(book: _Book) -> TrainingRow:
         mask = [int(digit) for digit in case["mask"]]
     elif "mask" in case:
         mask = [entry if isinstance(entry, int | float) else int(book.part(entry)[0]) for entry in case["mask"]]
-    row = training_row(
+    row = build_training_row(
         book.ids(case["row"]),
         mask=None if mask is None else ("loss_mask", mask),
         logprobs=("logprobs", case["logprobs"]) if "logprobs" in case else None,
@@ -273,13 +273,15 @@ def _row(book: _Book) -> TrainingRow:
         shifts=None if case.get("plain_columns") else False,
     )
     hidden = np.array([digit == "1" for digit in case["hidden"]]) if "hidden" in case else None
-    return replace(row, hidden=hidden, beside=beside_of(case.get("beside", {})))
+    return replace(row, hidden=hidden, extras=read_beside(case.get("beside", {})))
 
 
 def _others(case: Case) -> dict[str, tuple[Any, MovePolicy]]:
     """The other columns of a call or a row."""
     columns: Mapping[str, Any] = case.get("columns", {})
-    return {name: (v, MovePolicy.STALE if name in STALE else MovePolicy.MOVE) for name, v in columns.items()}
+    return {
+        name: (v, MovePolicy.STALE if name in STALE_COLUMNS else MovePolicy.MOVE) for name, v in columns.items()
+    }
 
 
 def _pieces(text: str, tokenizer: Tokenizer) -> list[str]:
@@ -289,5 +291,5 @@ def _pieces(text: str, tokenizer: Tokenizer) -> list[str]:
 
 def spans_fast(*arguments: Any, **options: Any) -> Rendering | None:
     """What `spans` returns, by the faster engine; None if it does not know."""
-    fast = written_fast(*arguments, **options)
-    return fast.spans() if fast is not None else None
+    fast = render_fast(*arguments, **options)
+    return fast.find_spans() if fast is not None else None

@@ -27,7 +27,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tito_audit.voice import spoken
+from tito_audit.voice import for_reader
 
 _PACKAGE = Path(__file__).parent
 
@@ -36,22 +36,22 @@ class TitoAuditError(Exception):
     """Base of every error that tito-audit raises on purpose."""
 
     _ends_run = False
-    """Whether a person reads the message; others are quoted in findings, which are the same everywhere."""
+    """Whether a person reads the message; others are quoted in findings, which read the same everywhere."""
 
     def __str__(self) -> str:
         message = super().__str__()
-        return spoken(message) if self._ends_run else message
+        return for_reader(message) if self._ends_run else message
 
 
 def _short_traceback(error: TitoAuditError) -> list[str]:
-    """What a notebook displays of a user's mistake: the message, below the lines that are not of this package."""
+    """The traceback that a notebook shows for a user's mistake: the message below the user's own frames."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if _PACKAGE not in Path(frame.filename).parents and "IPython" not in Path(frame.filename).parts
     ]
     lines = "".join(traceback.format_list(frames)) + f"{type(error).__name__}: {error}"
-    # A message may quote a log.
+    # A message may quote a log, so control characters are escaped.
     shown = (c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in lines)
     return "".join(shown).split("\n")
 
@@ -145,11 +145,11 @@ class ProviderError(TitoAuditError):
 
 
 ODD_VALUES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What Python raises where code meets a value that it does not expect; RecursionError is a RuntimeError."""
+"""What Python raises where code meets a value that it does not expect; covers RecursionError, a RuntimeError."""
 
 
-def in_words(error: BaseException) -> str:
-    """What an unexpected error is and where it was raised: `KeyError 'data' in formats/tinker.py (_data)`."""
+def describe_error(error: BaseException) -> str:
+    """An unexpected error and where it was raised in this package: `KeyError 'x' in formats/tinker.py (_read)`."""
     if isinstance(error, RecursionError):
         return "its values are nested too deeply"
     text = str(error).partition("\n")[0][:200]

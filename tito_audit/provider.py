@@ -13,14 +13,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from tito_audit.record.by_name import WeightSpans
+from tito_audit.record.policy_columns import WeightSpans
 
 TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
 """The most likely tokens at one position with their logprobs, the likeliest first."""
 
 
 def logged_spans(spans: WeightSpans, tokens: int) -> list[dict[str, Any]]:
-    """The spans within so many tokens, as SGLang writes them; [] where one version sampled all tokens."""
+    """The weight spans clipped to a number of tokens, as SGLang logs them; [] if one version sampled all."""
     within = [(version, start, min(end, tokens)) for version, start, end in spans if 0 <= start < min(end, tokens)]
     if len({version for version, _, _ in within}) < 2 and sum(end - start for _, start, end in within) == tokens:
         return []
@@ -139,25 +139,25 @@ class TokenProvider(Protocol):
 
 
 @dataclass(slots=True)
-class Waits:
-    """How long one request has waited for servers, to measure the overhead on top of it."""
+class ServerWaits:
+    """How long a request has waited for servers; the rest of its time is the gateway's own."""
 
     seconds: float = 0.0
 
 
-_WAITS: ContextVar[Waits | None] = ContextVar("waits", default=None)
+_WAITS: ContextVar[ServerWaits | None] = ContextVar("waits", default=None)
 
 
-def count_waits() -> Waits:
-    """The time that the current task waits for servers from now on."""
-    waits = Waits()
+def count_waits() -> ServerWaits:
+    """Start to measure how long the current task waits for servers."""
+    waits = ServerWaits()
     _WAITS.set(waits)
     return waits
 
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Count the time in this block as waiting for a server."""
+    """Count the time of this block as waiting for a server."""
     waits, began = _WAITS.get(), time.perf_counter()
     try:
         yield

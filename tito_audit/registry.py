@@ -11,17 +11,17 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def plugins(package: str, kind: type[T], name: Callable[[T], str]) -> tuple[T, ...]:
-    """The one object of type `kind` in each public module of `package`, in order of module names.
+def load_plugins(package: str, kind: type[T], name: Callable[[T], str]) -> tuple[T, ...]:
+    """Import all public modules of `package`, and return the one object of type `kind` that each defines.
 
-    A module whose name starts with an underscore is not a plugin. TypeError, naming the module, if it defines none
-    or several, or if the name is taken.
+    They are in order of module names. Modules whose name starts with an underscore are no plugins. TypeError names
+    the module that defines none or several, or whose plugin has the name of another.
     """
     objects: dict[str, T] = {}
     owners: dict[str, str] = {}
     for module in module_names(package):
         path = f"{package}.{module}"
-        plugin = _defined(path, kind)
+        plugin = _import_plugin(path, kind)
         key = name(plugin)
         if key in owners:
             raise TypeError(f"{path} takes the name {key!r} of {owners[key]}")
@@ -31,7 +31,7 @@ def plugins(package: str, kind: type[T], name: Callable[[T], str]) -> tuple[T, .
 
 
 def module_names(package: str) -> tuple[str, ...]:
-    """The public modules of a package in order; imports none of them."""
+    """The names of a package's public modules in order; none of them is imported."""
     spec = importlib.util.find_spec(package)
     if spec is None:
         raise ModuleNotFoundError(f"no package {package}", name=package)
@@ -39,16 +39,16 @@ def module_names(package: str) -> tuple[str, ...]:
     return tuple(sorted(info.name for info in infos if not info.name.startswith("_")))
 
 
-def plugin_of_module(package: str, kind: type[T], module: str) -> T | None:
-    """The plugin of one public module of `package`, imported without its siblings; None if there is none."""
+def load_plugin(package: str, kind: type[T], module: str) -> T | None:
+    """The plugin of one public module, imported without its siblings; None if there is no such module."""
     path = f"{package}.{module}"
     if not module.isidentifier() or module.startswith("_") or importlib.util.find_spec(path) is None:
         return None
-    return _defined(path, kind)
+    return _import_plugin(path, kind)
 
 
-def _defined(path: str, kind: type[T]) -> T:
-    """The one object of type `kind` that a module defines."""
+def _import_plugin(path: str, kind: type[T]) -> T:
+    """The one object of type `kind` in a module; TypeError if there are none or several."""
     objects = [value for value in vars(importlib.import_module(path)).values() if isinstance(value, kind)]
     if len(objects) != 1:
         raise TypeError(f"{path} defines {len(objects)} objects of type {kind.__name__}, not one")

@@ -25,27 +25,27 @@ class ReportOptions:
     not_checked: bool = False
     """Whether it lists everything that was not checked; otherwise the most common reasons."""
     titles: Mapping[str, str] = field(default_factory=dict)
-    """What each rule finds, by code; reports do not know the rules."""
+    """By code: what each rule finds. Reports import no rules."""
     docs: Mapping[str, str] = field(default_factory=dict)
-    """The manual of each rule in Markdown, by code."""
+    """By code: the manual of each rule in Markdown."""
     ran: Callable[[str], Collection[str]] | None = None
-    """The codes that ran on a file; None where that is not known."""
+    """The codes that ran on a file; None: unknown."""
     fails: Callable[[Finding], bool] | None = None
-    """Whether a finding that is not in the baseline fails by itself; None: errors do."""
+    """Whether a finding outside the baseline fails the gate by itself; None: errors do."""
 
 
 T = TypeVar("T")
-Takes = Generator[None, "Result | None", T]
-"""What takes results: a generator that is sent each, then None."""
+ResultSink = Generator[None, "Result | None", T]
+"""A generator that is sent each result, then None; returns what it makes of them."""
 
 
-def send_all(results: Iterable[Result], takes: Takes[T]) -> T:
-    """Send all results, and return what is made of them."""
+def feed_results(results: Iterable[Result], sink: ResultSink[T]) -> T:
+    """Send all results to a sink, and return what it returns."""
     try:
-        next(takes)
+        next(sink)
         for result in results:
-            takes.send(result)
-        takes.send(None)
+            sink.send(result)
+        sink.send(None)
     except StopIteration as end:
         value: T = end.value
         return value
@@ -56,13 +56,13 @@ def send_all(results: Iterable[Result], takes: Takes[T]) -> T:
 class Report:
     """One report; each file of `reports/` defines one.
 
-    `write` is sent the results one by one, so a report of a large log never holds them all, then None: the summary
-    is complete by then.
+    `write` is sent the results one by one, so it need not hold them all; when it is sent None, the summary is
+    complete.
     """
 
     name: str
     title: str
-    write: Callable[[Summary, TextIO, ReportOptions], Takes[None]]
+    write: Callable[[Summary, TextIO, ReportOptions], ResultSink[None]]
     observes: bool = False
     """Whether results should come with data for the viewer (`Result.observed`)."""
     suffix: str = "txt"

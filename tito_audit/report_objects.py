@@ -14,52 +14,49 @@ from typing import Any
 import orjson
 
 from tito_audit.record.finding import Finding, Severity, Side
-from tito_audit.record.mismatch import EDGES, Mismatch
+from tito_audit.record.mismatch import EDGES, LogMismatch
 from tito_audit.summary import SCHEMA_VERSION, CoverageCount, Summary
 from tito_audit.terminal.escape import escaped_json
 
-_PLACES = 1_000
-"""The most places that the object of a folded finding lists."""
-
 
 def finding_object(finding: Finding) -> dict[str, Any]:
-    """One finding as the schema writes it."""
+    """A finding, as in the schema."""
     hit = finding.hit
     recorded, canonical = hit.labels
     value: dict[str, Any] = {
         "code": finding.code,
         "severity": finding.severity.word,
-        **fields(finding.place, "file row item"),
-        **fields(hit, "turn where start end cause message"),
-        "recorded": {**_side(hit.recorded), "label": recorded},
-        "canonical": {**_side(hit.canonical), "label": canonical},
-        "context": {"before": _side(hit.before), "after": _side(hit.after)},
-        **fields(finding, "repair fingerprint known because_of"),
+        **pick(finding.place, "file row item"),
+        **pick(hit, "turn where start end cause message"),
+        "recorded": {**_side_object(hit.recorded), "label": recorded},
+        "canonical": {**_side_object(hit.canonical), "label": canonical},
+        "context": {"before": _side_object(hit.before), "after": _side_object(hit.after)},
+        **pick(finding, "repair fingerprint known because_of"),
     }
     if finding.folded is not None:
-        folded = fields(finding, "times tokens")
-        value["folded"] = {**folded, "places": list(map(list, islice(finding.spans(), _PLACES)))}
+        places = [list(span) for span in islice(finding.spans(), 1_000)]  # the schema's maximum
+        value["folded"] = {**pick(finding, "times tokens"), "places": places}
     return value
 
 
-def _side(side: Side) -> dict[str, Any]:
+def _side_object(side: Side) -> dict[str, Any]:
     return {"ids": list(side.ids), "pieces": list(side.pieces)}
 
 
 def summary_object(summary: Summary) -> dict[str, Any]:
-    """The counts of a scan as the schema writes them; codes in order."""
+    """The counts of a scan, as in the schema, with codes in order."""
     gate: dict[str, Any] | None = None
     if summary.gate is not None:
         least = summary.gate.min_audited
-        gate = fields(summary.gate, " ".join(summary.gate.__slots__))
-        gate["required"] = [_covered(count) for count in summary.gate.required]
-        gate["min_audited"] = None if least is None else _covered(least)
+        gate = pick(summary.gate, " ".join(summary.gate.__slots__))
+        gate["required"] = [_coverage_object(count) for count in summary.gate.required]
+        gate["min_audited"] = None if least is None else _coverage_object(least)
     compared = {column: mismatch_object(mismatch) for column, mismatch in summary.mismatches.items()}
     return {
         "schema_version": SCHEMA_VERSION,
-        **fields(summary, "rollouts turns tokens generated_tokens rows_unreadable"),
+        **pick(summary, "rollouts turns tokens generated_tokens rows_unreadable"),
         "findings": {
-            code: fields(count, "error warning note rollouts tokens known")
+            code: pick(count, "error warning note rollouts tokens known")
             for code, count in sorted(summary.findings.items())
         },
         "skipped": {
@@ -70,16 +67,16 @@ def summary_object(summary: Summary) -> dict[str, Any]:
             for code, skipped in sorted(summary.skipped.items())
         },
         "formats": dict(summary.formats.most_common()),
-        **fields(summary, "tokenizer tokenizer_commits"),
+        **pick(summary, "tokenizer tokenizer_commits"),
         "seconds": round(summary.seconds, 3),
-        **fields(summary, "files without_ids uncompared open_rows open_beside_faults"),
+        **pick(summary, "files without_ids uncompared open_rows open_beside_faults"),
         "causes": {
             code: dict(sorted(causes.items(), key=lambda cause: (-cause[1], cause[0])))
             for code, causes in sorted(summary.causes.items())
         },
-        **fields(summary, "notices encoder"),
+        **pick(summary, "notices encoder"),
         "taken": {
-            file: {name: fields(taken, "rows first_row told_by") for name, taken in formats.items()}
+            file: {name: pick(count, "rows first_row told_by") for name, count in formats.items()}
             for file, formats in summary.taken.items()
         },
         "sampled": summary.sampled,
@@ -92,7 +89,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         "headlines": [
             {
                 "text": headline.words,
-                **fields(headline, "times unit error warning note rollouts"),
+                **pick(headline, "times unit error warning note rollouts"),
                 "codes": {code: number for code, number in sorted(headline.codes.items()) if number},
             }
             for headline in summary.ranked_headlines()
@@ -101,8 +98,8 @@ def summary_object(summary: Summary) -> dict[str, Any]:
     }
 
 
-def mismatch_object(mismatch: Mismatch) -> dict[str, Any]:
-    """Why a trainer's column differs from the sampler's."""
+def mismatch_object(mismatch: LogMismatch) -> dict[str, Any]:
+    """Why a trainer's column differs from the sampler's, as in the schema."""
     shares = mismatch.shares
     size = sum(share.size for share in shares.values())
     causes: dict[str, Any] = {}
@@ -110,33 +107,32 @@ def mismatch_object(mismatch: Mismatch) -> dict[str, Any]:
         worst = None
         if cause in mismatch.worst:
             place, token = mismatch.worst[cause]
-            worst = {**fields(place, "file row item"), **fields(token, "turn at token_id sampler trainer")}
+            worst = {**pick(place, "file row item"), **pick(token, "turn at token_id sampler trainer")}
         part = share.size / size if size else 0.0
-        causes[cause] = {**fields(share, "tokens size"), "share": part, "worst": worst}
+        causes[cause] = {**pick(share, "tokens size"), "share": part, "worst": worst}
         causes[cause]["notes"] = dict(mismatch.notes.get(cause, ()))
     return {
-        **fields(mismatch, "sampler rollouts tokens"),
+        **pick(mismatch, "sampler rollouts tokens"),
         "size": size,
         "confident": mismatch.confident,
         "causes": causes,
-        **fields(mismatch, "temperature mass truncations"),
+        **pick(mismatch, "temperature mass truncations"),
         "histogram": {"edges": EDGES, "tokens": mismatch.histogram},
     }
 
 
 def as_json(value: Any) -> str:
-    """The value as one line of JSON, safe for a terminal.
+    """The value as one line of JSON, safe for a terminal; dataclasses are objects.
 
-    Dataclasses are objects with the names of their fields. Half of a surrogate pair (logs hold it where a
-    character was cut) cannot be written as UTF-8 and becomes its escape as text (`\\ud83d`). Whole numbers of more
-    than 64 bits are written in full.
+    Half a surrogate pair, which logs hold where a character was cut, has no UTF-8 and becomes its escape as text
+    (`\\ud83d`). Integers of more than 64 bits are written in full.
     """
     try:
         data = orjson.dumps(value)
     except TypeError:
         import msgspec
 
-        plain = without_surrogates(msgspec.to_builtins(value))
+        plain = escape_surrogates(msgspec.to_builtins(value))
         try:
             data = orjson.dumps(plain)
         except TypeError:
@@ -144,22 +140,22 @@ def as_json(value: Any) -> str:
     return escaped_json(data.decode())
 
 
-def fields(value: object, names: str) -> dict[str, Any]:
+def pick(value: object, names: str) -> dict[str, Any]:
     """Some fields or properties of a value by name: `fields(place, "file row item")`."""
     return {name: getattr(value, name) for name in names.split()}
 
 
-def _covered(count: CoverageCount) -> dict[str, Any]:
+def _coverage_object(count: CoverageCount) -> dict[str, Any]:
     of_rules = "codes idle " if count.codes else ""
-    return fields(count, f"{of_rules}share covered of rate because lacking first failed")
+    return pick(count, f"{of_rules}share covered of rate because lacking first failed")
 
 
-def without_surrogates(value: Any) -> Any:
-    """The value with half of a surrogate pair, anywhere in it, as its escape."""
+def escape_surrogates(value: Any) -> Any:
+    """The value with every unpaired surrogate in its texts written as its escape."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
-        return {without_surrogates(key): without_surrogates(item) for key, item in value.items()}
+        return {escape_surrogates(key): escape_surrogates(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [without_surrogates(item) for item in value]
+        return [escape_surrogates(item) for item in value]
     return value

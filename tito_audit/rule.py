@@ -87,10 +87,8 @@ def rule(
     """
 
     def decorate(check: Callable[[Evidence], Iterator[Hit]]) -> Rule:
-        doc = inspect.getdoc(check) or ""
-        return Rule(
-            code, _name(check), severity, needs, doc, check=check, silent=silent, headline=headline, of_log=of_log
-        )
+        name, doc = _name_and_manual(check)
+        return Rule(code, name, severity, needs, doc, check=check, silent=silent, headline=headline, of_log=of_log)
 
     return decorate
 
@@ -105,16 +103,14 @@ def cause(
     """
 
     def decorate(explain: Callable[[Difference, Evidence], Reason | None]) -> Rule:
-        doc = inspect.getdoc(explain) or ""
-        return Rule(
-            code, _name(explain), severity, needs, doc, explain=explain, precedence=precedence, headline=headline
-        )
+        name, doc = _name_and_manual(explain)
+        return Rule(code, name, severity, needs, doc, explain=explain, precedence=precedence, headline=headline)
 
     return decorate
 
 
-def missing(rule: Rule, present: Needs, reasons: tuple[NotRead, ...] = ()) -> str | None:
-    """The evidence that the rule lacks, in words and with the format's reasons; None when it can run."""
+def missing_evidence(rule: Rule, present: Needs, reasons: tuple[NotRead, ...] = ()) -> str | None:
+    """The evidence that a rule lacks, in words with the format's reasons; None if the rule can run."""
     for need in rule.needs:
         if need and not (need & present):
             return describe_missing(need, present, reasons)
@@ -122,9 +118,9 @@ def missing(rule: Rule, present: Needs, reasons: tuple[NotRead, ...] = ()) -> st
 
 
 def hit_of(explained: Explained, evidence: Evidence, severity: Severity) -> Hit:
-    """An explained difference as a hit: what is wrong, the tokens of both sides, the effect."""
+    """The hit of an explained difference; its message: what is wrong, the tokens of both sides, the effect."""
     difference = explained.difference
-    recorded, canonical = (_pieces(side, evidence) for side in (difference.recorded, difference.canonical))
+    recorded, canonical = (_quote_tokens(side, evidence) for side in (difference.recorded, difference.canonical))
     other, label = {
         Against.REENCODED: ("which re-encodes as", RE_ENCODED),
         Against.NEXT_PROMPT: (f"turn {difference.later_turn}'s prompt has", NEXT_PROMPT),
@@ -133,7 +129,7 @@ def hit_of(explained: Explained, evidence: Evidence, severity: Severity) -> Hit:
     }[difference.against]
     own = _OWN_LABELS[difference.where]
     has = own if own == SAMPLED else f"the {own} has"
-    before, after = _context(difference, evidence)
+    before, after = _tokens_around(difference, evidence)
     return Hit(
         difference.where,
         difference.start,
@@ -150,8 +146,8 @@ def hit_of(explained: Explained, evidence: Evidence, severity: Severity) -> Hit:
     )
 
 
-def _context(difference: Difference, evidence: Evidence) -> tuple[Ids, Ids]:
-    """The equal tokens right before and right after a difference, as far as its sequence reaches."""
+def _tokens_around(difference: Difference, evidence: Evidence) -> tuple[Ids, Ids]:
+    """The equal tokens before and after a difference, for display; empty where it reaches beyond its sequence."""
     ids = evidence.sequence(difference.where, difference.turn)
     start, end = difference.start, difference.end
     shown = max(len(difference.recorded.ids), len(difference.canonical.ids)) <= SHOWN_TOKENS
@@ -161,7 +157,7 @@ def _context(difference: Difference, evidence: Evidence) -> tuple[Ids, Ids]:
     return ids[max(start - before, 0) : start], ids[end : end + after] if shown else empty_ids()
 
 
-def selected(
+def is_selected(
     code: str, select: tuple[str, ...], ignore: tuple[str, ...], extend_select: tuple[str, ...] = ()
 ) -> bool:
     """Whether a code runs: the longest matching prefix decides, and select wins a tie.
@@ -173,8 +169,8 @@ def selected(
     return chosen >= 0 and chosen >= refused
 
 
-def _pieces(side: TextSide, evidence: Evidence) -> str:
-    """The tokens of a side as text, `' Skin'+'ny'`: at most eight, `nothing` for none."""
+def _quote_tokens(side: TextSide, evidence: Evidence) -> str:
+    """At most eight tokens of a side as text, `' Skin'+'ny'`; `nothing` if there are none."""
     if not len(side.ids):
         return "nothing"
     vocabulary, ids = evidence.vocabulary, side.ids[:_NAMED_TOKENS]
@@ -186,5 +182,6 @@ def _pieces(side: TextSide, evidence: Evidence) -> str:
     return "+".join(named) + (f" and {more} more token{'s' * (more > 1)}" if more else "")
 
 
-def _name(function: Callable[..., object]) -> str:
-    return function.__name__.replace("_", "-")
+def _name_and_manual(function: Callable[..., object]) -> tuple[str, str]:
+    """The rule's name, `merged-tokens` for a function `merged_tokens`, and its docstring."""
+    return function.__name__.replace("_", "-"), inspect.getdoc(function) or ""

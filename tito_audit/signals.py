@@ -7,59 +7,59 @@ import threading
 from types import TracebackType
 from typing import NoReturn
 
-ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+ENDING_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 """The signals that end a run, besides Ctrl-C."""
 
 
 def exit_by_signal(number: int, frame: object) -> NoReturn:
-    """The handler of a signal that ends the program: SystemExit with 128 and its number."""
+    """A signal handler that raises SystemExit with 128 + the signal's number."""
     raise SystemExit(128 + number)
 
 
-def end_by_signals() -> None:
-    """Let the signals end this program by SystemExit, and Ctrl-C by KeyboardInterrupt.
+def exit_on_signals() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt and other ending signals SystemExit, so that the program cleans up.
 
-    Not those that it was started to ignore, as by `nohup`.
+    Signals that it was started to ignore, as by `nohup`, stay ignored.
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in ENDING:
+    for number in ENDING_SIGNALS:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, exit_by_signal)
 
 
-class HeldBack:
-    """The signals that end a run, held back while it forks: they come when that is over.
+class DeferredSignals:
+    """A block in which signals that end a run are deferred, for a fork; they are raised at its end.
 
-    The mask of the main thread is not enough: another thread may get the signal, and its handler then runs in the
-    main thread all the same, in the hooks of the fork, where Python swallows what a handler raises.
+    A signal mask is not enough: another thread may get the signal, and its handler then runs in the main thread
+    all the same, inside the hooks of the fork, where Python swallows what it raises.
     """
 
     def __init__(self) -> None:
-        self.came: list[int] = []
-        """Those that were held back."""
+        self.received: list[int] = []
+        """The deferred signals."""
         self._handlers: dict[int, object] = {}
 
-    def __enter__(self) -> HeldBack:
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *ENDING})
+    def __enter__(self) -> DeferredSignals:
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *ENDING_SIGNALS})
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, *ENDING):
+            for number in (signal.SIGINT, *ENDING_SIGNALS):
                 handler = signal.getsignal(number)
                 if callable(handler):
                     self._handlers[number] = handler
-                    signal.signal(number, lambda number, _frame: self.came.append(number))
+                    signal.signal(number, lambda number, _frame: self.received.append(number))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._restore()
-        for number in self.came:
+        for number in self.received:
             signal.raise_signal(number)
 
-    def end_child(self) -> None:
-        """In the forked process: Ctrl-C is its parent's, and other signals end it at once."""
-        ends = [n for n in ENDING if self._handlers.pop(n, signal.getsignal(n)) == exit_by_signal]
+    def restore_in_child(self) -> None:
+        """Call it in the forked process: Ctrl-C is left to the parent, and other signals end the child at once."""
+        ends = [n for n in ENDING_SIGNALS if self._handlers.pop(n, signal.getsignal(n)) == exit_by_signal]
         self._handlers[signal.SIGINT] = signal.SIG_IGN
         self._handlers |= dict.fromkeys(ends, signal.SIG_DFL)
         self._restore()

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tito_audit.record.finding import Finding, Result, Severity
-from tito_audit.record.mismatch import Mismatch
+from tito_audit.record.mismatch import LogMismatch
 from tito_audit.record.rollout import Place
 
 SCHEMA_VERSION = 1
@@ -16,37 +16,37 @@ METRICS = "tito_audit/"
 
 @dataclass(slots=True)
 class RuleCount:
-    """Findings of one code."""
+    """The findings of one rule."""
 
     error: int = 0
     warning: int = 0
     note: int = 0
     rollouts: int = 0
-    """Rollouts with at least one; findings about a whole log count for none."""
+    """Rollouts with at least one; findings about a whole log belong to none."""
     tokens: int = 0
-    """Recorded tokens inside their ranges."""
+    """Recorded tokens in their ranges."""
     known: int = 0
     """How many of them are in the baseline."""
     new: Counter[Severity] = field(default_factory=Counter)
-    """By severity: how many are not in the baseline."""
+    """By severity: findings that are not in the baseline."""
 
 
 @dataclass(slots=True)
-class New:
+class NewCount:
     """Findings of one severity that are not in the baseline."""
 
     findings: int = 0
     rollouts: int = 0
     """Rollouts and unreadable rows with at least one."""
     of_logs: int = 0
-    """Those among them that are about a whole log."""
+    """Findings among them about a whole log."""
     between: int = 0
-    """Rollouts with one that compares them with other rollouts; `rollouts` may count them too."""
+    """Rollouts with one that compares them with others, which `rollouts` may count too."""
 
 
 @dataclass(slots=True)
 class Headline:
-    """One cause, counted once for each prompt, completion, training row or rollout that shows it."""
+    """One cause, counted once for every prompt, completion, training row or rollout that shows it."""
 
     text: str
     """With `{n}` for the count and its unit: `{n} re-tokenized`."""
@@ -61,7 +61,7 @@ class Headline:
     codes: Counter[str] = field(default_factory=Counter)
     """Its findings by code; here and above, findings in the baseline are left out."""
     places: Counter[tuple[int | None, int | None]] = field(default_factory=Counter)
-    """How often it is at a turn, with the later turn whose prompt shows it."""
+    """By turn and later turn whose prompt shows it: how often."""
 
     @property
     def times(self) -> int:
@@ -89,16 +89,16 @@ class Headline:
 
 
 @dataclass(slots=True)
-class Skipped:
-    """Rollouts that a rule could not check, with the reasons."""
+class SkipCount:
+    """Rollouts that a rule could not check."""
 
     rollouts: int = 0
     because: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
-class Taken:
-    """Rows of a file that were read as one format."""
+class FormatCount:
+    """Rows of a file read as one format."""
 
     first_row: int
     rows: int = 0
@@ -107,8 +107,8 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """How much of the logs was audited, when a sample was asked for."""
+class SampleCount:
+    """How much of the logs a sample audited."""
 
     share: float
     rows: int
@@ -133,7 +133,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class RateCount:
-    """A limit on how often findings may occur, and how often they occurred."""
+    """A limit on the rate of findings, and their rate."""
 
     limit: str
     """As the user wrote it: `TOK=0.001`, `SEQ=0.1/rollout`."""
@@ -215,7 +215,17 @@ class Gate:
 
 
 RECORD = "record"
-"""The count of a result that is no number: the mask of what its rollout's record lacks."""
+"""The key of `Result.counts` whose value is no count: the mask of what the rollout's record lacks."""
+RecordCounts = dict[tuple[str, str, int], tuple[int, Place]]
+"""By file, format ("" for a row that cannot be read) and mask: how many rollouts, and the first."""
+
+
+def count_record(counts: RecordCounts, place: Place, format: str, mask: int | None) -> None:
+    """Count the record of one rollout, or of a row that cannot be read; None: the row is no rollout."""
+    if mask is None:
+        return
+    number, first = counts.get((place.file, format, mask), (0, place))
+    counts[place.file, format, mask] = number + 1, first
 
 
 @dataclass(slots=True)
@@ -231,20 +241,20 @@ class Summary:
     findings: dict[str, RuleCount] = field(default_factory=dict)
     codes: frozenset[str] = frozenset()
     """The codes of the rules that were selected for any log."""
-    skipped: dict[str, Skipped] = field(default_factory=dict)
+    skipped: dict[str, SkipCount] = field(default_factory=dict)
     formats: Counter[str] = field(default_factory=Counter)
     """Rollouts of each format."""
-    taken: dict[str, dict[str, Taken]] = field(default_factory=dict)
+    taken: dict[str, dict[str, FormatCount]] = field(default_factory=dict)
     """By file, then by format: the rows read as that format."""
     unread: dict[str, dict[str, str]] = field(default_factory=dict)
     """By file: the columns that were not read, and what each looks like, such as token ids."""
     causes: dict[str, Counter[str]] = field(default_factory=dict)
     """By code: how many findings have each cause."""
-    new: dict[Severity, New] = field(default_factory=dict)
+    new: dict[Severity, NewCount] = field(default_factory=dict)
     """By severity: the findings that are not in the baseline."""
     headlines: dict[tuple[str, str], Headline] = field(default_factory=dict)
     """Each cause with its counts, by headline and unit, in the order found."""
-    mismatches: dict[str, Mismatch] = field(default_factory=dict)
+    mismatches: dict[str, LogMismatch] = field(default_factory=dict)
     """By trainer's column: why it differs from the sampler's."""
     without_ids: int = 0
     """Rollouts without any token ids: not audited, so not known to be clean."""
@@ -273,10 +283,10 @@ class Summary:
     seconds: float = 0.0
     sft: Counter[str] = field(default_factory=Counter)
     """What rows for SFT show, by fact, added up; empty without such rows."""
-    sampled: Sampled | None = None
+    sampled: SampleCount | None = None
     """None when every row was audited."""
-    records: dict[tuple[str, str, int], tuple[int, Place]] = field(default_factory=dict)
-    """With `require_level`: by file, format and mask of what rollouts lack, how many there are and the first."""
+    records: RecordCounts = field(default_factory=dict)
+    """With `require_level`: what the records of rollouts lack."""
     gate: Gate | None = None
     """Set by the caller that gates the run, after the last result."""
 
@@ -288,7 +298,7 @@ class Summary:
         return None if self.tokenizer is None else self.tokenizer + words
 
     def add(self, result: Result) -> None:
-        """Count one result."""
+        """Count a result."""
         if result.of_log:
             pass
         elif result.rollout is None:
@@ -304,7 +314,7 @@ class Summary:
                 self.unread.setdefault(place.file, {})[path] = kind
             formats = self.taken.setdefault(place.file, {})
             if (of_format := formats.get(form)) is None:
-                of_format = formats[form] = Taken(place.row)
+                of_format = formats[form] = FormatCount(place.row)
             of_format.rows += result.counts.get("rows", 1) if place.item == 0 else 0
             of_format.told_by = of_format.told_by or result.told_by
         self.turns += result.counts.get("turns", 0)
@@ -317,9 +327,7 @@ class Summary:
                 self.sft[name.removeprefix("sft_")] += number
         if RECORD in result.counts:
             form = result.rollout.format if result.rollout is not None else ""
-            key = result.place.file, form, result.counts[RECORD]
-            number, first = self.records.get(key, (0, result.place))
-            self.records[key] = number + 1, first
+            count_record(self.records, result.place, form, result.counts[RECORD])
         of_rollout = not result.of_log or result.between_rows
         for code in {finding.code for finding in result.findings} if result.findings else ():
             if code not in self.findings:
@@ -335,11 +343,11 @@ class Summary:
         self.count_new(result)
         for mismatch in result.mismatches:
             if mismatch.trainer not in self.mismatches:
-                self.mismatches[mismatch.trainer] = Mismatch(mismatch.sampler)
+                self.mismatches[mismatch.trainer] = LogMismatch(mismatch.sampler)
             self.mismatches[mismatch.trainer].add(mismatch, result.place)
         for skip in result.skips:
             if skip.code not in self.skipped:
-                self.skipped[skip.code] = Skipped()
+                self.skipped[skip.code] = SkipCount()
             skipped = self.skipped[skip.code]
             skipped.rollouts += 1
             skipped.because[skip.because] += 1
@@ -357,7 +365,7 @@ class Summary:
             numbers[finding.severity] += finding.times
         for severity, number in numbers.items():
             if severity not in self.new:
-                self.new[severity] = New()
+                self.new[severity] = NewCount()
             count = self.new[severity]
             count.findings += by * number
             count.between += by * result.between_rows
@@ -412,7 +420,7 @@ class Summary:
         names = ("rollouts", "rows_unreadable", "tokens", "generated_tokens")
         numbers: dict[str, float] = {name: getattr(self, name) for name in names}
         for severity in sorted(Severity, reverse=True):
-            new = self.new.get(severity, New())
+            new = self.new.get(severity, NewCount())
             numbers[f"{severity.word}s"] = new.findings
             if rows:
                 numbers[f"share_with_{severity.word}s"] = min(new.rollouts / rows, 1)

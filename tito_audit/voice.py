@@ -1,7 +1,7 @@
 """How messages name options: as flags on the command line, elsewhere as what a Python program passes.
 
-Messages are written with flags; `in_python` turns `--tokenizer DIR` into `Settings(tokenizer="DIR")`. Commands
-stay (`tito-audit rescore LOG --resume`), unless a function of the package does the same.
+Messages are written with flags; for Python, `--tokenizer DIR` becomes `Settings(tokenizer="DIR")`. Commands stay
+(`tito-audit rescore LOG --resume`), unless a function of the package does the same.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _CLASSES = {
     "RepairSettings": "with unsafe quarantine force",
     "RepairChoices": "mask-by sentinel mask-style padding",
 }
-"""The flags whose values each class of settings takes."""
+"""By settings class: the flags that it has arguments for."""
 _CLASS_OF = {flag: name for name, flags in _CLASSES.items() for flag in flags.split()}
 _NAMES = {"t": "tokenizer", "max-rate": "max_rates", "require": "required", "with": "strategies"}
 _NAMES |= {flag: flag.replace("-", "_") + "s" for flag in ("template-arg", "sampled-role", "convention")}
-"""Arguments that have another name than their flag."""
+"""By flag: the argument, where it has another name."""
 _SWITCHES = ("update-baseline", "notes", "trust-remote-code", "unsafe", "force", "join", "no-join")
 _PAIRS = ("map", "template-arg", "on", "convention", "assume")
 _LISTS = ("with", "sampled-role", "select", "extend-select", "ignore")
@@ -32,7 +32,7 @@ _WORDS = (
     "none|recorded|never|error|warning|note|auto|local|ray|null|fastokens|tokenizers|string|object|splice|mask|fork|"
     "realign|normalize|once|canonical|rescore|drop|span|turn|sft|rl|first-divergence|labels|binary|float|bool|left|right"
 )
-"""Values in plain letters. All others have a capital, a digit or a sign in them, as NAME, 0.1 and ./folder."""
+"""Values of lowercase letters alone; others are known by a capital, digit or sign: NAME, 0.1, ./folder."""
 _OTHER = r"(?=[^\s`]*[A-Z0-9_=/.…])[^\s`'-][^\s`]*?(?=[.,:;)]*(?:[\s`]|$))"
 _VALUE = rf"(?:'[^']*'|(?:{_WORDS})(?:,(?:{_WORDS}))*(?![\w-])|(?<=--sampled-role )[\w-]+|{_OTHER})"
 _FLAG = rf"(?:--(?:{'|'.join(sorted(_CLASS_OF, key=len, reverse=True))})(?![\w-])|-t(?!\S))(?: {_VALUE})?"
@@ -40,62 +40,62 @@ _COMMAND = (
     rf"(?:tito-audit [a-z]+(?: [^\s`'-][^\s`]*)?|repair(?= --))(?: (?:--?[a-z][a-z-]*(?: {_VALUE})?|{_VALUE}|-))*"
 )
 _QUOTED = r"'(?:[^'\\\n]|\\.)*(?:'|\\?$)|\"(?:[^\"\\\n]|\\.)*(?:\"|\\?$)"
-# Compiled where they are used, which a command never does.
+# Not compiled here: a command never uses them.
 _MENTION = rf"(?m)(?<![\w-])(?:(?P<quoted>{_QUOTED})|(?P<command>{_COMMAND})|{_FLAG}(?: {_FLAG})*)"
-"""Flags and commands; what is quoted may be of a log, and stays."""
+"""Flags and commands in a message. Quoted text may come from a log, so it is matched to be left alone."""
 _FUNCTION = rf"tito-audit (?P<name>inspect|scan) (?P<log>'[^']*'|[^\s-]\S*)(?: {_FLAG})*"
-"""Commands that are functions too."""
+"""A command that a function of the package replaces."""
 _PART = rf"(?<!\S)--?(?P<flag>[a-z-]+)(?: (?P<value>{_VALUE}))?"
 _HEAD = rf"\A--(?P<flag>{'|'.join(_CLASS_OF)}) (?P<value>[^\n:,]+): "
-"""What a message about one value begins with: `--on some key: there is no such column`."""
+"""The beginning of a message about one value: `--on some key: there is no such column`."""
 
 
-class _Voice:
+class _RunningCommands:
     running = 0
-    """How many commands run in this process."""
+    """How many commands run in this process; they may nest in tests."""
 
 
 @contextmanager
-def naming_flags() -> Iterator[None]:
-    """Inside, messages name flags, as the command line does."""
-    _Voice.running += 1
+def messages_name_flags() -> Iterator[None]:
+    """Inside this block messages name flags, for users of the command line."""
+    _RunningCommands.running += 1
     try:
         yield
     finally:
-        _Voice.running -= 1
+        _RunningCommands.running -= 1
 
 
-def spoken(message: str) -> str:
-    """The message in the terms of its reader: with flags on the command line, else with arguments of Python."""
-    return message if _Voice.running else in_python(message)
+def for_reader(message: str) -> str:
+    """The message in its reader's terms: flags in a command, arguments of Python elsewhere."""
+    return message if _RunningCommands.running else with_python_arguments(message)
 
 
-def in_python(message: str) -> str:
-    """The message with arguments in place of flags: `pass Settings(tokenizer="DIR")`."""
+def with_python_arguments(message: str) -> str:
+    """The message with arguments for flags: `pass -t DIR` becomes `pass Settings(tokenizer="DIR")`."""
     head = re.match(_HEAD, message)
-    begin = f"{_calls([(head['flag'], head['value'])])}: " if head else ""
-    return begin + re.sub(_MENTION, _instead, message[head.end() if head else 0 :])
+    begin = f"{_constructor_calls([(head['flag'], head['value'])])}: " if head else ""
+    return begin + re.sub(_MENTION, _replace_mention, message[head.end() if head else 0 :])
 
 
-def _instead(mention: re.Match[str]) -> str:
+def _replace_mention(mention: re.Match[str]) -> str:
     if mention["quoted"] is not None:
         return mention["quoted"]
     command = mention["command"]
     parts = [(part["flag"], part["value"]) for part in re.finditer(_PART, command or mention[0])]
     if command is None:
-        return _calls(parts)
+        return _constructor_calls(parts)
     if command.startswith("repair "):
-        return f"repair_rollouts(…, repairs={_calls(parts)})"
+        return f"repair_rollouts(…, repairs={_constructor_calls(parts)})"
     function = re.fullmatch(_FUNCTION, command)
     if function is None:
         return str(command).replace("'<rows>'", "LOG")  # no command reads rows in memory
     log = function["log"].strip("'")
-    log = "rows" if log == "<rows>" else log if log in ("LOG", "…") else _value(log)
-    return f"{function['name']}_rollouts({', '.join(filter(None, (log, _calls(parts))))})"
+    log = "rows" if log == "<rows>" else log if log in ("LOG", "…") else _literal(log)
+    return f"{function['name']}_rollouts({', '.join(filter(None, (log, _constructor_calls(parts))))})"
 
 
-def _calls(parts: list[tuple[str, str | None]]) -> str:
-    """`Settings(tokenizer="DIR", template_args={"enable_thinking": False})`, of flags and values side by side."""
+def _constructor_calls(parts: list[tuple[str, str | None]]) -> str:
+    """`Settings(tokenizer="DIR", template_args={"enable_thinking": False})` for flags with their values."""
     arguments: dict[str, dict[str, Any]] = {}
     for flag, value in parts:
         of_class = arguments.setdefault(_CLASS_OF.get(flag, "Settings"), {})
@@ -106,26 +106,26 @@ def _calls(parts: list[tuple[str, str | None]]) -> str:
             of_class.setdefault(name, "…")
         elif flag in _PAIRS:
             key, equals, text = value.strip("'").partition("=")
-            of_class.setdefault(name, {})[key] = _value(text, as_json=flag == "template-arg") if equals else "…"
+            of_class.setdefault(name, {})[key] = _literal(text, as_json=flag == "template-arg") if equals else "…"
         elif flag in _LISTS:
-            of_class[name] = (*of_class.get(name, ()), *map(_value, value.strip("'").split(",")))
+            of_class[name] = (*of_class.get(name, ()), *map(_literal, value.strip("'").split(",")))
         else:
-            of_class[name] = _value(value.strip("'"))
+            of_class[name] = _literal(value.strip("'"))
     return ", ".join(
-        f"{of_class}({', '.join(f'{name}={_written(value)}' for name, value in passed.items())})"
+        f"{of_class}({', '.join(f'{name}={_python_argument(value)}' for name, value in passed.items())})"
         for of_class, passed in arguments.items()
     )
 
 
-def _written(value: Any) -> str:
-    """An argument in Python: text as it is, pairs as a dict, several values as a tuple."""
+def _python_argument(value: Any) -> str:
+    """The argument as Python code: a dict for pairs, a tuple for several values, code as it is."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_value(key)}: {text}" for key, text in value.items()) + "}"
+        return "{" + ", ".join(f"{_literal(key)}: {text}" for key, text in value.items()) + "}"
     return f"({', '.join(value)}{',' * (len(value) < 2)})" if isinstance(value, tuple) else str(value)
 
 
-def _value(text: str, *, as_json: bool = False) -> str:
-    """A value of a flag as Python writes it; `as_json`: false is False."""
+def _literal(text: str, *, as_json: bool = False) -> str:
+    """A flag's value as a Python literal; `as_json` reads it as JSON, so that `false` is False."""
     if not text or text == "…":
         return "…"
     if as_json or re.fullmatch(r"[+-]?[0-9]+(?:\.[0-9]+)?", text):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tito_audit.settings.file import EXTEND, MEANINGLESS, OVERRIDES, PATHS
+from tito_audit.settings.file import EXTEND, FOREIGN_PATTERN, OVERRIDES, PATHS
 from tito_audit.settings.options import KEYS
 from tito_audit.settings.values import TEXT
 
@@ -29,7 +29,7 @@ def config_schema() -> dict[str, Any]:
         default = {"default": option.default} if option.default is not None else {}
         keys[name] = {"title": name, "description": description, **option.kind.schema, **default}
     some = {name: {"$ref": f"#/properties/{name}"} for name, option in KEYS.items() if option.per_log}
-    pattern = {**TEXT, "not": {"pattern": MEANINGLESS}}
+    pattern = {**TEXT, "not": {"pattern": FOREIGN_PATTERN}}
     paths = {
         "title": PATHS,
         "description": "Patterns of the logs that these settings are for, from this file's folder: * and ? match "

@@ -22,7 +22,6 @@ FLOW = {
     "Live": ("providers", "parsers", "sessions", "serve", "agents", "rescore"),
     "Nouns": ("record",),
     "Contracts": (
-        "signature",
         "format",
         "rule",
         "repair",

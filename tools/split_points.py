@@ -34,10 +34,10 @@ from numpy.typing import NDArray
 from tito_audit.errors import TokenizerError
 from tito_audit.tokens.split_points import (
     CODE_POINTS,
-    NUMERIC,
+    NUMERIC_MATCHER,
     TABLES,
-    in_matcher,
-    steps_of,
+    find_splitting_steps,
+    match_characters,
     table_name,
 )
 
@@ -81,7 +81,7 @@ def derive(
     letters = {matcher[-2] if matcher.startswith("(?i:") else matcher for matcher in found if _is_letter(matcher)}
     matchers = [matcher for matcher in found if not (_is_letter(matcher) and letters <= _CONTRACTIONS)]
     characters = [chr(point) for point in range(CODE_POINTS) if not 0xD800 <= point < 0xE000]
-    members = np.stack([in_matcher(matcher, characters) for matcher in matchers], axis=1)
+    members = np.stack([match_characters(matcher, characters) for matcher in matchers], axis=1)
     # One number for each row of `members`, in their order.
     numbers = members @ (1 << np.arange(len(matchers), dtype=np.int64)[::-1])
     _, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
@@ -104,7 +104,7 @@ _GROUP = re.compile(r"\(\?(i?):|\(\?[=!]|\((?!\?)")
 
 def _matchers(pattern: str) -> Iterator[str]:
     """The parts of a regex that match one character each; TokenizerError if one is not understood."""
-    if pattern == NUMERIC:
+    if pattern == NUMERIC_MATCHER:
         yield pattern
         return
     any_case, at = [False], 0
@@ -276,7 +276,7 @@ def write_table(folder: str, into: Path = TABLES) -> Path:
     from tito_audit.tokens.load import load_tokenizer
 
     backend = load_tokenizer(folder).backend
-    steps = steps_of(backend)
+    steps = find_splitting_steps(backend)
     if steps is None:
         raise TokenizerError(f"{folder}: its pre-tokenizer is not understood, so no cut is known to be safe.")
     file = into / f"{table_name(*steps)}.json"

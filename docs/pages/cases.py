@@ -24,7 +24,7 @@ from tito_audit import RepairSettings, Settings, scan_rollouts
 from tito_audit.cli._diff import diff_lines
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.finding import Finding, Result, Severity, Where
 from tito_audit.record.outcome import Outcome
@@ -34,10 +34,10 @@ from tito_audit.report import ReportOptions
 from tito_audit.rule import Rule
 from tito_audit.rules import all_rules
 from tito_audit.run.check import check
-from tito_audit.run.row_repair import Applied, Audited, RepairTerms, apply_repairs, strategies
+from tito_audit.run.row_repair import AppliedRepairs, AuditedRollout, RepairTerms, apply_repairs, chosen_repairs
 from tito_audit.terminal.page import console_for, finding_lines
 from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens, logprob_words
-from tito_audit.voice import naming_flags
+from tito_audit.voice import messages_name_flags
 
 __all__ = ["Example", "example_of"]
 
@@ -117,7 +117,7 @@ class _Repair:
     """A repair that cures the findings of the rule."""
 
     flags: str
-    applied: Applied
+    applied: AppliedRepairs
 
 
 class _Case:
@@ -138,9 +138,9 @@ class _Case:
         if drawn:
             yield from _sequence(self.audited.evidence, found)
 
-    def after(self, applied: Applied) -> Iterator[Text]:
+    def after(self, applied: AppliedRepairs) -> Iterator[Text]:
         """What a repair changes, and the rows of a fork with their tokens."""
-        after = tuple(one.result for row in applied.rows for one in row.audited)
+        after = tuple(one.result for row in applied.rows for one in row.rollouts)
         outcome = Outcome(self.audited.result.place, (self.audited.result,), after, cured=applied.cured)
         vocabulary = self.audited.evidence.vocabulary
         piece = None if vocabulary is None else vocabulary.piece
@@ -155,16 +155,16 @@ class _Case:
             assert one.rollout is not None
             yield from _drawn(_whole(one.rollout), self.audited.evidence)
 
-    def _mine(self, audited: Audited) -> list[Finding]:
+    def _mine(self, audited: AuditedRollout) -> list[Finding]:
         return [one for one in audited.result.findings if one.code == self.rule.code]
 
-    def _audit(self, rollout: Rollout) -> Audited:
+    def _audit(self, rollout: Rollout) -> AuditedRollout:
         tokenizer = toy.tokenizer_of(self.case) if self.case.get("tokenizer", True) else None
         renderer = toy.renderer_of(self.case) if tokenizer and self.case.get("template", True) else None
         evidence = gather(rollout, tokenizer, renderer, trained_again=toy.again_of(self.case))
         rules = all_rules()
         findings, skips = check(evidence, rules, frozenset(rule.code for rule in rules))
-        return Audited(evidence, Result(rollout.place, rollout, findings, skips))
+        return AuditedRollout(evidence, Result(rollout.place, rollout, findings, skips))
 
     def _repairs(self) -> Iterator[_Repair]:
         """The repairs that cure every finding of the rule, first what runs without being named."""
@@ -176,7 +176,7 @@ class _Case:
         ):
             before = self._worst(self._mine(self.audited))
             applied = self._applied(given, threshold)
-            left = self._worst(one for row in applied.rows for each in row.audited for one in self._mine(each))
+            left = self._worst(one for row in applied.rows for each in row.rollouts for one in self._mine(each))
             if before >= threshold > left:
                 yield _Repair(flags, applied)
 
@@ -185,10 +185,10 @@ class _Case:
         """The highest severity, below all where nothing is found."""
         return max((one.severity for one in found), default=-1)
 
-    def _applied(self, given: RepairSettings, threshold: Severity) -> Applied:
+    def _applied(self, given: RepairSettings, threshold: Severity) -> AppliedRepairs:
         rules = all_rules()
         codes = frozenset(rule.code for rule in rules)
-        terms = RepairTerms(strategies(given), rules, threshold, codes, given.unsafe, given.choices)
+        terms = RepairTerms(chosen_repairs(given), rules, threshold, codes, given.unsafe, given.choices)
         row = {"rollout": self.audited.rollout}
         return apply_repairs(row, _ToyFormat(), [self.audited], lambda row: [self._audit(row["rollout"])], terms)
 
@@ -209,7 +209,7 @@ def _read_again(rollout: Rollout) -> Rollout:
         return rollout
     by_role = {column.role: column for column in row.columns}
     mask, logprobs = by_role.get(ColumnRole.LOSS_MASK), by_role.get(ColumnRole.LOGPROBS)
-    read = training_row(
+    read = build_training_row(
         row.token_ids,
         mask=None if mask is None else (mask.name, mask.values),
         logprobs=None if logprobs is None else (logprobs.name, logprobs.values),
@@ -222,7 +222,7 @@ def _read_again(rollout: Rollout) -> Rollout:
 def _findings(found: Sequence[Finding]) -> Iterator[Text]:
     console = console_for(StringIO(), ReportOptions(width=WIDTH, color=False))
     for one in found:
-        yield from finding_lines(one, console, placed=False)
+        yield from finding_lines(one, console, with_place=False)
 
 
 def _sequence(evidence: Evidence, found: Sequence[Finding]) -> Iterator[Text]:
@@ -278,5 +278,5 @@ def _drawn(tokens: TokenLine, evidence: Evidence, places: Sequence[tuple[int, in
 
 
 def _printed(lines: Iterator[Text]) -> list[str]:
-    with naming_flags():
+    with messages_name_flags():
         return [line.plain.rstrip() for line in lines]

@@ -10,8 +10,8 @@ import typer
 
 from pages.words import Pages, fenced, flags_as_code, table, toctree
 from tito_audit.cli import app
-from tito_audit.cli._ends import EXIT_CODES
-from tito_audit.cli._help import SUMMARIES, record_of
+from tito_audit.cli._exit import EXIT_CODES
+from tito_audit.cli._help import SUMMARIES, help_record
 from tito_audit.settings.file import OVERRIDES
 from tito_audit.settings.option import Option
 from tito_audit.settings.options import FLAG_ONLY, KEYS, options_of
@@ -63,14 +63,14 @@ def _parameters(command: Any, context: Any) -> Iterator[str]:
     if arguments:
         yield "## Arguments\n"
     for one in arguments:
-        record = record_of(one, context)
+        record = help_record(one, context)
         name = one.metavar or (record[0] if record else str(one.name).upper())
         yield _option(name, record[1] if record else "", "")
     if arguments:
         yield "## Flags\n"
     keys = {option.name: option.key for option in options_of(command.name) if option.key_takes is not None}
     for one in flags:
-        written, help = record_of(one, context) or ("", "")
+        written, help = help_record(one, context) or ("", "")
         more = f" Key: {{confval}}`{keys[one.name]}`." if one.name in keys else ""
         yield _option(written.replace(" / ", ", "), help, more)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Side, Where
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.report import ReportOptions, send_all
+from tito_audit.report import ReportOptions, feed_results
 from tito_audit.reports import report_named
 from tito_audit.summary import Summary
 from tito_audit.viewer.model import Measures, Observed, ShownStretch, Swap, View, ViewSequence
@@ -50,7 +50,7 @@ def written(results: Iterable[Result], summary: Summary | None = None, **options
             summary.add(result)
             yield result
 
-    send_all(tallied(), report_named("html").write(summary, out, ReportOptions(**options)))
+    feed_results(tallied(), report_named("html").write(summary, out, ReportOptions(**options)))
     return out.getvalue()
 
 

@@ -17,7 +17,7 @@ from anthropic import Anthropic
 from openai import APIError
 
 from tests.serving import FLAT, SCHEMAS, TOOLS, client
-from tito_audit.serve.messages import Messages as Signing
+from tito_audit.serve.messages import MessagesApi as Signing
 
 Message = dict[str, Any]
 THINKING: Any = {"type": "enabled", "budget_tokens": 1024}
@@ -56,7 +56,7 @@ def blocks_of(message: Message) -> list[Message]:
     text, thought = message.get("content") or "", message.get("reasoning_content")
     if message["role"] == "tool":
         return [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": text}]
-    signed = {"type": "thinking", "thinking": thought, "signature": Signing().signed(thought or "")}
+    signed = {"type": "thinking", "thinking": thought, "signature": Signing().sign(thought or "")}
     blocks = [signed] if thought else []
     if text or message["role"] == "user":
         blocks.append({"type": "text", "text": text})

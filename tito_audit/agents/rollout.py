@@ -1,6 +1,6 @@
-"""One call that runs an agent in an environment to a training sample.
+"""`rollout`: runs an agent in an environment, and returns the training sample.
 
-The agent is not changed: it gets messages, asks a model by an `openai` client, and returns text.
+The agent needs no changes: it gets messages, asks a model through an `openai` client, and returns text.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from tito_audit.agents.client import CURRENT, RecordedAnswer, RecordingProvider, Running, open_client
+from tito_audit.agents.client import CURRENT, RecordedAnswer, RecordingProvider, RunningRollout, open_client
 from tito_audit.errors import SetupError
 from tito_audit.parser import Reads
 from tito_audit.parsers import guess_parser
 from tito_audit.provider import ProviderOptions, SamplingParams, TokenProvider
 from tito_audit.providers import key_of, open_provider
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.render.renderer import make_renderer
@@ -39,7 +39,7 @@ from tito_audit.settings.model import Settings
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
-# An environment in any of the usual shapes, as its first messages and its reply to each text.
+# Environments of all usual shapes, as their first messages and their reply to each text.
 #
 # `reset` and `step` of Gymnasium (also rLLM, OpenEnv), `init` and `step` of SkyRL (NovaSky-AI/SkyRL
 # `skyrl_gym/envs/base_text_env.py`: BaseTextEnv), `reset`, tools and `get_reward` of TRL (huggingface/trl
@@ -48,14 +48,14 @@ from tito_audit.tokens.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class _StepResult:
-    """What an environment says to an agent's text."""
+    """What an environment returns for an agent's text."""
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     reward: float = 0.0
     done: bool = False
     truncated: bool = False
     action: str | None = None
-    """The agent's text as the environment wants it in the history; None: as it is."""
+    """The agent's text as the environment wants it in the history; None: unchanged."""
 
 
 def _as_step(value: Any) -> _StepResult:
@@ -65,15 +65,15 @@ def _as_step(value: Any) -> _StepResult:
     `(observation, reward, done)`, with `info`, or with `terminated, truncated, info` as in Gymnasium. An object or
     mapping has `observation` or `observations`, `reward`, `done` or `terminated`, `truncated`.
     """
-    if isinstance(value, bool | int | float) or hasattr(value, "item"):  # also of numpy and torch
+    if isinstance(value, bool | int | float) or hasattr(value, "item"):  # `item`: of numpy or torch
         return _StepResult(reward=float(value), done=True)
     if isinstance(value, str | list) or (isinstance(value, Mapping) and "role" in value):
-        return _StepResult(_observed(value))
+        return _StepResult(_as_messages(value))
     if isinstance(value, tuple):
         if len(value) not in (3, 4, 5):
             raise ValueError(f"step returned {len(value)} values, not (observation, reward, done)")
         cut = bool(value[3]) if len(value) == 5 else False
-        return _StepResult(_observed(value[0]), _reward(value[1]), bool(value[2]) or cut, cut)
+        return _StepResult(_as_messages(value[0]), _reward(value[1]), bool(value[2]) or cut, cut)
     names = ("observation", "observations", "reward", "done", "terminated", "truncated", "postprocessed_action")
     get = value.get if isinstance(value, Mapping) else lambda name: getattr(value, name, None)
     first, several, reward, done, terminated, truncated, action = map(get, names)
@@ -81,7 +81,7 @@ def _as_step(value: Any) -> _StepResult:
         raise ValueError(f"step returned {type(value).__name__}, which holds no observation, reward or done")
     ended = bool(done) or bool(terminated) or bool(truncated)
     return _StepResult(
-        _observed(several if first is None else first), _reward(reward), ended, bool(truncated), action
+        _as_messages(several if first is None else first), _reward(reward), ended, bool(truncated), action
     )
 
 
@@ -89,8 +89,8 @@ def _reward(value: Any) -> float:
     return 0.0 if value is None else float(value)
 
 
-def _observed(value: Any) -> list[dict[str, Any]]:
-    """An observation as messages: a text is the user's."""
+def _as_messages(value: Any) -> list[dict[str, Any]]:
+    """An observation as messages; a text is a message of the user."""
     if value is None:
         return []
     if isinstance(value, str):
@@ -103,7 +103,7 @@ def _observed(value: Any) -> list[dict[str, Any]]:
 
 
 class Environment:
-    """An environment of any of the shapes, as `begin` and `step`."""
+    """An environment of any shape, with `begin`, `step` and its tools."""
 
     def __init__(self, environment: Any, call: Callable[..., Any]) -> None:
         if isinstance(environment, type):
@@ -114,7 +114,7 @@ class Environment:
         if self._step is None and callable(environment):
             self._step = environment
         elif self._step is None and hasattr(environment, "reset"):
-            # Of the class, since looking at an instance runs its properties.
+            # From the class, since `getmembers` of an instance runs its properties.
             for name, _ in inspect.getmembers(type(environment), inspect.isfunction):
                 if name[0] != "_" and name not in ("reset", "get_reward", "close"):
                     self.tools[name] = getattr(environment, name)
@@ -128,7 +128,7 @@ class Environment:
     async def begin(self, prompt: list[dict[str, Any]], task: Mapping[str, Any]) -> list[dict[str, Any]]:
         if hasattr(self._environment, "init"):
             value = await self._call(self._environment.init, prompt)
-            return _observed(value[0] if isinstance(value, tuple) else value)
+            return _as_messages(value[0] if isinstance(value, tuple) else value)
         if not hasattr(self._environment, "reset"):
             return prompt
         value = await self._call(self._environment.reset, **task)
@@ -146,7 +146,7 @@ class Environment:
             and isinstance(last["content"], str)
         ):
             return [*prompt[:-1], {**last, "content": last["content"] + value}]  # as TRL does
-        return [*prompt, *_observed(value)]
+        return [*prompt, *_as_messages(value)]
 
     async def step(self, message: Mapping[str, Any]) -> _StepResult:
         if not self.tools:
@@ -157,7 +157,7 @@ class Environment:
             try:
                 arguments = json.loads(function["arguments"] or "{}")
                 content = await self._call(self.tools[function["name"]], **arguments)
-            except Exception as error:  # the user's code, by a model's arguments: it may name a tool that is none
+            except Exception as error:  # of the tool, of the arguments that were sampled, or of an unknown name
                 content = {"error": f"{type(error).__name__}: {error}"}
             text = content if isinstance(content, str) else json.dumps(content, default=str)
             named = {"tool_call_id": call["id"], "name": function["name"]}
@@ -168,7 +168,7 @@ class Environment:
         return _StepResult(reward=0.0 if scores is None else _reward(await self._call(scores)), done=True)
 
     def schemas(self) -> list[dict[str, Any]]:
-        """Its tools for a chat template, from their docstrings as TRL reads them."""
+        """The JSON schemas of its tools for a chat template, from their docstrings, as TRL makes them."""
         if not self.tools:
             return []
         try:
@@ -177,7 +177,7 @@ class Environment:
             raise SetupError("Tools of an environment need transformers: pip install 'tito-audit[hf]'") from None
         try:
             return [get_json_schema(tool) for tool in self.tools.values()]
-        except Exception as error:  # transformers' own have no class in common
+        except Exception as error:  # transformers' errors here have no class in common
             raise SetupError(
                 f"{type(self._environment).__name__}: a tool cannot be described ({error}).\n"
                 "Give each public method types and a docstring with its arguments, or begin its name with `_`."
@@ -187,10 +187,10 @@ class Environment:
 # The agent and its rollout
 
 
-_NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD
-_loaded = cache(load_tokenizer)
-_FOUND: WeakKeyDictionary[Any, Tokenizer] = WeakKeyDictionary()
-"""The tokenizer of each provider whose server stated it."""
+_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
+_load_once = cache(load_tokenizer)
+_SERVER_TOKENIZERS: WeakKeyDictionary[Any, Tokenizer] = WeakKeyDictionary()
+"""By provider, the tokenizer that its server names."""
 _AUDITORS: dict[tuple[int, str | None], Auditor] = {}
 
 
@@ -215,11 +215,11 @@ async def rollout(
     """The training sample of one episode of an agent in an environment.
 
     `agent(messages)` or `agent(messages, client)` gets the conversation and returns the text of the next answer;
-    None ends the rollout. It asks the model by `client`, an `openai.AsyncOpenAI` if the agent is async and an
-    `openai.OpenAI` if not, or by `rollout_client()`. `environment` is an object with `reset` or `init` and `step`,
-    a TRL environment of tools, a class of these, or a function that scores a text; `prompt` is the question where
-    the environment has none, and `task` holds keyword arguments of `reset`. `provider` is one, or `vllm=URL` and
-    the like. Sync code runs in a thread of its own.
+    None ends the rollout. It asks the model through `client`, an `openai.AsyncOpenAI` if the agent is async, else
+    an `openai.OpenAI`, or through `rollout_client()`. `environment` is an object with `reset` or `init` and
+    `step`, a TRL environment of tools, a class of these, or a function that scores a text. `prompt` is the
+    question if the environment has none, and `task` holds keyword arguments of `reset`. `provider` may be named
+    as `vllm=URL`. Sync code runs in a thread of its own.
 
     `sampling` has the parameters that the agent's calls leave out. After `max_turns` turns, or when a prompt
     leaves no room in `max_length` tokens, the sample is `truncated`. An error of agent, environment or provider
@@ -233,8 +233,8 @@ async def rollout(
     source = opened or provider
     assert not isinstance(source, str), "opened"
     try:
-        loaded = await _tokenizer_of(source, tokenizer)
-        auditor = _auditor_of(loaded, chat_template)
+        loaded = await _find_tokenizer(source, tokenizer)
+        auditor = _shared_auditor(loaded, chat_template)
         renderer = auditor.renderer
         if hasattr(source, "end_ids"):
             source.end_ids = loaded.eos_ids
@@ -248,13 +248,13 @@ async def rollout(
             parsers.append(name)
         source_of_ids: Any = recorder  # it streams nothing
         managed = ManagedServer(source_of_ids, loaded, False, *parsers, renderer=renderer)
-        running = Running(managed, recorder)
-        async with _caller(running) as call:
+        running = RunningRollout(managed, recorder)
+        async with _user_code(running) as call:
             episode = _Episode(running, call, agent, Environment(environment, call), max_turns)
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             await episode.run([dict(message) for message in messages], task or {})
-        if running.refused is not None:
-            raise running.refused
+        if running.setup_error is not None:
+            raise running.setup_error
         sample = episode.sample(auditor, dict(metadata or {}))
     finally:
         if opened is not None:
@@ -264,21 +264,21 @@ async def rollout(
     return sample
 
 
-async def _tokenizer_of(provider: TokenProvider, tokenizer: Tokenizer | str | Path | None) -> Tokenizer:
+async def _find_tokenizer(provider: TokenProvider, tokenizer: Tokenizer | str | Path | None) -> Tokenizer:
     if isinstance(tokenizer, Tokenizer):
         return tokenizer
     if tokenizer is None:
         if not isinstance(provider, Hashable):
             return await find_tokenizer(provider)
-        if provider not in _FOUND:
-            _FOUND[provider] = await find_tokenizer(provider)
-        return _FOUND[provider]
-    return _loaded(str(tokenizer))
+        if provider not in _SERVER_TOKENIZERS:
+            _SERVER_TOKENIZERS[provider] = await find_tokenizer(provider)
+        return _SERVER_TOKENIZERS[provider]
+    return _load_once(str(tokenizer))
 
 
-def _auditor_of(tokenizer: Tokenizer, chat_template: str | None) -> Auditor:
-    """What audits the rows, with the renderer that all rollouts of this tokenizer and template share."""
-    key = id(tokenizer), chat_template  # which the auditor keeps from being another's
+def _shared_auditor(tokenizer: Tokenizer, chat_template: str | None) -> Auditor:
+    """The auditor of all rollouts with this tokenizer and template, which also share its renderer."""
+    key = id(tokenizer), chat_template  # the auditor keeps the tokenizer alive, so no other gets its id
     if key not in _AUDITORS:
         has_template = chat_template is not None or bool(tokenizer.chat_templates)
         renderer = make_renderer(tokenizer, chat_template=chat_template) if has_template else None
@@ -289,8 +289,8 @@ def _auditor_of(tokenizer: Tokenizer, chat_template: str | None) -> Auditor:
 
 
 @asynccontextmanager
-async def _caller(running: Running) -> AsyncIterator[Callable[..., Any]]:
-    """What calls functions of the user: async ones here, others in one thread of the rollout."""
+async def _user_code(running: RunningRollout) -> AsyncIterator[Callable[..., Any]]:
+    """A function that calls the user's functions: async ones here, others in a thread of the rollout."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="rollout")
 
     async def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -316,28 +316,28 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 @dataclass(slots=True)
 class _Episode:
-    """An agent in its environment, turn by turn."""
+    """Runs an agent in its environment, turn by turn."""
 
-    running: Running
+    running: RunningRollout
     call: Callable[..., Any]
     agent: Callable[..., Any]
     environment: Environment
     max_turns: int
     messages: list[dict[str, Any]] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
-    """Of each turn."""
+    """One for each turn."""
     text: str = ""
-    """The agent's latest."""
+    """The agent's latest text."""
     truncated: bool = False
     error: Exception | None = None
 
     async def run(self, prompt: list[dict[str, Any]], task: Mapping[str, Any]) -> None:
         self.running.tools = self.environment.schemas()
-        # The client as the agent takes it: by the name `client`, or as the second of two parameters.
+        # Pass the client by the name `client`, or else as the second required parameter.
         parameters: list[inspect.Parameter] = []
         with suppress(TypeError, ValueError):
             parameters = list(inspect.signature(self.agent).parameters.values())
-        required = [each.name for each in parameters if each.default is each.empty and each.kind is _NAMED]
+        required = [each.name for each in parameters if each.default is each.empty and each.kind is _POSITIONAL]
         names = ["client"] if "client" in [each.name for each in parameters] else required[1:2]
         clients = {name: open_client(self.running, sync=not _is_async(self.agent)) for name in names}
         try:
@@ -350,35 +350,35 @@ class _Episode:
                 text = await self.call(self.agent, [dict(message) for message in self.messages], **clients)
                 if text is None and not self.running.answer.get("tool_calls"):
                     return
-                if await self._take(text):
+                if await self._play_turn(text):
                     return
             self.truncated = True
         except SetupError:
             raise
-        except Exception as error:  # the user's code, or the provider's answer to it
+        except Exception as error:  # of the user's code, or of the provider
             failure = self.running.failure
             is_clients = failure is not None and type(error).__module__.split(".")[0] == "openai"
             self.error = failure if is_clients else error
 
-    async def _take(self, text: Any) -> bool:
-        """Give the agent's answer to the environment; whether that ends the rollout."""
+    async def _play_turn(self, text: Any) -> bool:
+        """Give the agent's text to the environment; whether that ends the rollout."""
         running = self.running
         sampled_text = running.answer.get("content") or ""
-        same = running.answer and (text is None or _text(text).strip() == sampled_text.strip())
-        message = running.answer if same else {"role": "assistant", "content": _text(text)}
+        same = running.answer and (text is None or _answer_text(text).strip() == sampled_text.strip())
+        message = running.answer if same else {"role": "assistant", "content": _answer_text(text)}
         self.text = message.get("content") or ""
         if message is running.answer and running.request[: len(self.messages)] == self.messages:
-            self.messages = list(running.request)  # with what the agent added in this turn
-        step = await self.environment.step(message if self.environment.tools else {"content": _text(text)})
+            self.messages = list(running.request)  # keeps what the agent added to the history in this turn
+        step = await self.environment.step(message if self.environment.tools else {"content": _answer_text(text)})
         self.rewards.append(step.reward)
         self.truncated = step.truncated
-        if step.action is not None and step.action != _text(text):
+        if step.action is not None and step.action != _answer_text(text):
             message = {"role": "assistant", "content": step.action}
         self.messages = [*self.messages, message, *step.messages]
         return step.done
 
     def sample(self, auditor: Auditor, metadata: dict[str, Any]) -> Sample:
-        """What was sampled, as the row of the last answer and further rows."""
+        """The training row that ends with the last answer, with all other rows in `others`."""
         recorder, answers = self.running.recorder, self.running.recorder.answers
         lasts = {answer.turn: answer.call for answer in answers}
         total, error = sum(self.rewards, 0.0), None if recorder.is_full else self.error
@@ -399,14 +399,14 @@ class _Episode:
                     continue
                 if row.tokens[:end] != [*result.input_ids, *result.output_ids]:
                     continue
-                # The reward of a turn stands at its last answer.
+                # The last answer of a turn gets its reward.
                 is_last = lasts[answer.turn] == answer.call and answer.turn < len(self.rewards)
                 reward = self.rewards[answer.turn] if is_last else 0.0
                 turns[start] = SampledTurn(
                     answer.turn, start, end, reward, result.finish_reason, result.weight_version
                 )
             row.turns = [turns[start] for start in sorted(turns)]
-            row.findings = _findings(auditor, row, answers)
+            row.findings = _audit(auditor, row, answers)
             rows.append(row)
         if not rows:
             return Sample(self.messages, reward=total, metadata=metadata, messages=self.messages, **stated)
@@ -418,8 +418,8 @@ class _Episode:
         return main
 
 
-def _text(value: Any) -> str:
-    """The text of what an agent returned: a text, a message or a completion."""
+def _answer_text(value: Any) -> str:
+    """The text of what an agent returned: a text, a message or a chat completion."""
     if isinstance(value, str) or value is None:
         return value or ""
     if hasattr(value, "choices"):
@@ -430,8 +430,8 @@ def _text(value: Any) -> str:
     raise TypeError(f"an agent returns a text or a message, not {type(value).__name__}")
 
 
-def _findings(auditor: Auditor, row: Sample, answers: Sequence[RecordedAnswer]) -> tuple[Any, ...]:
-    """What the audit finds in a row beside the calls that it holds, as they were sent and returned."""
+def _audit(auditor: Auditor, row: Sample, answers: Sequence[RecordedAnswer]) -> tuple[Any, ...]:
+    """Audit a row beside the calls that it holds, as they were sent and returned."""
     calls = {}
     for answer in answers:
         result = answer.result
@@ -448,7 +448,7 @@ def _findings(auditor: Auditor, row: Sample, answers: Sequence[RecordedAnswer]) 
         "tito_sample",
         as_messages(row.messages, "messages"),
         turns=tuple(calls[size] for size in sorted(calls)),
-        training_row=training_row(
+        training_row=build_training_row(
             np.array(row.tokens, np.int32),
             mask=("loss_mask", row.loss_mask),
             logprobs=("rollout_log_probs", row.rollout_log_probs or []),

@@ -1,4 +1,4 @@
-"""Blocks: an alignment of two token sequences as columns."""
+"""An alignment of two token sequences as columns, one entry a block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tito_audit.record.prefix import same_ids
 
 
 class BlockKind(IntEnum):
-    """What happened to recorded tokens, always seen from the recorded side."""
+    """What became of recorded tokens."""
 
     SAME = 0  # equal ids, one to one
     MERGE = 1  # several recorded, one canonical, same bytes
@@ -25,27 +25,23 @@ class BlockKind(IntEnum):
     MISSING = 6  # canonical only
 
 
+_KINDS = list(BlockKind)
 _ON_RECORDED = np.array([kind is not BlockKind.MISSING for kind in BlockKind])
 _ON_CANONICAL = np.array([kind is not BlockKind.EXTRA for kind in BlockKind])
-"""`[kinds]` Whether a block of the kind has tokens on that side."""
-
-
+"""`[kinds]` bool, whether a block of the kind has tokens on that side"""
 _SAME, _MISSING, _EXTRA = int(BlockKind.SAME), BlockKind.MISSING, BlockKind.EXTRA
-_KINDS = list(BlockKind)
-
-
 SAME_BYTES = frozenset((BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT))
-"""The kinds that only spell the same text in other tokens."""
+"""Kinds that spell the same bytes with other tokens."""
 Block: TypeAlias = tuple[BlockKind, int, int, int, int]
 """Kind, recorded start and end, canonical start and end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A partition of both sequences into blocks; block b ends at the given positions (exclusive).
+    """A partition of both sequences into blocks; the end of a block is exclusive.
 
-    A SAME block covers a run of equal tokens. The constructor checks that ends never decrease and that a block is
-    empty only on a side where its kind allows it; nothing checks again later.
+    A SAME block covers a run of equal tokens. Only the constructor checks that ends never decrease and that a
+    block is empty only on a side where its kind allows it.
     """
 
     recorded_end: Offsets
@@ -68,12 +64,14 @@ class Blocks:
         """How many tokens each block has on the recorded and on the canonical side, `[B]` each."""
         return _lengths(self.recorded_end), _lengths(self.canonical_end)
 
-    def differing(self) -> list[Block]:
+    def differing_blocks(self) -> list[Block]:
         """Every block that is not SAME."""
-        return [(_KINDS[kind], r, r_end, c, c_end) for kind, r, r_end, c, c_end in self.columns().tolist()]
+        return [
+            (_KINDS[kind], r, r_end, c, c_end) for kind, r, r_end, c, c_end in self.differing_columns().tolist()
+        ]
 
-    def columns(self) -> NDArray[np.int64]:
-        """`[D, 5]` the same as columns."""
+    def differing_columns(self) -> NDArray[np.int64]:
+        """`differing_blocks` as `[D, 5]` int64."""
         where = (self.kind != _SAME).nonzero()[0]
         columns = np.empty((len(where), 5), np.int64)
         columns[:, 0] = self.kind[where]
@@ -81,7 +79,7 @@ class Blocks:
         columns[:, 3], columns[:, 4] = _starts(self.canonical_end, where), self.canonical_end[where]
         return columns
 
-    def matched(self) -> tuple[Offsets, Offsets]:
+    def matched_positions(self) -> tuple[Offsets, Offsets]:
         """Positions of the tokens in SAME blocks, recorded and canonical, `[N]` each."""
         recorded, canonical = self.lengths()
         same = (self.kind == _SAME).nonzero()[0]
@@ -93,16 +91,16 @@ class Blocks:
         return starts[0].repeat(counts) + within, starts[1].repeat(counts) + within
 
 
-class GrowingBlocks:
-    """Consecutive alignments as columns: they are joined, and checked, once."""
+class BlocksBuilder:
+    """Collects blocks in order; they become arrays, and are checked, once."""
 
     def __init__(self) -> None:
         self._recorded_end: list[int] = []
         self._canonical_end: list[int] = []
         self._kind: list[int] = []
 
-    def block(self, kind: int, recorded: int, canonical: int) -> None:
-        """Add a block of so many tokens; none when both sides are empty. Adjacent SAME blocks become one."""
+    def add(self, kind: int, recorded: int, canonical: int) -> None:
+        """Add a block of so many tokens; none if both sides are empty. Adjacent SAME blocks become one."""
         if not recorded and not canonical:
             return
         if not recorded:
@@ -118,19 +116,21 @@ class GrowingBlocks:
         self._canonical_end.append(before[1] + canonical)
         self._kind.append(int(kind))
 
-    def between(self, recorded: Ids, canonical: Ids, recorded_end: Offsets, canonical_end: Offsets) -> None:
-        """Add the blocks of two sequences between common byte ends.
+    def add_between_ends(
+        self, recorded: Ids, canonical: Ids, recorded_end: Offsets, canonical_end: Offsets
+    ) -> None:
+        """Add a block for each range between two common byte ends.
 
         `recorded_end[b]` and `canonical_end[b]` are the token positions of the b-th common end.
         """
         recorded_count, canonical_count = _lengths(recorded_end), _lengths(canonical_end)
         same = recorded_count + canonical_count == 2
         same &= recorded[recorded_end - 1] == canonical[canonical_end - 1]
-        # A run of equal tokens is added at once, and what differs in between block by block.
+        # Add runs of equal tokens at once, what differs block by block.
         r = c = 0
         for b in [*(~same).nonzero()[0].tolist(), len(same)]:
             last, other = (int(recorded_end[b - 1]), int(canonical_end[b - 1])) if b else (0, 0)
-            self.block(_SAME, last - r, other - c)
+            self.add(_SAME, last - r, other - c)
             if b == len(same):
                 return
             r, c = int(recorded_end[b]), int(canonical_end[b])
@@ -141,23 +141,16 @@ class GrowingBlocks:
             # Tokens without bytes join the block before them, so several on both sides may still be equal.
             elif size == other_size > 1 and same_ids(recorded[last:r], canonical[other:c]):
                 kind = BlockKind.SAME
-            self.block(kind, size, other_size)
+            self.add(kind, size, other_size)
 
-    def done(self) -> Blocks:
-        """All of them."""
+    def build(self) -> Blocks:
+        """The blocks as arrays; ValueError if they are no partition."""
         ends = np.array(self._recorded_end, np.int64), np.array(self._canonical_end, np.int64)
         return Blocks(*ends, np.array(self._kind, np.int8))
 
 
-def one_block(kind: BlockKind, recorded: int, canonical: int) -> Blocks:
-    """Both sequences as a single block; no block when both are empty."""
-    out = GrowingBlocks()
-    out.block(kind, recorded, canonical)
-    return out.done()
-
-
 def _lengths(end: Offsets) -> Offsets:
-    """Tokens of each block, `[B]`."""
+    """How many tokens each block has, `[B]`."""
     lengths = end.copy()
     lengths[1:] -= end[:-1]
     return lengths

@@ -67,7 +67,7 @@ def mask_drift(
         raise ValueError("loss_mask holds values other than 0 and 1: make it 1 where a token is trained")
     mask = values.astype(np.bool_)
     # Ranges that the alignment does not pair, in order; an empty one where only the reference has tokens.
-    unpaired = gaps(_paired(recorded, reference), len(recorded), len(reference))
+    unpaired = gaps(_aligned_runs(recorded, reference), len(recorded), len(reference))
     spans = [(start, end) for start, end, _, _ in unpaired if start < end or end < len(recorded)]
     if by == "turn":
         stops = [stop_ids] if isinstance(stop_ids, int | np.integer) else list(stop_ids)
@@ -85,7 +85,7 @@ def mask_drift(
     return list(mask.tolist())
 
 
-def _paired(a: Ids, b: Ids) -> Iterator[Run]:
+def _aligned_runs(a: Ids, b: Ids) -> Iterator[Run]:
     """Equal runs of both, in order.
 
     Equal runs are skipped whole; after a difference both are compared in windows until they meet again.
@@ -99,7 +99,7 @@ def _paired(a: Ids, b: Ids) -> Iterator[Run]:
             yield Run(i, j, size)
             i, j = i + size, j + size
             continue
-        met = _next_meeting(a[i:m], b[j:n])
+        met = _runs_to_next_anchor(a[i:m], b[j:n])
         if not met:
             break
         yield from (Run(i + start, j + other, size) for start, other, size in met)
@@ -109,7 +109,7 @@ def _paired(a: Ids, b: Ids) -> Iterator[Run]:
         yield Run(m, n, tail)
 
 
-def _next_meeting(a: Ids, b: Ids) -> list[Run]:
+def _runs_to_next_anchor(a: Ids, b: Ids) -> list[Run]:
     """Equal runs up to the last one that is long enough to continue from; all of them when both sides end in the
     window."""
     for width in _WINDOWS:

@@ -1,4 +1,4 @@
-"""Fork: calls as training rows, one for each unbroken chain."""
+"""fork_rows: the calls of a rollout as training rows, one for each unbroken chain."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class ForkedRow:
     logprobs: list[float]
     """`[T]` the sampler's logprobs, from all calls of the row; NaN where there are none."""
     calls: tuple[int, ...]
-    """Numbers of the calls in the row, each continuing the one before."""
+    """Numbers of its calls, each continuing the one before."""
     trained: tuple[int, ...]
     """The calls that are trained in this row and in no other."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _CheckedCall:
     seen: Ids
     """`[P+C]` prompt and completion."""
     start: int
@@ -80,7 +80,7 @@ def fork_rows(calls: Sequence[SampledCall], *, sampled: Sequence[Numbers | None]
         raise ValueError(f"sampled has {len(sampled)} masks for {len(calls)} calls")
     masks = [None] * len(calls) if sampled is None else sampled
     sampled_calls = [
-        _as_call(call, mask, number) for number, (call, mask) in enumerate(zip(calls, masks, strict=True))
+        _check_call(call, mask, number) for number, (call, mask) in enumerate(zip(calls, masks, strict=True))
     ]
     earlier = Histories()
     parents = {}
@@ -130,7 +130,7 @@ def fork_cost(calls: Sequence[SampledCall], rows: Sequence[ForkedRow]) -> tuple[
     return len(lengths), max(0, sum(lengths) - longest)
 
 
-def _as_call(call: SampledCall, mask: Numbers | None, number: int) -> _Call:
+def _check_call(call: SampledCall, mask: Numbers | None, number: int) -> _CheckedCall:
     if isinstance(call, str) or not isinstance(call, Sequence) or len(call) not in (2, 3):
         raise ValueError(f"call {number} is not (prompt_ids, completion_ids) or (…, logprobs)")
     prompt = as_ids(call[0], f"calls[{number}] prompt_ids")
@@ -155,4 +155,4 @@ def _as_call(call: SampledCall, mask: Numbers | None, number: int) -> _Call:
             raise ValueError(f"sampled[{number}] holds values other than 0 and 1")
         sampled = np.asarray(values == 1)
     logprobs = np.where(sampled, logprobs, np.nan)
-    return _Call(np.concatenate((prompt, completion)), len(prompt), logprobs, sampled)
+    return _CheckedCall(np.concatenate((prompt, completion)), len(prompt), logprobs, sampled)

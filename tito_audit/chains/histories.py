@@ -1,4 +1,4 @@
-"""Histories: what earlier calls saw and sampled, looked up by the start of a prompt."""
+"""Histories: what earlier calls saw and sampled, found by the start of a prompt."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ Key: TypeAlias = tuple[int, bytes]
 """The length and the digest of a byte string: equal where the strings are."""
 
 
-def running(data: bytes = b"") -> blake2b:
-    """A digest of these bytes, to be updated with what follows."""
+def new_digest(data: bytes = b"") -> blake2b:
+    """A digest of these bytes that can be updated with more."""
     return blake2b(data, digest_size=16)
 
 
-def key_of(data: bytes) -> Key:
+def key_of_bytes(data: bytes) -> Key:
     """The key of a byte string."""
-    return len(data), running(data).digest()
+    return len(data), new_digest(data).digest()
 
 
 class Prefixes(Generic[T]):
-    """Values by byte string; finds those whose string is a prefix of another one."""
+    """Values under byte strings; finds the strings that are prefixes of another, by their digests alone."""
 
     def __init__(self) -> None:
         self._by_length: dict[int, dict[bytes, list[T]]] = {}
         self._lengths: list[int] = []
 
     def add(self, key: Key, value: T) -> None:
-        """Add a value by the key of its string; with both it can be removed."""
+        """Add a value under the string with this key."""
         length, digest = key
         if length not in self._by_length:
             insort(self._lengths, length)
         self._by_length.setdefault(length, {}).setdefault(digest, []).append(value)
 
     def remove(self, key: Key, value: T) -> None:
-        """Remove a value."""
+        """Remove a value from the string with this key."""
         length, digest = key
         of_length = self._by_length[length]
         of_length[digest].remove(value)
@@ -52,8 +52,8 @@ class Prefixes(Generic[T]):
             self._lengths.remove(length)
 
     def matches(self, data: bytes) -> Iterator[tuple[int, Sequence[T]]]:
-        """The values whose string this one starts with, with its length: the longest first."""
-        state, at, matching = running(), 0, []
+        """(length, values) of each string that `data` starts with, the longest first."""
+        state, at, matching = new_digest(), 0, []
         for length in self._lengths[: bisect_right(self._lengths, len(data))]:
             state.update(data[at:length])
             at = length
@@ -71,7 +71,7 @@ class History:
     """The number of the call."""
     prompt: Ids
     seen: Ids
-    """Prompt and completion: what a call that continues it starts with."""
+    """Prompt and completion, with which the prompt of a call that continues it starts."""
 
 
 class Histories:
@@ -81,8 +81,8 @@ class Histories:
         self._all: list[History] = []
         self._longest: History | None = None
         self._by_start: Prefixes[History] = Prefixes()
-        self._indexed = 0
-        """How many histories it holds: calls that all continue the last one need none."""
+        self._indexed_count = 0
+        """Histories in `_by_start`; indexed on demand, as calls that all continue the longest need none."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -102,25 +102,24 @@ class Histories:
             self._longest = history
 
     def longest_prefix(self, prompt: Ids) -> History | None:
-        """The longest history that a prompt starts with, the latest of several equal ones; None if it starts with
-        none."""
+        """The longest history that a prompt starts with, the latest of equal ones; None if there is none."""
         if self._longest is not None and starts_with(prompt, self._longest.seen):
             return self._longest
-        for history in self._all[self._indexed :]:
-            self._by_start.add(key_of(history.seen.tobytes()), history)
-        self._indexed = len(self._all)
+        for history in self._all[self._indexed_count :]:
+            self._by_start.add(key_of_bytes(history.seen.tobytes()), history)
+        self._indexed_count = len(self._all)
         match = next(self._by_start.matches(prompt.tobytes()), None)
         return None if match is None else match[1][-1]
 
     def longest_prefix_or_closest(self, prompt: Ids) -> History:
-        """The longest history that a prompt starts with, else the one that it shares the most with.
+        """The longest history that a prompt starts with, else the one it shares the longest start with.
 
-        Tokens that two branches share after their fork (the next message's header) are not history.
+        The first wins although another may share more: branches share the next message's header after their fork.
         """
         return self.longest_prefix(prompt) or self.closest(prompt)
 
     def closest(self, prompt: Ids) -> History:
-        """The history that a prompt shares the most with, the latest of several equal ones."""
+        """The history that a prompt shares the longest start with, the latest of equal ones."""
         best, _ = closest(prompt, reversed(self._all))
         assert best is not None, "no call came before"
         return best
@@ -129,9 +128,9 @@ class Histories:
 def closest(
     prompt: Ids, histories: Iterable[History], *, longest_first: bool = False
 ) -> tuple[History | None, int]:
-    """The first of the histories that a prompt shares the most with, and how many tokens they share.
+    """The first history that a prompt shares the longest start with, and its length in tokens.
 
-    `longest_first` promises that order of the histories, in which most of them can be skipped.
+    `longest_first` promises that order, in which the search ends early.
     """
     best, most = None, -1
     for history in histories:

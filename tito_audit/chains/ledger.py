@@ -1,4 +1,4 @@
-"""The ledger: what every row of a run trains, in a few arrays instead of an object per row."""
+"""Ledger: what all rows of a run train, in a few arrays instead of an object per row."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tito_audit.record.trainings import SEQUENCE, SPAN, Spans, Trainings
 
 Numbers = NDArray[np.int64]
 BLOCK = 1 << 20
-"""Roughly how many spans or sequences are processed at once."""
+"""Spans or sequences processed at once, about."""
 
 
 class Sparse:
-    """A column that is 0 in most rows: it takes memory only from its first other value on."""
+    """A column that ends with its last value that is not 0, so that it takes no memory where it is not used."""
 
     def __init__(self, code: str) -> None:
         self._values = array(code)
 
     def set(self, number: int, value: int) -> None:
-        """Set the value of a sequence; earlier sequences without one get 0."""
+        """Set the value of the next sequence that has one; those before it get 0."""
         if value:
             self._values.frombytes(bytes(self._values.itemsize * (number - len(self._values))))
             self._values.append(value)
@@ -50,29 +50,29 @@ class Ledger:
 
     def __init__(self) -> None:
         self.rollouts = self.left_out = 0
-        """How many rollouts there were, and how many did not fit."""
+        """Rollouts seen, and those for which there was no room."""
         self.files: list[str] = []
         self._starts = array("q")
         """The first sequence of each file."""
         self._spans = bytearray()
         """SPAN records."""
         self._counts = array("I")
-        """How many spans each sequence has."""
+        """Spans of each sequence."""
         self._rows = array("I")
         self._turns = Sparse("i")
-        """Turns from 1 on: 0 is the training row."""
+        """Turns plus 1; 0 is the training row."""
         self._items = Sparse("I")
         self._ids = Sparse("Q")
         self._call_rows = Sparse("I")
-        """The rows of calls that were joined, from 1 on."""
+        """Rows of joined calls, plus 1."""
         self._call_files = Sparse("I")
-        """Their files, from 1 on, where these are not the rollout's."""
+        """Their files, by number from 1 on, if not the rollout's."""
         self._named: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._counts)
 
-    def note(self, result: Result) -> None:
+    def add_result(self, result: Result) -> None:
         """Record what the rollout of a result trains, if that is known."""
         if result.trainings is not None:
             self.add(result.trainings, result.place)
@@ -103,16 +103,14 @@ class Ledger:
                     self._call_files.set(number, self._named.setdefault(file, len(self._named) + 1))
         self._spans += trainings.spans
 
-    # What the records say
-
-    def order(self, number: int) -> tuple[int, ...]:
+    def sort_key(self, number: int) -> tuple[int, ...]:
         """A key that sorts sequences by their rollouts, and the calls of one by their rows."""
         file = int(self.file_starts.searchsorted(number, "right"))
         own = self._call_files[number], self._call_rows[number]
         return file, self._rows[number], self._items[number], *own, number
 
     def row_place(self, number: int) -> Place:
-        """Where the row of a sequence is; for a joined call, its own row."""
+        """Where the row of a sequence is; of a joined call, its own row."""
         place, row, file = self.place(number), self._call_rows[number], self._call_files[number]
         if not row:
             return place
@@ -127,16 +125,16 @@ class Ledger:
         """The call that a sequence is; None for a training row."""
         return self._turns[number] - 1 if self._turns[number] else None
 
-    def tokens(self, number: int) -> int:
+    def trained_tokens(self, number: int) -> int:
         """How many tokens a sequence trains."""
         return int(self.spans["tokens"][slice(*self.first_spans[number : number + 2])].sum())
 
     def sequences_of(self, spans: Numbers) -> Numbers:
         """`[K]` the sequence that each of these spans is in."""
-        # The same type, or the whole index would be converted.
+        # Of the same type, or the whole index would be converted.
         return self.first_spans.searchsorted(spans.astype(np.uint32), "right").astype(np.int64) - 1
 
-    def sequences(self, file: str, rows: Sequence[int]) -> Iterator[int]:
+    def sequences_of_rows(self, file: str, rows: Sequence[int]) -> Iterator[int]:
         """The sequences of some rows of a file, in order."""
         for number in (np.array(self.files) == file).nonzero()[0].tolist():
             start = self._starts[number]
@@ -161,19 +159,19 @@ class Ledger:
 
     @cached_property
     def first_spans(self) -> NDArray[np.uint32]:
-        """`[N+1]` the first span of each sequence, and the end of the last; call it once all are in."""
+        """`[N+1]` the first span of each sequence, and the end of the last; read it once all rows are in."""
         counts = np.frombuffer(self._counts, np.uint32)
         first = np.zeros(len(counts) + 1, np.uint32)
         counts.cumsum(out=first[1:], dtype=np.uint32)
         return first
 
     def file_ranges(self) -> list[tuple[int, int]]:
-        """The first sequence of each file, and where its sequences end."""
+        """`[start, end)` of the sequences of each file."""
         starts = self._starts.tolist()
         return list(pairwise((*starts, len(self))))
 
-    def stepwise(self) -> NDArray[np.bool_]:
-        """`[F]` which logs have one row per step: most rows with several spans continue the whole row before."""
+    def has_row_per_step(self) -> NDArray[np.bool_]:
+        """`[F]` which files have one row per step: most rows with several spans continue the row before them."""
         hashes, tokens, stepwise = self.spans["hash"], self.spans["tokens"], []
         for start, end in self.file_ranges():
             links = rows = 0
@@ -191,15 +189,15 @@ class Ledger:
             stepwise.append(links >= 3 and 2 * links > rows)
         return np.array(stepwise, np.bool_)
 
-    def calls(self) -> NDArray[np.bool_]:
-        """`[N]` which sequences are calls."""
+    def is_call(self) -> NDArray[np.bool_]:
+        """`[N]` which sequences are calls, not training rows."""
         out = np.zeros(len(self), np.bool_)
         turns = self._turns.values()
         np.greater(turns, 0, out=out[: len(turns)])
         return out
 
-    def trained(self, left_out: NDArray[np.bool_]) -> int:
-        """How many tokens all sequences train, except those left out, `[N]`."""
+    def count_trained_tokens(self, left_out: NDArray[np.bool_]) -> int:
+        """How many tokens all sequences train, without those of `left_out`, `[N]`."""
         tokens, first, total = self.spans["tokens"], self.first_spans, 0
         for at in range(0, len(self), BLOCK):
             end = min(at + BLOCK, len(self))
@@ -208,10 +206,10 @@ class Ledger:
             total += int(counts[~left_out[at:end]].sum())
         return total
 
-    def shared(self) -> Numbers:
-        """`[K]` the spans whose context and tokens another sequence shares, in order."""
+    def find_shared_spans(self) -> Numbers:
+        """`[K]` the spans whose hash another span has too, in order."""
         hashes, places = self.spans["hash"], [np.empty(0, np.int64)]
-        # One part of the hashes after another.
+        # Hashes are sorted one part after another, split by their first bits.
         bits = (len(hashes) // BLOCK).bit_length()
         part = np.empty(len(hashes), np.uint16)
         for at in range(0, len(hashes), BLOCK):

@@ -1,4 +1,4 @@
-"""Links: how each call's prompt relates to the calls before it, and the chains that they form."""
+"""Links: how the prompt of each call relates to the calls before it, and the chains that calls form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Chain: TypeAlias = tuple[int, ...]
 """Numbers of calls, each continuing the one before."""
 Numbers: TypeAlias = NDArray[np.int64]
 AT_ONCE = 1 << 17
-"""How many are processed at once where arrays of all would double the memory."""
+"""Entries processed at once, where temporary arrays of all would double the memory."""
 
 
 class LinkKind(StrEnum):
@@ -35,9 +35,9 @@ class LinkKind(StrEnum):
     continues: bool
     """Whether the prompt starts with everything its parent saw and sampled."""
     only_tokens_differ: bool
-    """Whether the history has the same messages in other tokens."""
+    """Whether the messages of the history are the same."""
     breaks: bool
-    """Whether the prompt neither starts with an earlier call's history nor repeats its prompt."""
+    """Whether the prompt neither starts with an earlier call's history nor repeats an earlier prompt."""
 
     def __init__(self, kind: str) -> None:
         self.continues = kind in ("continues", "sibling")
@@ -54,11 +54,11 @@ class Link:
     """The turn whose prompt and completion it continues or breaks; None for an orphan."""
     kind: LinkKind
     at: int
-    """First position of the turn's prompt that differs from what the parent saw; its length if none."""
+    """First position of the prompt that differs from the parent's prompt + completion; its length if none."""
     seen_at: int = 0
     """The same position in the parent's prompt + completion."""
     detail: str = ""
-    """What was found, in words, where kind and cause do not say it."""
+    """What kind and cause do not say, in words."""
 
 
 TEXT_UNKNOWN = "re-tokenized or re-rendered; the tokenizer of the log would tell which"
@@ -66,10 +66,7 @@ TEXT_UNKNOWN = "re-tokenized or re-rendered; the tokenizer of the log would tell
 
 
 def link_by_ids(turn: int, prompt: Ids, earlier: Histories) -> Link | None:
-    """The link of a call that continues the last one or repeats an earlier prompt.
-
-    None where the ids differ: only their text shows what happened to the history.
-    """
+    """The link of a call that continues the last call or repeats an earlier prompt; None for any other."""
     last = earlier.last
     if starts_with(prompt, last.seen):
         return Link(turn, last.turn, LinkKind.CONTINUES, len(prompt), len(last.seen))
@@ -81,7 +78,7 @@ def link_by_ids(turn: int, prompt: Ids, earlier: Histories) -> Link | None:
 
 
 def link_without_text(turn: int, prompt: Ids, earlier: Histories) -> Link:
-    """The link of a call for which `link_by_ids` is None, judged by ids alone."""
+    """The link of any other call, if no text is known: it continues an earlier call or breaks its history."""
     parent = earlier.longest_prefix_or_closest(prompt)
     resumed = resumed_prompt(prompt, parent, earlier)
     if resumed is None and starts_with(prompt, parent.seen):
@@ -90,10 +87,7 @@ def link_without_text(turn: int, prompt: Ids, earlier: Histories) -> Link:
 
 
 def resumed_prompt(prompt: Ids, branch: History, earlier: Histories) -> History | None:
-    """The latest call after `branch` whose own prompt a prompt starts with: its answer follows in another form.
-
-    None if there is none, or if the prompt does not start with what `branch` saw.
-    """
+    """The latest call with a longer prompt than `branch` saw, if this prompt starts with both."""
     if not starts_with(prompt, branch.seen):
         return None
     longer = (history for history in reversed(earlier) if len(history.prompt) > len(branch.seen))
@@ -107,13 +101,13 @@ def sibling_link(turn: int, prompt: Ids, parent: History, last: History) -> Link
 
 
 def broken_link(turn: int, prompt: Ids, parent: History, kind: LinkKind, detail: str = "") -> Link:
-    """The link of a call whose prompt departs from what its parent saw and sampled."""
+    """The link of a call whose prompt departs from its parent's prompt + completion."""
     at = common_prefix(prompt, parent.seen)
     return Link(turn, None if kind is LinkKind.ORPHAN else parent.turn, kind, at, at, detail)
 
 
 def parents_of(links: Iterable[Link]) -> dict[int, int]:
-    """Each call that continues an earlier one, with that call."""
+    """By call, the earlier call that it continues."""
     return {link.turn: link.parent for link in links if link.kind.continues and link.parent is not None}
 
 
@@ -126,13 +120,13 @@ def chain_to(last: int, parents: Mapping[int, int]) -> Chain:
 
 
 def last_calls(calls: Iterable[int], parents: Mapping[int, int]) -> list[int]:
-    """The calls that no call continues: each ends a chain."""
+    """The calls that no call continues."""
     continued = set(parents.values())
     return [call for call in calls if call not in continued]
 
 
-def components(count: int, *links: Numbers) -> Numbers:
-    """`[N]` The lowest number linked to each, directly or not; each of `links` is `[N]`, -1 for no link."""
+def connected_components(count: int, *links: Numbers) -> Numbers:
+    """`[N]` the lowest number in each one's component; each of `links` is `[N]`: the number it links to, or -1."""
     label: NDArray[Any] = np.arange(count, dtype=np.uint32 if count < 1 << 32 else np.int64)
     while True:
         before = label.copy()

@@ -22,18 +22,18 @@ from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.prefix import common_ends, common_prefix, starts_with
 
 _PAIRS = 250_000
-"""Up to this many pairs of turns, all are compared; beyond it, only turns near the diagonal."""
+"""Up to this many pairs of turns, all are compared; beyond it, only those near the diagonal."""
 _MOST_PAIRS = 1_000_000
 _MATCH, _SKIP, _LAST = 10_000, 10, 15_000
-"""The score of an alignment: as many turns as possible, then few turns skipped in the new prompt, then how
-alike they are. A pair for the last turn counts for more than one other: a template that keeps an equal
-turn keeps this one too, and what looks like a dropped end is then a dropped beginning."""
+"""Scores of an alignment: as many turns as possible, then few skipped in the new prompt, then their similarity. A
+pair for the last turn counts for more than one other: a template that keeps an equal turn keeps this one too, and
+what looks like a dropped end is then a dropped beginning."""
 _SAME, _INSIDE, _ALIKE, _UNLIKE = 3, 2, 1, 0
 _JOINED = 8
-"""How many pieces of a turn, cut at stop tokens spelled in it, are joined to find it without its middle."""
+"""Pieces of a turn, cut at stop tokens spelled in it, that are joined to find it without its middle."""
 _SHORTEST, _TELLING, _LONG = 2, 3, 8
-"""In tokens: a turn shorter than the first matches only if equal; a common end of the second length is no
-accident; a turn of the third length matches without a common start."""
+"""In tokens: a shorter turn matches only if equal; a common end of this length is no accident; a turn of this
+length matches without a common start."""
 
 
 def splice_prefix(
@@ -83,17 +83,18 @@ def splice_prefix(
         )
     if starts_with(template, seen):
         return list(template.tolist())
-    old, new = _cut(prefix, stops), _cut(template, stops)
+    old, new = _split_turns(prefix, stops), _split_turns(template, stops)
     agreed, ended = common_prefix(prefix, template), int(seen[-1]) in stops
     ends_next = agreed == len(prefix) < len(template) and int(template[agreed]) in stops
-    if not old.ends or (len(old.rest()) and (ends_next or _is_open(_cut(seen, stops), old))):
+    has_tail = len(old.after_last_end()) > 0
+    if not old.ends or (has_tail and (ends_next or _ends_in_open_turn(_split_turns(seen, stops), old))):
         old = _Turns(old.ids, [*old.ends, len(old.ids)])
-    rest = _turn_end(old, new, agreed, stops, ended)
+    rest = _find_cut(old, new, agreed, stops, ended)
     return [*seen.tolist(), *new.ids[rest:].tolist()]
 
 
-class _Body:
-    """The tokens of a turn without its end; `data` is the same, for comparing many turns with many."""
+class _TurnTokens:
+    """The tokens of a turn without its end token; `data` is their bytes, which compare faster."""
 
     __slots__ = ("data", "first", "ids", "last")
 
@@ -105,10 +106,10 @@ class _Body:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def starts_with(self, other: _Body) -> bool:
+    def starts_with(self, other: _TurnTokens) -> bool:
         return self.data.startswith(other.data)
 
-    def ends_with(self, other: _Body) -> bool:
+    def ends_with(self, other: _TurnTokens) -> bool:
         return self.data.endswith(other.data)
 
 
@@ -118,32 +119,31 @@ class _Turns:
 
     ids: Ids
     ends: list[int]
-    """Positions of the stop ids, then the length of the sequence when its last turn has none."""
+    """Positions of the stop ids; then the length of the sequence, if its last turn has none."""
 
-    def body(self, turn: int) -> _Body:
-        """The tokens of a turn without its end."""
-        return _Body(self.ids[self.ends[turn - 1] + 1 if turn else 0 : self.ends[turn]])
+    def body(self, turn: int) -> _TurnTokens:
+        return _TurnTokens(self.ids[self.ends[turn - 1] + 1 if turn else 0 : self.ends[turn]])
 
-    def rest(self) -> _Body:
-        """What follows the last end."""
-        return _Body(self.ids[self.ends[-1] + 1 if self.ends else 0 :])
+    def after_last_end(self) -> _TurnTokens:
+        """The tokens after the last stop id."""
+        return _TurnTokens(self.ids[self.ends[-1] + 1 if self.ends else 0 :])
 
 
-def _cut(ids: Ids, stops: frozenset[int]) -> _Turns:
+def _split_turns(ids: Ids, stops: frozenset[int]) -> _Turns:
     ends = np.isin(ids, np.fromiter(stops, np.int64)).nonzero()[0]
     return _Turns(ids, ends.tolist())
 
 
-def _is_open(seen: _Turns, prefix: _Turns) -> bool:
-    """Whether what follows the prefix's last end is the last turn, still without its end.
+def _ends_in_open_turn(seen: _Turns, prefix: _Turns) -> bool:
+    """Whether the prefix ends inside its last turn; if not, scaffolding or a generation prompt follows that.
 
-    If not, it is scaffolding or a generation prompt. Whichever looks like what was seen last decides, or else the
-    number of ends.
+    What looks more like the last turn seen decides, the tokens after the prefix's last end or those before it; if
+    neither does, the number of ends.
     """
-    after = prefix.rest()
+    after = prefix.after_last_end()
     ended = bool(seen.ends) and seen.ends[-1] == len(seen.ids) - 1
     ends = seen.ends[:-1] if ended else seen.ends
-    body = _Body(seen.ids[ends[-1] + 1 if ends else 0 : len(seen.ids) - ended])
+    body = _TurnTokens(seen.ids[ends[-1] + 1 if ends else 0 : len(seen.ids) - ended])
     as_many_ends = len(prefix.ends) <= len(ends)
     turn = prefix.body(len(prefix.ends) - 1)
     in_rest, in_turn = common_ends(after.ids, body.ids), common_ends(turn.ids, body.ids)
@@ -156,9 +156,9 @@ def _is_open(seen: _Turns, prefix: _Turns) -> bool:
     return sum(in_rest) > sum(in_turn) or (as_many_ends and sum(in_rest) == sum(in_turn))
 
 
-def _turn_end(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int], ended: bool) -> int:
-    """Where in the new prompt the rest begins: after the end of the old prompt's last turn, or with that
-    end when the model did not sample one itself."""
+def _find_cut(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int], ended: bool) -> int:
+    """Where in the new prompt the rest begins: after the end of the old prompt's last turn, or with that end if
+    the model did not sample one (`ended`)."""
     end = old.ends[-1]
     if agreed >= end:
         if end == len(new.ids):
@@ -169,7 +169,7 @@ def _turn_end(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int], ende
         if end == len(old.ids) and later < len(new.ends):
             # The old prompt stops inside its last turn, and the new one goes on before it ends the turn.
             return new.ends[later] + 1 if ended else end
-    turn = _counterpart(old, new, agreed) if agreed < len(old.ids) else None
+    turn = _find_counterpart(old, new, agreed) if agreed < len(old.ids) else None
     if turn is None:
         # The error, with what was looked for and how far it got.
         last = old.body(len(old.ends) - 1)
@@ -188,10 +188,10 @@ def _turn_end(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int], ende
     return new.ends[turn] + ended
 
 
-def _counterpart(old: _Turns, new: _Turns, agreed: int) -> int | None:
-    """The new prompt's counterpart of the old one's last turn; None if there is none."""
+def _find_counterpart(old: _Turns, new: _Turns, agreed: int) -> int | None:
+    """The turn of the new prompt that is the last turn of the old one; None if there is none."""
     same = bisect_left(old.ends, agreed)
-    turn, is_last = _align(*_bodies(old, new, same))
+    turn, is_last = _align_turns(*_differing_turns(old, new, same))
     turn += same
     last = old.body(len(old.ends) - 1)
     if (
@@ -199,21 +199,21 @@ def _counterpart(old: _Turns, new: _Turns, agreed: int) -> int | None:
         and len(last)
         and any(last.data == new.body(place).data for place in range(min(same, len(new.ends))))
     ):
-        # An equal turn was kept, so this one was too, and the beginning was dropped.
-        turn, is_last = _align(*_bodies(old, new, 0))
+        # The template kept an equal turn, so it kept this one and dropped the beginning.
+        turn, is_last = _align_turns(*_differing_turns(old, new, 0))
     following = turn + 1
-    opener = new.rest()
+    opener = new.after_last_end()
     if not is_last and len(opener) >= _SHORTEST and following < len(new.ends):
         starts = [body.starts_with(opener) for body in (last, new.body(following))]
-        # Both start like the model's next turn: one turn, in text too different to match.
+        # Both are turns of the model: one turn, rewritten too much to match.
         turn += all(starts)
     return turn if turn >= 0 else None
 
 
-def _bodies(old: _Turns, new: _Turns, same: int) -> tuple[list[_Body], list[_Body]]:
-    """The turns of both from the first difference on; SpliceError if there are too many to align."""
+def _differing_turns(old: _Turns, new: _Turns, same: int) -> tuple[list[_TurnTokens], list[_TurnTokens]]:
+    """The turns of both from number `same` on; SpliceError if there are too many to align."""
     olds, news = len(old.ends) - same, max(len(new.ends) - same, 0)
-    if olds * min(news, abs(news - olds) + 2 * _width(olds)) > _MOST_PAIRS:
+    if olds * min(news, abs(news - olds) + 2 * _band_width(olds)) > _MOST_PAIRS:
         raise SpliceError(
             f"{olds} turns of template_prefix_ids and {news} of template_ids differ, too many to align.\n"
             "Aligning them would hold up the caller for seconds.\n"
@@ -222,18 +222,18 @@ def _bodies(old: _Turns, new: _Turns, same: int) -> tuple[list[_Body], list[_Bod
     return [old.body(same + k) for k in range(olds)], [new.body(same + k) for k in range(news)]
 
 
-def _width(turns: int) -> int:
-    """How far from the diagonal turns are compared, for this many turns."""
+def _band_width(turns: int) -> int:
+    """How far from the diagonal turns are compared."""
     return max(16, _PAIRS // max(1, turns))
 
 
-def _align(old: list[_Body], new: list[_Body]) -> tuple[int, bool]:
-    """The turn of `new` that the last matched turn of `old` is paired with (-1: none), and whether that
-    is the last of `old`.
+def _align_turns(old: list[_TurnTokens], new: list[_TurnTokens]) -> tuple[int, bool]:
+    """The turn of `new` paired with the last turn of `old` that has a pair (-1: none has), and whether that is the
+    last of `old`.
 
     Dynamic programming over one row of scores; `scores[j]` is for the first j turns of `new`.
     """
-    width = _width(len(old))
+    width = _band_width(len(old))
     scores = [-_SKIP * j for j in range(len(new) + 1)]
     earlier: list[list[int]] = []
     places = [(-1, False)] * (len(new) + 1)
@@ -245,10 +245,10 @@ def _align(old: list[_Body], new: list[_Body]) -> tuple[int, bool]:
         earlier = [*earlier[-_JOINED:], scores]
         scores = scores.copy()
         for j in range(first, end):
-            likeness = _likeness(turn, new[j])
+            likeness = _similarity(turn, new[j])
             score = earlier[-1][j] + worth + likeness
-            if not likeness and (back := _joined(old, i, new[j])):
-                # A last resort, worth less than any pair of whole turns.
+            if not likeness and (back := _find_cut_turn(old, i, new[j])):
+                # Worth less than any pair of whole turns.
                 likeness, score = _ALIKE, earlier[-1 - back][j] + _MATCH
             if likeness and score >= scores[j + 1]:
                 scores[j + 1], places[j + 1] = score, (j, is_last)
@@ -257,8 +257,8 @@ def _align(old: list[_Body], new: list[_Body]) -> tuple[int, bool]:
     return places[scores.index(max(scores))]
 
 
-def _likeness(a: _Body, b: _Body) -> int:
-    """How much two turns look like one turn written in two ways.
+def _similarity(a: _TurnTokens, b: _TurnTokens) -> int:
+    """Whether two turns look like one turn written in two ways: _SAME, _INSIDE, _ALIKE or _UNLIKE.
 
     A template takes a piece out of a turn or puts one in; its start and its end stay. So one turn is the other
     without a piece, or they share start and end and little else. A common start alone only shows that the same
@@ -279,10 +279,10 @@ def _likeness(a: _Body, b: _Body) -> int:
     return _ALIKE if head and tail and 3 * (head + tail) >= 2 * n else _UNLIKE
 
 
-def _joined(old: list[_Body], i: int, turn: _Body) -> int:
-    """How far before the i-th piece lies the one that makes up `turn` when joined with its end; 0 if none does.
+def _find_cut_turn(old: list[_TurnTokens], i: int, turn: _TurnTokens) -> int:
+    """How many pieces before `old[i]` the turn begins that is `turn` without its middle; 0 if none does.
 
-    Reasoning with a stop token spelled in it is cut there, and the template removes both sides of the cut.
+    Reasoning that spells a stop token is cut there, and the template removes both sides of the cut.
     """
     if i == 0 or old[i].last != turn.last:
         return 0
@@ -290,7 +290,7 @@ def _joined(old: list[_Body], i: int, turn: _Body) -> int:
     if not openings:
         return 0
     _, tail = common_ends(old[i].ids, turn.ids)
-    head = _Body(turn.ids[: len(turn) - tail])
+    head = _TurnTokens(turn.ids[: len(turn) - tail])
     if not tail or len(head) < _SHORTEST:
         return 0
     return next((back for back in openings if old[i - back].starts_with(head)), 0)

@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.chains.ledger import Ledger, Numbers
-from tito_audit.chains.links import components
+from tito_audit.chains.links import connected_components
 
 PROOF = -30.0
-"""Tokens whose logprobs add up to this or less are never sampled twice by chance."""
+"""Tokens whose logprobs add up to this or less are not sampled twice by chance."""
 _LEADERS = 8
-"""How many events of the same tokens a row is compared with."""
+"""Sampling events of the same tokens that a row is compared with."""
 
 
 class Cause(StrEnum):
@@ -51,7 +51,7 @@ class Double:
     first: int
     """The sequence that trains the last of these tokens first."""
     others: int
-    """How many other sequences train some of them first."""
+    """Further sequences that train some of them first."""
     cause: Cause
 
     @property
@@ -61,16 +61,16 @@ class Double:
 
 
 class Doubles:
-    """Doubles in two arrays; iterated in the order of their sequences."""
+    """Doubles in two arrays, in the order of their sequences."""
 
     def __init__(self, columns: Sequence[int] = (), runs: Sequence[int] = ()) -> None:
-        """`columns` has for each its sequence, first, others and cause, and where its runs start and end."""
+        """`columns` is flat: sequence, first, others, cause, and `[start, end)` of its runs, for each double."""
         table = np.array(columns, np.int64).reshape(-1, 6)
         self._columns = table[np.argsort(table[:, 0], kind="stable")]
         self._runs = np.array(runs, np.uint32).reshape(-1, 2)
         self.tokens = int((self._runs[:, 1] - self._runs[:, 0]).sum())
         self.calls = int(np.count_nonzero(table[:, 3] == _CAUSES.index(Cause.CALL)))
-        """How many of them are calls, which have no mask."""
+        """Doubles that are whole calls, which have no mask."""
 
     def __len__(self) -> int:
         return len(self._columns)
@@ -89,7 +89,7 @@ class Doubles:
         return Double(sequence, runs, first, others, _CAUSES[cause])
 
 
-def merged(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def merge_runs(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """The union of half-open runs, in order."""
     out: list[tuple[int, int]] = []
     for start, end in sorted(runs):
@@ -101,30 +101,30 @@ def merged(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """What the ledger of a run shows."""
+class RepeatedTraining:
+    """What a run trains more than once, or never."""
 
     trained: int
-    """Trained tokens, counted each time they are trained."""
+    """Trained tokens, counted as often as they are trained."""
     doubles: Doubles
     never: Numbers
     """`[M]` calls whose tokens no row trains, in logs whose rows train other calls."""
     undecided: Numbers
-    """`[U]` sequences that train the tokens of another; whether these were sampled twice is unknown."""
+    """`[U]` sequences that train the same tokens as another, sampled once or twice."""
 
 
-def settle(ledger: Ledger) -> Settled:
-    """What the run trains more than once, and what it never trains."""
+def find_repeated_training(ledger: Ledger) -> RepeatedTraining:
+    """The repeated training in a run, and the calls that it never trains."""
     if not len(ledger):
-        return Settled(0, Doubles(), np.empty(0, np.int64), np.empty(0, np.int64))
-    shared = ledger.shared()
+        return RepeatedTraining(0, Doubles(), np.empty(0, np.int64), np.empty(0, np.int64))
+    shared = ledger.find_shared_spans()
     of = ledger.sequences_of(shared)
     nodes = np.unique(ledger.spans["hash"][shared], return_inverse=True)[1].astype(np.int64)
-    evidence, never = _calls_of_rows(ledger, of, nodes)
+    evidence, never = _calls_covered_by_rows(ledger, of, nodes)
     unproven = ~evidence[of]
     unproven &= (np.bincount(nodes[unproven], minlength=len(nodes)) > 1)[nodes]
     doubles, runs, undecided = array("q"), array("I"), array("q")
-    for members in _families(ledger, shared[unproven], of[unproven], nodes[unproven]):
+    for members in _sequences_sharing_spans(ledger, shared[unproven], of[unproven], nodes[unproven]):
         # Add what the sequences of a family train more than once, and those of which nothing shows it.
         members.sort(key=attrgetter("order"))
         by_node: dict[int, list[_Visit]] = {}
@@ -133,16 +133,16 @@ def settle(ledger: Ledger) -> Settled:
                 by_node.setdefault(node, []).append((member, span))
         events, open_ = 0, set[int]()
         for visits in sorted(by_node.values(), key=lambda visits: visits[0][0].ends[visits[0][1]]):
-            for event in _events(visits):
+            for event in _sampling_events(visits):
                 events += 1
-                _count(event, events)
+                _mark_repeats(event, events)
             ids = [member.answer_id for member, _ in visits]
             unknown = all(math.isnan(member.totals[span]) for member, span in visits)
             if unknown and not (all(ids) and len(set(ids)) == len(ids)):
                 open_ |= {member.number for member, span in visits[1:] if span not in member.event}
         for member in members:
             if member.again:
-                again = merged(member.again)
+                again = merge_runs(member.again)
                 *others, first = member.leaders
                 if sum(end - start for start, end in again) == sum(member.tokens):
                     cause = Cause.CALL if member.call else Cause.ROW
@@ -152,13 +152,18 @@ def settle(ledger: Ledger) -> Settled:
                 runs.extend(chain.from_iterable(again))
                 doubles.extend((member.number, first, len(others), _CAUSES.index(cause), at, at + len(again)))
         undecided.extend(sorted(open_ - {member.number for member in members if member.again}))
-    return Settled(ledger.trained(evidence), Doubles(doubles, runs), never, np.sort(np.array(undecided, np.int64)))
+    return RepeatedTraining(
+        ledger.count_trained_tokens(evidence),
+        Doubles(doubles, runs),
+        never,
+        np.sort(np.array(undecided, np.int64)),
+    )
 
 
-def _calls_of_rows(ledger: Ledger, of: Numbers, nodes: Numbers) -> tuple[NDArray[np.bool_], Numbers]:
-    """`[N]` which sequences are calls that rows of the run train, so that only the rows count; and those calls of
-    such logs that no row trains, if rows train most of the log."""
-    calls, never = ledger.calls(), [np.empty(0, np.int64)]
+def _calls_covered_by_rows(ledger: Ledger, of: Numbers, nodes: Numbers) -> tuple[NDArray[np.bool_], Numbers]:
+    """`[N]` True for the calls of files whose calls rows train, as then only the rows count; and those of these
+    calls that no row trains, if rows train most calls of the file."""
+    calls, never = ledger.is_call(), [np.empty(0, np.int64)]
     by_row = np.zeros(len(nodes) + 1, np.bool_)
     by_row[nodes[~calls[of]]] = True
     met = np.zeros(len(ledger), np.bool_)
@@ -173,12 +178,14 @@ def _calls_of_rows(ledger: Ledger, of: Numbers, nodes: Numbers) -> tuple[NDArray
     return calls, np.sort(numbers[np.unique(hashes, return_index=True)[1]])  # without repeats of the same tokens
 
 
-def _families(ledger: Ledger, shared: Numbers, of: Numbers, nodes: Numbers) -> Iterator[list[_Member]]:
-    """Sequences in groups that share spans, directly or through others, one group after the other."""
-    stepwise = ledger.stepwise()
+def _sequences_sharing_spans(
+    ledger: Ledger, shared: Numbers, of: Numbers, nodes: Numbers
+) -> Iterator[list[_Sequence]]:
+    """The groups of sequences that share spans, directly or through others."""
+    stepwise = ledger.has_row_per_step()
     numbers, first_visit, place = np.unique(of, return_index=True, return_inverse=True)
     _, first_of_node, node = np.unique(nodes, return_index=True, return_inverse=True)
-    labels = components(len(of), first_visit[place], first_of_node[node])[first_visit]
+    labels = connected_components(len(of), first_visit[place], first_of_node[node])[first_visit]
     numbers = numbers[np.argsort(labels, kind="stable")]
     cuts = np.diff(np.sort(labels), prepend=-1, append=len(of)).nonzero()[0]
     for start, end in pairwise(cuts.tolist()):
@@ -188,12 +195,12 @@ def _families(ledger: Ledger, shared: Numbers, of: Numbers, nodes: Numbers) -> I
             low, high = shared.searchsorted((first, after)).tolist()
             spans = ledger.spans[first:after]
             file = int(ledger.file_starts.searchsorted(number, "right")) - 1
-            # Unknown logprobs count as certain; NaN means that none is known so far.
+            # Unknown logprobs count as 0, which proves nothing; the total is NaN while none is known.
             unknown = np.isnan(spans["logprob"])
             totals = np.cumsum(np.where(unknown, 0.0, spans["logprob"]), dtype=np.float64)
             totals[np.logical_and.accumulate(unknown)] = np.nan
             members.append(
-                _Member(
+                _Sequence(
                     number,
                     file if stepwise[file] else -1,
                     spans["end"].tolist(),
@@ -203,15 +210,15 @@ def _families(ledger: Ledger, shared: Numbers, of: Numbers, nodes: Numbers) -> I
                     int(spans["tokens"].nonzero()[0][-1]),
                     ledger.turn(number) is not None,
                     ledger.answer_id(number),
-                    ledger.order(number),
+                    ledger.sort_key(number),
                 )
             )
         yield members
 
 
 @dataclass(slots=True, eq=False)
-class _Member:
-    """A sequence of a family."""
+class _Sequence:
+    """A sequence of a group, with lists over its spans."""
 
     number: int
     steps: int
@@ -219,58 +226,58 @@ class _Member:
     ends: list[int]
     tokens: list[int]
     totals: list[float]
-    """The logprob of all trained tokens up to each end."""
+    """The summed logprob of all trained tokens up to each end."""
     nodes: dict[int, int]
-    """The node of each span that another sequence has too."""
+    """By span that another sequence has too, a number of that hash."""
     last: int
     """Its last span that trains anything."""
     call: bool
     answer_id: int
     at: tuple[int, ...]
-    """Where it is among the rows of the run."""
+    """Sorts it among the rows of the run."""
     again: list[tuple[int, int]] = field(default_factory=list)
-    """Tokens that another sequence trains first."""
+    """Token ranges that another sequence trains first."""
     leaders: dict[int, None] = field(default_factory=dict)
+    """The sequences that train them first, the last one last."""
     history: bool = False
     """Whether it starts with another whole sequence."""
     event: dict[int, int] = field(default_factory=dict)
-    """By span: the event that it was last assigned to."""
+    """By span, the number of its sampling event."""
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Sort key: the shortest sequence of a chain trains its tokens first; of equal ones, the first."""
+        """A sort key: the shortest sequence of a chain trains its tokens first; of equal ones, the first."""
         return self.ends[self.last], self.ends[-1], *self.at
 
     def runs(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The trained tokens of the spans `first` to `last`."""
+        """The token ranges that the spans `first` to `last` train."""
         spans = zip(self.ends[first : last + 1], self.tokens[first : last + 1], strict=True)
         return [(end - tokens, end) for end, tokens in spans if tokens]
 
 
-_Visit = tuple[_Member, int]
-"""A sequence and which of its spans ends at a node."""
+_Visit = tuple[_Sequence, int]
+"""A sequence, and its span with a certain hash."""
 
 
-def _events(visits: Sequence[_Visit]) -> list[list[_Visit]]:
-    """Groups of these sequences that share one sampling event, each led by the one that trains the tokens
-    first."""
+def _sampling_events(visits: Sequence[_Visit]) -> list[list[_Visit]]:
+    """The visits that share one sampling event, in groups led by the sequence that trains the tokens first."""
     if any(member.totals[span] <= PROOF for member, span in visits):
-        return _grouped(visits, ())
+        return _group_visits(visits, ())
     answers: dict[int, list[_Visit]] = {}
     for visit in visits:
         if visit[0].answer_id:
             answers.setdefault(visit[0].answer_id, []).append(visit)
-    same = [event for same in answers.values() for event in _grouped(same, ())]
+    same = [event for same in answers.values() for event in _group_visits(same, ())]
     whole = [visit for visit in visits if visit[0].last <= visit[1] and visit[0].steps >= 0]
     passing = [visit for visit in visits if visit[0].last > visit[1] and visit[0].steps >= 0]
-    return [*same, *(_grouped(passing, whole[:_LEADERS]) if whole else ())]
+    return [*same, *(_group_visits(passing, whole[:_LEADERS]) if whole else ())]
 
 
-def _grouped(visits: Sequence[_Visit], leaders: Sequence[_Visit]) -> list[list[_Visit]]:
-    """Events of several sequences: each joins the first one that it agrees with; without `leaders` it may lead."""
+def _group_visits(visits: Sequence[_Visit], leaders: Sequence[_Visit]) -> list[list[_Visit]]:
+    """Groups of visits: each joins the first leader that it may share an event with, or leads if none is given."""
     events = [[leader] for leader in leaders]
     for visit in visits:
-        event = next((event for event in events if _agree(event[0], visit)), None)
+        event = next((event for event in events if _may_be_one_event(event[0], visit)), None)
         if event is not None:
             event.append(visit)
         elif not leaders and len(events) < _LEADERS:
@@ -278,8 +285,8 @@ def _grouped(visits: Sequence[_Visit], leaders: Sequence[_Visit]) -> list[list[_
     return [event for event in events if len(event) > 1]
 
 
-def _agree(visit: _Visit, other: _Visit) -> bool:
-    """Whether they may be one sampling event: no different server ids, no clearly different logprobs."""
+def _may_be_one_event(visit: _Visit, other: _Visit) -> bool:
+    """Whether two visits may be one sampling event: no different answer ids, no clearly different logprobs."""
     (a, at), (b, bt) = visit, other
     if a.answer_id and b.answer_id and a.answer_id != b.answer_id:
         return False
@@ -289,27 +296,27 @@ def _agree(visit: _Visit, other: _Visit) -> bool:
     return abs(total - other_total) <= 1 + abs(total + other_total) / 20
 
 
-def _count(event: Sequence[_Visit], number: int) -> None:
-    """Note for each sequence of an event which of its tokens earlier sequences train."""
+def _mark_repeats(event: Sequence[_Visit], number: int) -> None:
+    """Record for each sequence of an event which of its tokens earlier sequences train."""
     before = {(span, member.event.get(span - 1)) for member, span in event}
-    # Up to the span before, these sequences were compared as one event already.
+    # Whether these sequences are already compared up to the span before, as one event.
     compared = len(before) == 1 and None not in next(iter(before))
     covered: list[tuple[int, int]] = []
     leader, at = event[0]
     for member, span in event:
         runs = member.runs(span if compared else 0, span)
-        both = _intersection(runs, covered)
+        both = _intersect_runs(runs, covered)
         if both:
             member.again += both
             member.leaders.pop(leader.number, None)
             member.leaders[leader.number] = None
             member.history |= leader.last <= at and member.last > span
-        covered = merged([*covered, *runs])
+        covered = merge_runs([*covered, *runs])
     for member, span in event:
         member.event[span] = number
 
 
-def _intersection(runs: Sequence[tuple[int, int]], covered: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _intersect_runs(runs: Sequence[tuple[int, int]], covered: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """The parts of runs that lie in others; both in order."""
     out, at = [], 0
     for start, end in runs:

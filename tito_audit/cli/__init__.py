@@ -1,8 +1,8 @@
-"""The command line: one file per command, and the exit codes in `_ends.py`.
+"""The command line: one file per command, and the exit codes in `_exit.py`.
 
-A user's mistake is one message on stderr, never a traceback. A traceback is a bug, and also exits with 2, so that
-a crash is never mistaken for findings. A run that a signal ends exits with 128 and its number, and one whose
-reader closed the pipe (`| head`) before the result was known with 141, as in a shell.
+A user's mistake is one message on stderr, never a traceback. A traceback means a bug; it exits with 2, so that a
+crash is never mistaken for findings. As in a shell, a run ended by a signal exits with 128 plus its number, and a
+run whose reader closed the pipe (`| head`) before the result was known exits with 141.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ import typer
 from typer.core import TyperGroup
 
 from tito_audit import __version__
-from tito_audit.cli._ends import (
+from tito_audit.cli._exit import (
     HUNG_UP,
     INTERRUPTED,
+    NO_RESULT,
     READER_GONE,
     TERMINATED,
-    UNMADE,
-    complain,
+    discard_stdout,
     epilog,
-    give_up_stdout,
-    ready_streams,
-    refusal,
+    prepare_streams,
+    print_message,
+    system_error_words,
 )
-from tito_audit.cli._help import SUMMARIES, Command, UsageError, mistake, refuse_unknown_command
+from tito_audit.cli._help import SUMMARIES, Command, UsageError, explain_mistake, refuse_unknown_command
 from tito_audit.errors import TitoAuditError
-from tito_audit.signals import end_by_signals
-from tito_audit.voice import naming_flags
+from tito_audit.signals import exit_on_signals
+from tito_audit.voice import messages_name_flags
 
 __all__ = ["app", "main"]
 
-_ENDED = {
+_SIGNAL_MESSAGES = {
     INTERRUPTED: "interrupted; no report was finished",
     TERMINATED: "terminated; no report was finished",
     HUNG_UP: "the terminal is gone; no report was finished",
 }
-"""What is words of a run that a signal ended, by its exit code."""
+"""The message of a run that a signal ended, by its exit code."""
 
 
-class _Modules(Mapping[str, Any]):
-    """The commands by name, each made when it is first asked for."""
+class _LazyCommands(Mapping[str, Any]):
+    """The commands by name; each is built on first access, so a run imports only its own."""
 
     def __getitem__(self, name: str) -> Any:
-        return _loaded(name)
+        return _load_command(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(SUMMARIES)
@@ -62,25 +62,25 @@ class _Modules(Mapping[str, Any]):
 
 
 @cache
-def _loaded(name: str) -> Any:
-    """A command; KeyError if there is none of this name."""
+def _load_command(name: str) -> Any:
+    """The Typer command of this name; KeyError if there is none."""
     summary = SUMMARIES[name]
-    from tito_audit.cli._command import command
+    from tito_audit.cli._command import make_command
 
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, cls=Command, short_help=summary)(command(name))
+    alone.command(name, cls=Command, short_help=summary)(make_command(name))
     return typer.main.get_command(alone)
 
 
 class _Commands(TyperGroup):
-    """The command group; maps every expected end of a run to its exit code."""
+    """The root command: loads its commands lazily and turns every expected end of a run into an exit code."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = self.commands or cast("Any", _Modules())
+        self.commands = self.commands or cast("Any", _LazyCommands())
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
-        with _ended(None):
+        with _exit_on_error(None):
             return super().make_context(info_name, args, parent, **extra)
 
     def resolve_command(self, ctx: Any, args: Any) -> Any:
@@ -89,37 +89,37 @@ class _Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        with _ended(ctx):
+        with _exit_on_error(ctx):
             returned = super().invoke(ctx)
             sys.stdout.flush()
             return returned
 
 
 @contextmanager
-def _ended(ctx: Any) -> Iterator[None]:
-    """A block whose expected ends become a message and typer.Exit with their code."""
+def _exit_on_error(ctx: Any) -> Iterator[None]:
+    """Print a message for each expected exception of the block, and raise typer.Exit with its exit code."""
     try:
-        with naming_flags():
+        with messages_name_flags():
             yield
     except TitoAuditError as error:
-        _complain(error, ctx)
-        raise typer.Exit(UNMADE) from None
+        _print_error(error, ctx)
+        raise typer.Exit(NO_RESULT) from None
     except UsageError as error:
-        if (message := mistake(error, ctx)) is None:
+        if (message := explain_mistake(error, ctx)) is None:
             raise
-        _complain(message, getattr(error, "ctx", None) or ctx)
-        raise typer.Exit(UNMADE) from None
+        _print_error(message, getattr(error, "ctx", None) or ctx)
+        raise typer.Exit(NO_RESULT) from None
     except KeyboardInterrupt:
-        complain(_ENDED[INTERRUPTED])
+        print_message(_SIGNAL_MESSAGES[INTERRUPTED])
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
-        give_up_stdout()
+        discard_stdout()
         raise typer.Exit(READER_GONE) from None
     except (OSError, MemoryError, ImportError, RuntimeError) as error:
-        if (words := refusal(error)) is None:
+        if (words := system_error_words(error)) is None:
             raise
-        complain(words)
-        raise typer.Exit(UNMADE) from None
+        print_message(words)
+        raise typer.Exit(NO_RESULT) from None
 
 
 app = typer.Typer(
@@ -133,7 +133,7 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"tito-audit {__version__}")
         raise typer.Exit
@@ -142,7 +142,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Find every break of token-in-token-out in reinforcement-learning rollout logs, and repair it."""
@@ -150,49 +150,49 @@ def _root(
 
 def main() -> None:
     """Run the command line."""
-    # On import numpy starts threads for linear algebra, a tenth of a second in a small scan.
+    # numpy starts BLAS threads on import, which costs a small scan 0.1 s.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    atexit.register(gc.freeze)  # collecting imported objects at exit would cost a twentieth of a second
-    ready_streams()
-    end_by_signals()
+    atexit.register(gc.freeze)  # collecting the imported objects at exit would cost 0.05 s
+    prepare_streams()
+    exit_on_signals()
     try:
         app()
     except SystemExit as end:
-        sys.exit(_flushed(end.code))
+        sys.exit(_flush_stdout(end.code))
     except KeyboardInterrupt:  # before the command has begun
-        complain(_ENDED[INTERRUPTED])
+        print_message(_SIGNAL_MESSAGES[INTERRUPTED])
         sys.exit(INTERRUPTED)
-    except BaseException as error:  # what a library in Rust panics with is no Exception
-        if (words := refusal(error)) is not None:
-            complain(words)
-            sys.exit(UNMADE)
+    except BaseException as error:  # a panic in a Rust library is not an Exception
+        if (words := system_error_words(error)) is not None:
+            print_message(words)
+            sys.exit(NO_RESULT)
         traceback.print_exc()
-        complain("this is a bug in tito-audit, not a fault of the log.")
-        sys.exit(UNMADE)
+        print_message("this is a bug in tito-audit, not a fault of the log.")
+        sys.exit(NO_RESULT)
 
 
-def _flushed(code: Any) -> Any:
-    """The code of a run, once stdout has taken all that was printed; another one if it does not."""
+def _flush_stdout(code: Any) -> Any:
+    """Flush stdout and return the exit code: `code`, unless what was printed cannot be written."""
     if code in (HUNG_UP, TERMINATED):
-        complain(_ENDED[code])
+        print_message(_SIGNAL_MESSAGES[code])
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        give_up_stdout()
+        discard_stdout()
         return READER_GONE
     except TitoAuditError as error:
-        give_up_stdout()
-        if code not in (UNMADE, *_ENDED):
-            _complain(error, None)
-            return UNMADE
+        discard_stdout()
+        if code not in (NO_RESULT, *_SIGNAL_MESSAGES):
+            _print_error(error, None)
+            return NO_RESULT
     return code
 
 
-def _complain(error: TitoAuditError, ctx: Any) -> None:
-    from tito_audit.cli._options import blamed_file
+def _print_error(error: TitoAuditError, ctx: Any) -> None:
+    from tito_audit.cli._options import config_error_lines
     from tito_audit.terminal.escape import inert, visible
 
-    with naming_flags():
-        blamed = blamed_file(ctx, error) if ctx is not None else []
+    with messages_name_flags():
+        blamed = config_error_lines(ctx, error) if ctx is not None else []
         lines = [inert(visible(line)) for line in (*str(error).split("\n"), *blamed)]
-    complain("\n".join(lines))
+    print_message("\n".join(lines))

@@ -1,4 +1,4 @@
-"""Makes commands of the table of options, and of what each takes and says besides."""
+"""Builds the Typer commands from the table of options, their arguments and their help texts."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tito_audit.settings.option import Option
 from tito_audit.settings.options import options_of
 from tito_audit.settings.values import LARGEST
 
-_RUNS = {"list": "list_plugins"}
-"""The functions of commands that have another name than their command."""
+_FUNCTIONS = {"list": "list_plugins"}
+"""The function of a command, where it is not named like the command."""
 Listable = StrEnum("Listable", ["formats", "rules", "repairs", "reports", "providers", "parsers"])
-"""What can be listed."""
+"""The kinds of plugins that `list` takes."""
 
 
-def _argument(
+def _make_argument(
     name: str, kind: Any, metavar: str, help: str, default: Any = inspect.Parameter.empty, **more: Any
 ) -> inspect.Parameter:
     annotation = Annotated[kind, typer.Argument(metavar=metavar, help=help, **more)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-_LOGS = _argument(
+_LOGS = _make_argument(
     "logs",
     list[str],
     "LOG...",
@@ -39,21 +39,21 @@ _LOGS = _argument(
     "hf://datasets/, s3://, gs://, az://, https://.",
 )
 _ARGUMENTS = {
-    "show": _argument(
+    "show": _make_argument(
         "log", str, "LOG[:ROW[:TURN]]", "One file, or a place in it as printed in reports; - for standard input."
     ),
-    "inspect": _argument("log", str, "LOG", "One file or URL, or - for stdin."),
-    "template": _argument(
+    "inspect": _make_argument("log", str, "LOG", "One file or URL, or - for stdin."),
+    "template": _make_argument(
         "named", str | None, "[TOKENIZER]", "A folder with tokenizer.json, or a Hugging Face name.", None
     ),
-    "config": _argument(
+    "config": _make_argument(
         "logs",
         list[str] | None,
         "[LOG]...",
         "Logs whose own settings are shown as well; with --schema, the name of one.",
         None,
     ),
-    "explain": _argument(
+    "explain": _make_argument(
         "name",
         str | None,
         "[CODE|FAMILY|REPAIR]",
@@ -62,7 +62,7 @@ _ARGUMENTS = {
         None,
         autocompletion=_complete.manuals,
     ),
-    "list": _argument(
+    "list": _make_argument(
         "kind",
         Listable | None,
         "[KIND]",
@@ -71,8 +71,8 @@ _ARGUMENTS = {
     ),
     **dict.fromkeys(("scan", "repair", "convert", "view", "sft", "identify", "validate", "rescore"), _LOGS),
 }
-"""What commands take besides options."""
-_ABOUT = {
+"""The positional argument of each command that takes one."""
+_HELP = {
     "scan": """
 Audit logs: what drifted, where, and what it did to training. Exits 1 if anything fails the gate.
 
@@ -159,32 +159,32 @@ List the formats, rules, repairs, reports, providers or parsers.""",
 """The help of each command."""
 
 
-def command(name: str) -> Callable[..., None]:
-    """A command for Typer: its options, its argument and its help. What it runs is imported when it is run.
+def make_command(name: str) -> Callable[..., None]:
+    """The function that Typer turns into a command: its signature lists the options, its docstring is the help.
 
-    That gets an argument by its name, and all options as `options`.
+    When called, it imports the command's module and calls its function with `options` and the argument by name.
     """
     options = {option.name: option for option in options_of(name)}
 
     def call(context: typer.Context, **parsed: Any) -> None:
         values = {}
         for each, option in options.items():
-            # A word for a choice, a list for a flag that repeats.
+            # A choice arrives as an enum, and a repeatable flag that was not passed as None.
             value, several = parsed.pop(each), option.repeats and option.fills is None
             values[each] = (value or []) if several else getattr(value, "value", value)
         module = importlib.import_module(f"tito_audit.cli.{name}")
         arguments = {each: getattr(value, "value", value) for each, value in parsed.items()}
-        getattr(module, _RUNS.get(name, name))(Options(context, values), **arguments)
+        getattr(module, _FUNCTIONS.get(name, name))(Options(context, values), **arguments)
 
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     arguments = [_ARGUMENTS[name]] if name in _ARGUMENTS else []
-    flags = [_parameter(option, name) for option in options.values()]
+    flags = [_make_parameter(option, name) for option in options.values()]
     call.__signature__ = inspect.Signature([context, *arguments, *flags])  # type: ignore[attr-defined]
-    call.__doc__ = _ABOUT[name].strip()
+    call.__doc__ = _HELP[name].strip()
     return call
 
 
-def _parameter(option: Option, command: str) -> inspect.Parameter:
+def _make_parameter(option: Option, command: str) -> inspect.Parameter:
     kind: Any
     kind, parser = (option.takes, None) if isinstance(option.takes, type) else (float, option.takes)
     if isinstance(option.takes, tuple):
@@ -194,6 +194,8 @@ def _parameter(option: Option, command: str) -> inspect.Parameter:
         kind = list[kind]
     elif isinstance(option.takes, tuple) and default is not None:
         default = kind(default)
+    callback = _check_finite if option.takes is float else None
+    callback = getattr(_options, option.calls) if option.calls else callback
     flag = typer.Option(
         *option.declared,
         metavar=option.metavar,
@@ -202,8 +204,7 @@ def _parameter(option: Option, command: str) -> inspect.Parameter:
         max=LARGEST if option.takes is int else None,
         parser=parser,
         autocompletion=getattr(_complete, option.completes) if option.completes else None,
-        # What Typer calls with the parsed value.
-        callback=getattr(_options, option.calls) if option.calls else _finite if option.takes is float else None,
+        callback=callback,
         is_eager=bool(option.calls),
         hidden=option.hidden,
         rich_help_panel=option.panel or None,
@@ -214,7 +215,7 @@ def _parameter(option: Option, command: str) -> inspect.Parameter:
     )
 
 
-def _finite(flag: typer.CallbackParam, number: float | None) -> float | None:
+def _check_finite(flag: typer.CallbackParam, number: float | None) -> float | None:
     if number is not None and not math.isfinite(number):
         raise SetupError(f"{flag.opts[0]} {number}: it takes a finite number.")
     return number

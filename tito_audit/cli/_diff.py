@@ -1,4 +1,4 @@
-"""`tito-audit repair --diff`: the changes of one row, old tokens above new ones, with a few unchanged ones around.
+"""`tito-audit repair --diff`: the changes of one row as a token diff with a few unchanged tokens around.
 
     at  token   id  mask  logprob
    190  │·it│  310     1  -0.2500
@@ -23,24 +23,24 @@ from tito_audit.record.finding import Result
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Rollout, Turn
 from tito_audit.record.runs import trained_runs
-from tito_audit.terminal.boxes import shortened
+from tito_audit.terminal.boxes import shorten
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import many
 
 
 @dataclass(frozen=True, slots=True)
 class DiffRow:
-    """A sequence with its per-token columns."""
+    """A token sequence with its per-token columns, each `[T]`; None for a column it does not have."""
 
     ids: Ids
     loss_mask: Mask | None = None
     logprobs: Logprobs | None = None
 
 
-def changed_regions(old: DiffRow, new: DiffRow) -> list[Gap]:
-    """The spans that differ, in order: different tokens, or equal tokens with a different mask or logprob."""
+def changed_spans(old: DiffRow, new: DiffRow) -> list[Gap]:
+    """The spans that differ, in order: other tokens, or the same tokens with another mask or logprob."""
     equal: list[Run] = []
-    # If every token could begin a run, a long run of one token (padding) would take quadratic time.
+    # Frequent tokens begin no run: a long run of one token (padding) would take quadratic time.
     for i, j, size in paired_runs(old.ids, new.ids, longest=8192, frequent_from=0):
         same = np.ones(size, np.bool_)
         for before, after in ((old.loss_mask, new.loss_mask), (old.logprobs, new.logprobs)):
@@ -55,87 +55,87 @@ def changed_regions(old: DiffRow, new: DiffRow) -> list[Gap]:
 
 _CONTEXT = 3
 """How many unchanged tokens are shown before and after a change."""
-_HEAD, _TAIL = 5, 2
+_RUN_HEAD, _RUN_TAIL = 5, 2
 """How many tokens are shown at each end of a long run."""
-_PLACES = 12
+_MOST_CHANGES = 12
 """How many changes of a sequence are shown."""
 _STYLES = {"-": "red", "+": "green", " ": "dim"}
 _Line = tuple[str, tuple[str, ...] | str]
-"""A sign, and the cells of one token or words about those that are not shown."""
+"""A sign, and either the cells of one token or a text such as `… 40 more`."""
 
 
 @dataclass(slots=True)
 class RowDiff:
-    """Draws the changes of one row; a change that later prompts repeat is drawn once."""
+    """Draws the changes of one row. A change that later prompts repeat is drawn only once."""
 
     piece: Callable[[int], str] | None
     """The text of an id; None: only ids are shown."""
-    _drawn: set[tuple[object, ...]] = field(default_factory=set)
+    _drawn_changes: set[tuple[object, ...]] = field(default_factory=set)
 
     def lines(self, title: str, old: DiffRow, new: DiffRow) -> Iterator[Text]:
         """A title with both lengths, then the changes; no lines if there are none."""
         changes: list[Gap] = []
-        regions = changed_regions(old, new)
+        regions = changed_spans(old, new)
         marks = []
         for region in regions:
-            # Equal for repeated changes: tokens, position, and which columns the sequence has.
+            # What a repeated change has in common: tokens, position, and which columns the sequence has.
             was, now = old.ids[region.start : region.end], new.ids[region.other : region.other_end]
             columns = old.loss_mask is None, old.logprobs is None
             marks.append((was.tobytes(), now.tobytes(), region.other, *columns))
-            changes += [region] if marks[-1] not in self._drawn else []
-        self._drawn.update(marks)
+            changes += [region] if marks[-1] not in self._drawn_changes else []
+        self._drawn_changes.update(marks)
         if not regions:
             return
         repeated = len(regions) - len(changes)
         again = f" · {repeated:,} change{'s' if repeated > 1 else ''} as above" if repeated else ""
-        yield Text(f"  {title} · {extent(old)} → {extent(new)}{again}", style="bold")
+        yield Text(f"  {title} · {length_words(old)} → {length_words(new)}{again}", style="bold")
         lines: list[_Line] = []
-        shown, at = changes[:_PLACES], 0
-        for number, region in enumerate(shown):  # each with the tokens around it, which are drawn once
+        shown, at = changes[:_MOST_CHANGES], 0
+        for number, region in enumerate(shown):  # tokens between two close changes are drawn once
             start = max(region.other - _CONTEXT, at)
             lines += [(" ", "…")] if number and start > at else []
-            lines += self._run(" ", new, start, region.other)
-            lines += self._run("-", old, region.start, region.end)
-            lines += self._run("+", new, region.other, region.other_end)
+            lines += self._run_lines(" ", new, start, region.other)
+            lines += self._run_lines("-", old, region.start, region.end)
+            lines += self._run_lines("+", new, region.other, region.other_end)
             after = shown[number + 1].other if number + 1 < len(shown) else len(new.ids)
             at = min(region.other_end + _CONTEXT, after)
-            lines += self._run(" ", new, region.other_end, at)
-        # Without columns that the sequence lacks.
+            lines += self._run_lines(" ", new, region.other_end, at)
+        # A column that is empty everywhere gets width 0 and is left out.
         names = ("at", "" if self.piece is None else "token", "id", "mask", "logprob")
         full = [cells for _, cells in lines if isinstance(cells, tuple)]
         widths = [max((cell_len(cells[n]) for cells in full), default=0) for n in range(len(names))]
         widths = [max(width, cell_len(name)) if width else 0 for width, name in zip(widths, names, strict=True)]
         if full:
-            yield Text("      " + _row(names, widths), style="dim")
+            yield Text("      " + _aligned(names, widths), style="dim")
         for sign, cells in lines:
-            words = cells if isinstance(cells, str) else _row(cells, widths)
+            words = cells if isinstance(cells, str) else _aligned(cells, widths)
             yield Text(f"    {sign} {words}", style=_STYLES[sign])
-        if len(changes) > _PLACES:
-            yield Text(f"    … {len(changes) - _PLACES:,} more changes", style="dim")
+        if len(changes) > _MOST_CHANGES:
+            yield Text(f"    … {len(changes) - _MOST_CHANGES:,} more changes", style="dim")
 
-    def _run(self, sign: str, side: DiffRow, start: int, end: int) -> Iterator[_Line]:
-        """The tokens of one run, without the middle of a long one."""
-        hidden = end - start - _HEAD - _TAIL
+    def _run_lines(self, sign: str, side: DiffRow, start: int, end: int) -> Iterator[_Line]:
+        """One line per token; the middle of a long run is left out."""
+        hidden = end - start - _RUN_HEAD - _RUN_TAIL
         for at in range(start, end):
-            if hidden > 1 and start + _HEAD <= at < end - _TAIL:
-                if at == start + _HEAD:
+            if hidden > 1 and start + _RUN_HEAD <= at < end - _RUN_TAIL:
+                if at == start + _RUN_HEAD:
                     yield sign, f"… {hidden:,} more"
                 continue
             token = int(side.ids[at])
             mask = "" if side.loss_mask is None else str(int(side.loss_mask[at]))
             logprob = "" if side.logprobs is None else f"{side.logprobs[at]:.4f}".replace("nan", "null")
-            text = "" if self.piece is None else f"│{shortened(self.piece(token))}│"
+            text = "" if self.piece is None else f"│{shorten(self.piece(token))}│"
             yield sign, (str(at), text, str(token), mask, logprob)
 
 
-def extent(side: DiffRow) -> str:
+def length_words(side: DiffRow) -> str:
     """`197 tokens, 54 trained`."""
     trained = "" if side.loss_mask is None else f", {int(side.loss_mask.sum()):,} trained"
     return f"{many(len(side.ids), 'token')}{trained}"
 
 
-def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Cells in their columns: the token aligned left, numbers aligned right."""
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """The cells as a line of columns: the token is aligned left, numbers are aligned right."""
     out = []
     for number, (cell, width) in enumerate(zip(cells, widths, strict=True)):
         pad = " " * (width - cell_len(cell))
@@ -145,7 +145,7 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def diff_lines(outcome: Outcome, piece: Callable[[int], str] | None) -> Iterator[Text]:
-    """The lines of one row: which repairs fixed what, and every change. `piece` gives the text of an id."""
+    """The lines of one row: which repairs fixed what, then every change. `piece` is the text of an id."""
     by = [f"{name} ({', '.join(codes)})" if codes else name for name, codes in outcome.cured.items()]
     moved = outcome.quarantined is not None
     what = f"moved to quarantine: {outcome.quarantined}" if moved else f"repaired by {', '.join(by)}"
@@ -156,8 +156,8 @@ def diff_lines(outcome: Outcome, piece: Callable[[int], str] | None) -> Iterator
         yield Text("  " + visible(note))
     changes = RowDiff(piece)
     changed = False
-    for old, parts in _pairs(outcome.before, outcome.after):
-        lines = list(_rollout(old, parts, changes))
+    for old, parts in _pair_rollouts(outcome.before, outcome.after):
+        lines = list(_rollout_lines(old, parts, changes))
         changed = changed or bool(lines)
         if lines and len(outcome.before) > 1:
             yield Text(f"  rollout {old.place.item} of the row", style="bold")
@@ -166,30 +166,30 @@ def diff_lines(outcome: Outcome, piece: Callable[[int], str] | None) -> Iterator
         yield Text("  no token, mask or logprob changed, only how the row writes them")
 
 
-def _pairs(before: Sequence[Result], after: Sequence[Result]) -> Iterator[tuple[Rollout, list[Rollout]]]:
-    """Each rollout as read, with what replaces it: nothing, one rollout, or the parts of a fork."""
+def _pair_rollouts(before: Sequence[Result], after: Sequence[Result]) -> Iterator[tuple[Rollout, list[Rollout]]]:
+    """Each rollout as read, with what replaces it: no rollout, one, or the parts of a fork."""
     old = [result.rollout for result in before if result.rollout is not None]
     new = [result.rollout for result in after if result.rollout is not None]
     forked = len(old) != len(new)
     for number, rollout in enumerate(old, 1):
         end = 1
-        if forked:  # up to one that has no completion of it, and does not begin as it does
-            others = (n for n, other in enumerate(new) if not _akin(rollout, other))
+        if forked:  # its parts end where a rollout is no part of it
+            others = (n for n, other in enumerate(new) if not _is_part_of(rollout, other))
             end = len(new) if number == len(old) else next(others, len(new))
         yield rollout, new[:end]
         new = new[end:]
 
 
-def _akin(old: Rollout, new: Rollout) -> bool:
-    """Whether they share a completion, or have none and begin with the same tokens."""
+def _is_part_of(old: Rollout, new: Rollout) -> bool:
+    """Whether a new rollout comes from the old one: they share a completion or, without turns, begin alike."""
     if old.turns or new.turns:
         return any(_equal(a.completion_ids, b.completion_ids) for a in old.turns for b in new.turns)
     rows = [row.token_ids[:8] for row in (old.training_row, new.training_row) if row is not None]
     return len(rows) == 2 and _equal(*rows)
 
 
-def _rollout(old: Rollout, parts: list[Rollout], changes: RowDiff) -> Iterator[Text]:
-    """The changes of one rollout; no lines if no token, mask or logprob changed."""
+def _rollout_lines(old: Rollout, parts: list[Rollout], changes: RowDiff) -> Iterator[Text]:
+    """The changes of one rollout; no lines if only its writing changed."""
     if len(parts) != 1:
         if not parts:
             yield Text("  left out")
@@ -199,17 +199,17 @@ def _rollout(old: Rollout, parts: list[Rollout], changes: RowDiff) -> Iterator[T
             seen = part.turns[-1].seen_ids if part.turns else None
             words = [f"  row {at} of {len(parts)}"]
             if row is not None:
-                words.append(extent(DiffRow(row.token_ids, row.loss_mask)))
+                words.append(length_words(DiffRow(row.token_ids, row.loss_mask)))
             elif seen is not None:
-                words.append(extent(DiffRow(seen)))
-            turns = [n for n in _numbers(old.turns, part.turns, trained) if n is not None]
+                words.append(length_words(DiffRow(seen)))
+            turns = [n for n in _origins(old.turns, part.turns, trained) if n is not None]
             trained.update(turns)
             if turns:
                 words.append(f"trains turn{'s' if len(turns) > 1 else ''} {', '.join(map(str, turns))}")
             yield Text(" · ".join(words))
         return
     (new,) = parts
-    numbers = _numbers(old.turns, new.turns)
+    numbers = _origins(old.turns, new.turns)
     gone = [str(n) for n in range(len(old.turns)) if n not in numbers]
     if gone:
         yield Text(f"  turn{'s' if len(gone) > 1 else ''} {', '.join(gone)} left out")
@@ -241,10 +241,11 @@ def _rollout(old: Rollout, parts: list[Rollout], changes: RowDiff) -> Iterator[T
         yield from changes.lines("training row", before, after)
 
 
-def _numbers(old: Sequence[Turn], new: Sequence[Turn], trained: Collection[int] = frozenset()) -> list[int | None]:
-    """For each new turn the number of the old one: the next with the same completion, best with its prompt too.
+def _origins(old: Sequence[Turn], new: Sequence[Turn], trained: Collection[int] = frozenset()) -> list[int | None]:
+    """For each new turn, the number of the old turn it comes from; None if there is none.
 
-    Numbers in `trained` are those of turns in other parts of a fork.
+    That is the next old turn with the same completion, preferably with the same prompt too. Turns in `trained`
+    already belong to another part of a fork.
     """
     numbers: list[int | None] = []
     at = 0

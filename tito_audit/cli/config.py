@@ -10,21 +10,21 @@ from typing import Any
 
 import typer
 
-from tito_audit.cli._options import Options, config_of, on_command_line
-from tito_audit.cli._outs import print_object, wanted_reports
+from tito_audit.cli._options import Options, on_command_line, run_config
+from tito_audit.cli._outputs import print_object, wanted_reports
 from tito_audit.formats import format_named
 from tito_audit.repairs import repair_named
 from tito_audit.reports import report_named
-from tito_audit.settings.file import OVERRIDES, PATHS, look_for_config, toml_value
+from tito_audit.settings.file import OVERRIDES, PATHS, find_config, toml_value
 from tito_audit.settings.model import Override
 from tito_audit.settings.options import KEYS
 from tito_audit.storage import find_logs
 from tito_audit.terminal.encoding import print_json
 from tito_audit.terminal.escape import inert, visible
-from tito_audit.unknown import unknown
+from tito_audit.unknown import unknown_name
 
 SCHEMAS = ("config", "record", "report", "rescore", "rescore-prompts", "validate")
-"""What `--schema` prints the JSON schema of."""
+"""The JSON schemas that `--schema` prints."""
 
 
 def config(options: Options, logs: list[str] | None) -> None:
@@ -32,11 +32,11 @@ def config(options: Options, logs: list[str] | None) -> None:
     if options.schema:
         name = logs[0] if logs else "config"
         if name not in SCHEMAS:
-            raise unknown("schema", name, SCHEMAS)
+            raise unknown_name("schema", name, SCHEMAS)
         text = files("tito_audit").joinpath(f"schemas/{name}.schema.json").read_text(encoding="utf-8")
         print_json(text.rstrip("\n"))
         return
-    # What no run could start with is refused here too.
+    # Refuse what no run could start with.
     settings = options.settings()
     for format in (settings.format, *(override.changes.get("format") for override in settings.overrides)):
         if format is not None:
@@ -46,38 +46,38 @@ def config(options: Options, logs: list[str] | None) -> None:
     options.gate()
     for name, _ in wanted_reports(options, logs or []):
         report_named(name)
-    current = as_object(options.context, find_logs(logs or []), off=options.no_config)
+    current = settings_object(options.context, find_logs(logs or []), off=options.no_config)
     if options.shape == "json":
         print_object(current)
         return
-    for line in lines(current, named=options.flagged("config"), off=options.no_config):
+    for line in page_lines(current, named=options.is_flagged("config"), off=options.no_config):
         print(inert(visible(line)))
 
 
-_NAMED = 3
-"""How many logs a line names; the rest are counted."""
+_MOST_LOGS = 3
+"""How many logs a line names; the others are counted."""
 
 
-def as_object(context: typer.Context, files: Sequence[Path], *, off: bool) -> dict[str, Any]:
-    """The settings for a command line and for each of its logs, as a file in the working folder would write them.
+def settings_object(context: typer.Context, files: Sequence[Path], *, off: bool) -> dict[str, Any]:
+    """The settings in effect, for all logs and for each, with values as a configuration file here would hold them.
 
     Paths are relative to the working folder where that is shorter.
     """
-    config = config_of(context)
-    search = look_for_config(Path.cwd()) if config.path is None and not off else None
+    config = run_config(context)
+    search = find_config(Path.cwd()) if config.path is None and not off else None
     flags = frozenset(name for name, option in KEYS.items() if on_command_line(context, option.name))
     settings = {}
     for name, option in KEYS.items():
         if name in config.values and name not in flags:
-            settings[name] = _entry(name, config.values[name], "file", config.sources[name])
+            settings[name] = _setting_object(name, config.values[name], "file", config.sources[name])
         else:
             origin = "flag" if name in flags else "default"
-            settings[name] = _entry(name, context.params.get(option.name), origin)
+            settings[name] = _setting_object(name, context.params.get(option.name), origin)
     logs = []
     for file in files:
         fitting = [each for each in config.overrides if Override(each.patterns, {}).fits(file)]
         changed = {
-            name: _entry(name, value, "file", override.file)
+            name: _setting_object(name, value, "file", override.file)
             for override in fitting
             for name, value in override.values.items()
             if name not in flags
@@ -87,16 +87,18 @@ def as_object(context: typer.Context, files: Sequence[Path], *, off: bool) -> di
     return {
         "schema_version": 1,
         "folder": str(Path.cwd()),
-        "file": _seen(config.path) if config.path is not None else None,
-        "extended": [{"file": _seen(file), "by": _seen(by)} for file, by in config.extended_by.items()],
-        "passed_over": [_seen(file) for file in search.passed_over] if search is not None else [],
+        "file": _shorter_path(config.path) if config.path is not None else None,
+        "extended": [
+            {"file": _shorter_path(file), "by": _shorter_path(by)} for file, by in config.extended_by.items()
+        ],
+        "passed_over": [_shorter_path(file) for file in search.passed_over] if search is not None else [],
         "settings": settings,
         "overrides": [
             {
                 "name": str(override),
-                "file": _seen(override.file),
+                "file": _shorter_path(override.file),
                 "paths": list(override.paths),
-                "settings": {name: _shown(name, value) for name, value in override.values.items()},
+                "settings": {name: _as_written(name, value) for name, value in override.values.items()},
                 "overruled_by_flags": [name for name in override.values if name in flags],
             }
             for override in config.overrides
@@ -105,24 +107,28 @@ def as_object(context: typer.Context, files: Sequence[Path], *, off: bool) -> di
     }
 
 
-def _entry(name: str, value: Any, origin: str, file: Path | None = None) -> dict[str, Any]:
-    return {"value": _shown(name, value), "from": origin, "file": None if file is None else _seen(file)}
+def _setting_object(name: str, value: Any, origin: str, file: Path | None = None) -> dict[str, Any]:
+    return {
+        "value": _as_written(name, value),
+        "from": origin,
+        "file": None if file is None else _shorter_path(file),
+    }
 
 
-def _shown(name: str, value: Any) -> Any:
-    """A value as a file in the working folder would write it; None: unset, and there is no default."""
-    plain = getattr(value, "value", value)  # for an enum, the word on the command line
+def _as_written(name: str, value: Any) -> Any:
+    """A value as a configuration file in the working folder would hold it; None if it is unset."""
+    plain = getattr(value, "value", value)  # the word of an enum
     return None if plain is None or plain == () else KEYS[name].kind.shown(plain, Path.cwd())
 
 
-def _seen(path: Path) -> str:
+def _shorter_path(path: Path) -> str:
     """The path relative to the working folder, if that is shorter."""
     near = os.path.relpath(path)
     return near if len(near) < len(str(path)) else str(path)
 
 
-def lines(current: dict[str, Any], *, named: bool, off: bool) -> Iterator[str]:
-    """The page; `named` if --config named the file, `off` if --no-config was passed."""
+def page_lines(current: dict[str, Any], *, named: bool, off: bool) -> Iterator[str]:
+    """The page. `named`: --config named the file; `off`: --no-config was passed."""
     if current["file"] is not None:
         yield f"# Settings from {current['file']}" + (", given by --config" if named else "")
         for each in current["extended"]:
@@ -159,8 +165,8 @@ def lines(current: dict[str, Any], *, named: bool, off: bool) -> Iterator[str]:
         groups.setdefault(tuple(log["overrides"]), []).append(log)
     for indices, logs in groups.items():
         yield ""
-        names = ", ".join(log["file"] for log in logs[:_NAMED])
-        names += f" and {len(logs) - _NAMED:,} more" if len(logs) > _NAMED else ""
+        names = ", ".join(log["file"] for log in logs[:_MOST_LOGS])
+        names += f" and {len(logs) - _MOST_LOGS:,} more" if len(logs) > _MOST_LOGS else ""
         fitting = [overrides[index] for index in indices]
         if not fitting:
             yield f"# {names}: as above, no override matches"

@@ -10,64 +10,63 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from tito_audit.cli._ends import FAILED
+from tito_audit.cli._exit import FAILED
 from tito_audit.cli._options import Options
-from tito_audit.cli._outs import print_result, refuse_inputs
+from tito_audit.cli._outputs import print_result, refuse_overwriting
 from tito_audit.conformance.builders import BUILDERS
 from tito_audit.conformance.corpus import CORPUS, CORPUS_VERSION
-from tito_audit.conformance.matrix import DriftCell, cells_of, worse
+from tito_audit.conformance.matrix import DriftCell, drift_cells, worsened_cells
 from tito_audit.conformance.table import as_row, read_table, write_table
-from tito_audit.conformance.verdicts import Tried
-from tito_audit.conformance.world import World, installed_templates, of_template, of_tokenizer, template_files
+from tito_audit.conformance.verdicts import DriftTrial
+from tito_audit.conformance.world import World, installed_templates, template_files
 from tito_audit.errors import SetupError
 from tito_audit.run.template import open_template
 from tito_audit.settings.model import Settings
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.page import open_table
-from tito_audit.terminal.terminal import RunProgress, progress_shown
+from tito_audit.terminal.terminal import RunProgress, show_progress
 from tito_audit.terminal.words import many
 
 
 def conformance(options: Options) -> None:
     """Show which chat templates keep sampled tokens, for each way to build the next prompt."""
     old = None if options.against is None else read_table(Path(options.against))
-    refuse_inputs(
+    refuse_overwriting(
         {"--out": options.out},
         [*options.tokenizers, *options.chat_templates, *([options.against] if options.against else [])],
     )
-    settings, table = options.settings(), list["Tried"]()
+    settings, table = options.settings(), list[DriftTrial]()
     named = options.tokenizers or (
         [settings.tokenizer] if settings.tokenizer and not (options.chat_templates or options.installed) else []
     )
-    worlds = _worlds(named, options.chat_templates, options.installed, settings)
-    with progress_shown(pace := RunProgress(phase="loading the templates")):
+    worlds = _open_worlds(named, options.chat_templates, options.installed, settings)
+    with show_progress(pace := RunProgress(phase="loading the templates")):
         for world in worlds:
             pace.enter(f"trying {world.name}")
-            table.append(Tried.of(world, cells_of(world)))
-    got_worse = [] if old is None else worse(old, [cell for tried in table for cell in tried.cells])
+            table.append(DriftTrial.of(world, drift_cells(world)))
+    worse = [] if old is None else worsened_cells(old, [cell for trial in table for cell in trial.cells])
     if options.out is not None:
         write_table(Path(options.out), table, force=options.force)
     print_result(
         options.shape,
         lambda: {
-            "cells": [as_row(tried, cell) for tried in table for cell in tried.cells],
-            "verdicts": {tried.name: tried.verdict for tried in table},
-            "worse": [{"was": was.outcome.value, **asdict(now)} for was, now in got_worse]
+            "cells": [as_row(trial, cell) for trial in table for cell in trial.cells],
+            "verdicts": {trial.name: trial.verdict for trial in table},
+            "worse": [{"was": was.outcome.value, **asdict(now)} for was, now in worse]
             if old is not None
             else None,
         },
         (),
-        _page(table, got_worse, compared=old is not None, out=options.out),
-        options.notice(),
+        _page(table, worse, compared=old is not None, out=options.out),
+        options.config_notice(),
     )
-    if got_worse:
+    if worse:
         raise typer.Exit(FAILED)
 
 
-def _worlds(
+def _open_worlds(
     tokenizers: Sequence[str], chat_templates: Sequence[str], installed: bool, settings: Settings
 ) -> Iterator[World]:
-
     files = [(file.stem, file) for name in chat_templates for file in template_files(name)]
     files += installed_templates() if installed else []
     if not tokenizers and not files:
@@ -78,15 +77,16 @@ def _worlds(
     for name in tokenizers:
         opened = open_template(replace(settings, tokenizer=name, chat_template=None))
         assert opened.tokenizer is not None
-        yield of_tokenizer(Path(name).name if Path(name).exists() else name, opened.tokenizer, opened.renderer)
+        yield World.of_tokenizer(
+            Path(name).name if Path(name).exists() else name, opened.tokenizer, opened.renderer
+        )
     for name, file in files:
-        yield of_template(name, file, settings)
+        yield World.of_template(name, file, settings)
 
 
 def _page(
-    table: Sequence[Tried], got_worse: Sequence[tuple[DriftCell, DriftCell]], *, compared: bool, out: str | None
+    table: Sequence[DriftTrial], worse: Sequence[tuple[DriftCell, DriftCell]], *, compared: bool, out: str | None
 ) -> Iterator[RenderableType]:
-
     yield Text(f"{many(len(table), 'template')}, {len(CORPUS)} conversations (version {CORPUS_VERSION})")
     yield Text("kept + gone on in another training row, of compared; a dash: nothing could be compared")
     yield Text()
@@ -94,17 +94,17 @@ def _page(
     matrix.add_column("template")
     for builder in BUILDERS:
         matrix.add_column(builder.name, justify="right")
-    for tried in table:
-        scores = (str(tried.score(builder.name)) for builder in BUILDERS)
-        matrix.add_row(Text(visible(tried.name)), *scores)
+    for trial in table:
+        scores = (str(trial.score(builder.name)) for builder in BUILDERS)
+        matrix.add_row(Text(visible(trial.name)), *scores)
     yield matrix
-    yield from (Text(visible(f"{tried.name}: {tried.verdict}")) for tried in table)
-    for was, now in got_worse:
+    yield from (Text(visible(f"{trial.name}: {trial.verdict}")) for trial in table)
+    for was, now in worse:
         cell = f"{now.template}, {now.builder}, {now.conversation}"
         yield Text(visible(f"worse: {cell}: {was.outcome} → {now.outcome}; {now.cause}"))
     yield Text()
     if out is not None:
         yield Text(visible(f"written: {Path(out) / 'index.html'}, drift.jsonl, drift.parquet and badge.svg"))
     if compared:
-        count = many(len(got_worse), "cell")
-        yield Text(f"failed: {count} got worse" if got_worse else "passed: nothing got worse")
+        count = many(len(worse), "cell")
+        yield Text(f"failed: {count} got worse" if worse else "passed: nothing got worse")

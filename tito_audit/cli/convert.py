@@ -1,4 +1,4 @@
-"""`tito-audit convert`: the rollouts of logs in another form, with a list of what is lost."""
+"""`tito-audit convert`: writes rollouts in another form, after listing what would be lost."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterator
 import typer
 
 from tito_audit.cli._options import Options
-from tito_audit.cli._outs import refuse_inputs
+from tito_audit.cli._outputs import refuse_overwriting
 from tito_audit.convert.run import Conversion
 from tito_audit.errors import SetupError
 from tito_audit.terminal.escape import inert, visible
 from tito_audit.terminal.terminal import RunProgress, with_progress
 from tito_audit.terminal.words import many
 
-_SHOWN = 4
-_MOST = 20
-"""How many rows that could not be converted are shown; the others are counted."""
+_MOST_LOST = 4
+_MOST_REFUSED = 20
+"""How many rows that could not be converted are listed; the others are counted."""
 
 
 def convert(options: Options, logs: list[str]) -> None:
@@ -28,7 +28,7 @@ def convert(options: Options, logs: list[str]) -> None:
             "Pass -o OUT, or --dry-run to see what would be kept and lost."
         )
     pace, settings = RunProgress(phase="reading (1 of 2)"), options.settings()
-    refuse_inputs({"-o": None if options.dry_run else options.out}, logs, options.inputs(settings))
+    refuse_overwriting({"-o": None if options.dry_run else options.out}, logs, options.input_files(settings))
     run = Conversion(
         logs, options.to, options.out, settings, overwrite=options.force or options.dry_run, progress=pace
     )
@@ -36,12 +36,12 @@ def convert(options: Options, logs: list[str]) -> None:
         pass
     carried = run.carried
     if not options.quiet:
-        for line in _lines(run, dry_run=options.dry_run):
+        for line in _page_lines(run, dry_run=options.dry_run):
             print(inert(visible(line)))
         sys.stdout.flush()
     refused = (not carried.lossless and not options.lossy) or (carried.not_converted and not carried.rows_made)
     if refused and not options.dry_run:
-        print(f"tito-audit: {visible(why_refused(run))}", file=sys.stderr)
+        print(f"tito-audit: {visible(refusal_words(run))}", file=sys.stderr)
     elif not options.dry_run:
         pace.enter("writing (2 of 2)")
         for _ in with_progress(run.write(), pace, silent=options.quiet):
@@ -52,12 +52,12 @@ def convert(options: Options, logs: list[str]) -> None:
         raise typer.Exit(1)
 
 
-def why_refused(conversion: Conversion) -> str:
+def refusal_words(conversion: Conversion) -> str:
     """Why nothing was written, and what to do."""
     carried = conversion.carried
     parts = []
     if carried.lost:
-        shown = ", ".join([*carried.lost][:_SHOWN]) + (", …" if len(carried.lost) > _SHOWN else "")
+        shown = ", ".join([*carried.lost][:_MOST_LOST]) + (", …" if len(carried.lost) > _MOST_LOST else "")
         parts.append(f"{shown} would be lost")
     if carried.not_converted:
         what = "row or rollout" if carried.not_converted == 1 else "rows or rollouts"
@@ -69,8 +69,8 @@ def why_refused(conversion: Conversion) -> str:
     return f"{conversion.named}: nothing was written, because {why}. {way_out}"
 
 
-def _lines(conversion: Conversion, *, dry_run: bool) -> Iterator[str]:
-    """What the conversion keeps and loses, before anything is written."""
+def _page_lines(conversion: Conversion, *, dry_run: bool) -> Iterator[str]:
+    """What the conversion keeps and loses."""
     carried, maker = conversion.carried, conversion.maker
     yield f"{conversion.named} as {maker.name}: {maker.title}"
     read = f"{many(carried.rows_read, 'row')}, {many(carried.rollouts, 'rollout')}"
@@ -92,9 +92,9 @@ def _lines(conversion: Conversion, *, dry_run: bool) -> Iterator[str]:
         yield from (f"  {name:<{width}}  {count:,}" for name, count in counts.items())
     if carried.not_converted:
         yield from ("", "Not converted")
-        for place, reason in carried.refused[:_MOST]:
+        for place, reason in carried.refused[:_MOST_REFUSED]:
             yield f"  {place}  {reason}"
-        if carried.not_converted > _MOST:
-            yield f"  … and {carried.not_converted - _MOST:,} more"
+        if carried.not_converted > _MOST_REFUSED:
+            yield f"  … and {carried.not_converted - _MOST_REFUSED:,} more"
     if carried.lossless:
         yield "Nothing is lost."

@@ -1,4 +1,4 @@
-"""`tito-audit explain`: the manual of a rule or repair, from its docstring."""
+"""`tito-audit explain`: prints the manual of a rule or repair, which is its docstring."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from tito_audit.cli._options import Options
-from tito_audit.cli._outs import print_object
+from tito_audit.cli._outputs import print_object
 from tito_audit.repairs import all_repairs
-from tito_audit.report_objects import fields
+from tito_audit.report_objects import pick
 from tito_audit.rule import Rule
 from tito_audit.rules import FAMILIES, all_rules
 from tito_audit.terminal.page import print_names
 from tito_audit.terminal.terminal import colors, page_width
-from tito_audit.unknown import unknown
+from tito_audit.unknown import unknown_name
 
 GUIDES = {
     "ratios-explode": (
@@ -31,7 +31,7 @@ GUIDES = {
     "what-to-log": ("What should my framework log?", "LPR503 LPR505 REC005 REC009 TPL211"),
     "drift-or-numerics": ("Is it drift or numerics?", "LPR507 LPR508 LPR509 REC008"),
 }
-"""Pages of the docs that answer a question: the question, and the codes of findings that raise it."""
+"""By page of the docs: the question it answers, and the codes of the findings that raise it."""
 _FIXES_NOTHING = "Fixes no finding; runs only if named by --with"
 
 
@@ -42,7 +42,7 @@ def explain(options: Options, name: str | None) -> None:
     families = {family: [rule for rule in rules if rule.code.startswith(family)] for family in FAMILIES}
     if name is None:
         if as_object:
-            own = [fields(repair, "name safety title") for repair in repairs]
+            own = [pick(repair, "name safety title") for repair in repairs]
             of_families = [_family_object(family, of_it) for family, of_it in families.items()]
             return _print_object({"families": of_families, "repairs": own})
         counts = [(family, f"{len(of_it)}", FAMILIES[family]) for family, of_it in families.items()]
@@ -73,16 +73,16 @@ def explain(options: Options, name: str | None) -> None:
             head = f"# {rule.code} {rule.name}\n\nSeverity: {severity}. "
             head += f"Needs: {needs.replace('_', ' ')}. " if needs else "Needs only the row. "
             head += f"Repairs: {', '.join(claimed_by)}.\n\n" if claimed_by else "No repair fixes it.\n\n"
-            return _print(head + rule.doc.rstrip() + read_also)
+            return _print_manual(head + rule.doc.rstrip() + read_also)
     for repair in repairs:
         if wanted.lower() == repair.name:
-            value = {"repair": repair.name, **fields(repair, "safety cures title"), "manual": repair.doc}
+            value = {"repair": repair.name, **pick(repair, "safety cures title"), "manual": repair.doc}
             fixes = f"Fixes: {', '.join(repair.cures)}" if repair.cures else _FIXES_NOTHING
             head = f"# {repair.name}\n\nSafety: {repair.safety}. {fixes}.\n\n"
-            return _print_object(value) if as_object else _print(head + repair.doc)
+            return _print_object(value) if as_object else _print_manual(head + repair.doc)
     names = [*FAMILIES, *(rule.code for rule in rules), *(rule.name for rule in rules)]
     names += [repair.name for repair in repairs]
-    raise unknown("rule or repair", wanted, names, listed_by="tito-audit explain lists all")
+    raise unknown_name("rule or repair", wanted, names, listed_by="tito-audit explain lists all")
 
 
 def _print_object(value: dict[str, Any]) -> None:
@@ -97,7 +97,7 @@ def _family_object(family: str, rules: Sequence[Rule]) -> dict[str, Any]:
     return {"family": family, "about": FAMILIES[family], "rules": [_rule_object(rule) for rule in rules]}
 
 
-def _print(manual: str) -> None:
+def _print_manual(manual: str) -> None:
     if not colors(sys.stdout):
         return print(manual)
     Console(width=min(page_width(), 100)).print(Markdown(manual))

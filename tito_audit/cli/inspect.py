@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from tito_audit.cli._options import Options, one_log
-from tito_audit.cli._outs import print_result
+from tito_audit.cli._options import Options, find_one_log
+from tito_audit.cli._outputs import print_result
 from tito_audit.inspect import as_object, inspect_log, mapping_lines, page_lines
 
 
-def inspect(
-    options: Options, log: Annotated[str, typer.Argument(metavar="LOG", help="One file or URL, or - for stdin.")]
-) -> None:
+def inspect(options: Options, log: str) -> None:
     """Show what a log holds."""
     settings = options.settings()
-    file = one_log(log)
+    file = find_one_log(log)
     settings = settings.at(file)
     vocabulary = None
     if settings.tokenizer is not None:
@@ -26,4 +20,4 @@ def inspect(
     inspection = inspect_log(file, options.rows, settings, vocabulary)
     page = page_lines(inspection, vocabulary)
     paste = mapping_lines(inspection, options.reading_flags()) if inspection.columns else ()
-    print_result(options.shape, lambda: as_object(inspection, vocabulary), page, paste, options.notice())
+    print_result(options.shape, lambda: as_object(inspection, vocabulary), page, paste, options.config_notice())

@@ -1,4 +1,4 @@
-"""`tito-audit list`: the plugins; with `-f markdown`, the tables of the docs."""
+"""`tito-audit list`: lists the plugins; with `-f markdown`, as the tables of the docs."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from importlib import import_module
 from typing import Any
 
 from tito_audit.cli._options import Options
-from tito_audit.cli._outs import print_object
+from tito_audit.cli._outputs import print_object
 from tito_audit.levels.facts import level_of_format
 from tito_audit.parser import Reads
 
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """How the plugins of a kind are listed."""
+    """How the plugins of one kind are listed."""
 
     what: str
     plugins: Callable[[], Sequence[Any]]
-    """All of them; they are imported then."""
+    """Imports and returns all of them."""
     heads: tuple[str, ...]
     row: Callable[[Any], tuple[str, ...]]
     as_object: Callable[[Any], dict[str, Any]]
 
 
-def _with_fields(names: str) -> Callable[[Any], dict[str, Any]]:
+def _field_getter(names: str) -> Callable[[Any], dict[str, Any]]:
     return lambda plugin: {name: getattr(plugin, name) for name in names.split()}
 
 
@@ -34,7 +34,7 @@ def _format_row(format: Any) -> tuple[str, ...]:
     return format.name, level, format.title, format.signature.text, format.shows
 
 
-def _reads(parser: Any) -> str:
+def _reads_words(parser: Any) -> str:
     """What a parser reads: tools, reasoning or both."""
     words = {Reads.TOOLS: "tools", Reads.REASONING: "reasoning", Reads.TOOLS | Reads.REASONING: "both"}
     return words[parser.reads]
@@ -55,37 +55,37 @@ _LISTINGS = {
         lambda: import_module("tito_audit.rules").all_rules(),
         ("code", "severity", "finds"),
         lambda rule: (rule.code, rule.severity.word, rule.title),
-        lambda rule: {**_with_fields("code name severity title")(rule), "severity": rule.severity.word},
+        lambda rule: {**_field_getter("code name severity title")(rule), "severity": rule.severity.word},
     ),
     "repairs": _Listing(
         "what can be fixed",
         lambda: import_module("tito_audit.repairs").all_repairs(),
         ("repair", "safety", "cures", "does"),
         lambda each: (each.name, str(each.safety), ", ".join(each.cures) or "what you ask for", each.title),
-        _with_fields("name safety cures title"),
+        _field_getter("name safety cures title"),
     ),
     "reports": _Listing(
         "how a scan reports",
         lambda: import_module("tito_audit.reports").all_reports(),
         ("report", "writes"),
         lambda report: (report.name, report.title),
-        _with_fields("name title"),
+        _field_getter("name title"),
     ),
     "providers": _Listing(
         "models that sample and score",
         lambda: import_module("tito_audit.providers").all_providers(),
         ("provider", "samples and scores with"),
         lambda provider: (f"{provider.name}={provider.where}", provider.title),
-        _with_fields("name where title"),
+        _field_getter("name where title"),
     ),
     "parsers": _Listing(
         "syntaxes of tool calls and reasoning",
         lambda: import_module("tito_audit.parsers").all_parsers(),
         ("parser", "reads", "syntax", "other names"),
-        lambda parser: (parser.name, _reads(parser), parser.title, ", ".join(parser.aliases)),
+        lambda parser: (parser.name, _reads_words(parser), parser.title, ", ".join(parser.aliases)),
         lambda parser: {
             "name": parser.name,
-            "reads": _reads(parser),
+            "reads": _reads_words(parser),
             "syntax": parser.title,
             "aliases": parser.aliases,
         },
@@ -113,7 +113,7 @@ def list_plugins(options: Options, kind: str | None) -> None:
         return
     rows = [listing.row(plugin) for plugin in plugins]
     if kind == "formats" and shape == "text":
-        # The last column is prose for the docs, too wide for a terminal.
+        # The last column is prose, too wide for a terminal.
         _print_table(listing.heads[:-1], [row[:-1] for row in rows], shape)
         print(
             "\nFormats are tried in this order, row by row; the first whose keys are present and valid "

@@ -1,4 +1,4 @@
-"""`tito-audit repair`: writes repaired copies of logs, and reports what was repaired."""
+"""`tito-audit repair`: writes repaired copies of logs and reports what was repaired."""
 
 from __future__ import annotations
 
@@ -17,35 +17,41 @@ from rich.table import Table
 from rich.text import Text
 
 from tito_audit.cli._diff import diff_lines
-from tito_audit.cli._options import Options, skipped
-from tito_audit.cli._outs import deliver_finished, journal_place, refuse_inputs, say_resumed, wanted_reports
+from tito_audit.cli._options import Options, skipped_words
+from tito_audit.cli._outputs import (
+    journal_path,
+    print_resumed,
+    refuse_overwriting,
+    wanted_reports,
+    write_finished_reports,
+)
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Finding, Severity
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place
 from tito_audit.record.trainings import ONCE
 from tito_audit.report import ReportOptions
-from tito_audit.report_objects import as_json, fields, summary_object
+from tito_audit.report_objects import as_json, pick, summary_object
 from tito_audit.rules import all_rules
 from tito_audit.run.auditor import TRAINED_ONCE
 from tito_audit.run.progress import REPAIRING, TRYING
 from tito_audit.run.repair import Repairs, repair_rollouts
 from tito_audit.run.workers import all_cores
 from tito_audit.settings.model import RepairSettings, Settings
-from tito_audit.summary import New, RuleCount, Summary
+from tito_audit.summary import NewCount, RuleCount, Summary
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.page import (
     STYLES,
     console_for,
-    line_printed,
-    page_to,
+    open_page,
     print_commands,
     print_list,
+    render_line,
     ruled_table,
 )
 from tito_audit.terminal.place import show_command
 from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
-from tito_audit.terminal.verdict import open_words
+from tito_audit.terminal.verdict import undecided_words
 from tito_audit.terminal.words import listed, many
 
 
@@ -58,11 +64,11 @@ def repair(options: Options, logs: list[str]) -> None:
         )
     settings, how = all_cores(options.settings()), options.repair()
     target = None if options.dry_run else options.out
-    place = journal_place(options, target and target.rstrip("/"), "pass -o OUT")
+    place = journal_path(options, target and target.rstrip("/"), "pass -o OUT")
     written = [path for path in (target, how.quarantine, options.journal) if path]
-    read = options.inputs(settings)
-    refuse_inputs({"--quarantine": how.quarantine, "--journal": options.journal}, logs, read)
-    refuse_inputs({"-o": target}, (), read)  # whether it is a log is looked at for each log
+    read = options.input_files(settings)
+    refuse_overwriting({"--quarantine": how.quarantine, "--journal": options.journal}, logs, read)
+    refuse_overwriting({"-o": target}, (), read)  # whether -o is one of the logs is checked log by log
     wanted = wanted_reports(options, logs, written, read, REPORTS)
     for name, path in wanted if options.diff else ():
         if name != "text" and path is None:
@@ -71,28 +77,28 @@ def repair(options: Options, logs: list[str]) -> None:
                 f"Name a file for the report: --report {name}=FILE"
             )
     if options.provider is not None:
-        settings, how = scored(logs, settings, how, options.provider, silent=options.quiet)
-    tally = RowTally(Severity.bar(settings.fail_on), settings)
+        settings, how = score_rollouts(logs, settings, how, options.provider, silent=options.quiet)
+    tally = RowTally(Severity.threshold(settings.fail_on), settings)
     pace = RunProgress(phase=TRYING if target is None else REPAIRING)
     run = repair_rollouts(logs, target, settings, how, pace, resume=place)
     run.shown = options.worst if options.diff else 0
-    run.before.notices += [notice for notice in (options.notice(), skipped(logs)) if notice is not None]
+    run.before.notices += filter(None, [options.config_notice(), skipped_words(logs)])
     titles = {rule.code: rule.title for rule in all_rules()}
     page = ReportOptions(color=colors(sys.stdout), width=page_width(), notes=options.notes, titles=titles)
-    # Lines printed one by one and the progress line would overwrite each other.
+    # The progress line and the printed changes would overwrite each other.
     silent = options.quiet or (options.diff and sys.stdout.isatty())
     with closing(with_progress(run, pace, silent=silent)) as outcomes:
-        for outcome in _printed(outcomes, run, page, options.worst) if options.diff else outcomes:
+        for outcome in _print_diffs(outcomes, run, page, options.worst) if options.diff else outcomes:
             tally.add(outcome)
-    say_resumed(run.resumed, len(run.before.files), place, silent=options.quiet)
+    print_resumed(run.resumed, len(run.before.files), place, silent=options.quiet)
     done = RepairRun(tally, run.before, run.after, run.written, settings, how, target, run.changed)
-    deliver_finished(done, REPORTS, wanted, page)
+    write_finished_reports(done, REPORTS, wanted, page)
     if run.failing or run.before.open_beside_faults:
         raise typer.Exit(1)
 
 
-def _printed(outcomes: Iterable[Outcome], run: Repairs, page: ReportOptions, most: int) -> Iterator[Outcome]:
-    """The outcomes; the changes of the first `most` changed rows are printed as they pass."""
+def _print_diffs(outcomes: Iterable[Outcome], run: Repairs, page: ReportOptions, most: int) -> Iterator[Outcome]:
+    """Pass the outcomes on, and print the changes of the first `most` changed rows."""
     console = console_for(sys.stdout, page)
     changed = 0
     for outcome in outcomes:
@@ -100,7 +106,7 @@ def _printed(outcomes: Iterable[Outcome], run: Repairs, page: ReportOptions, mos
             changed += 1
             if changed <= most:
                 piece = run.vocabulary.piece if run.vocabulary is not None else None
-                sys.stdout.writelines(line_printed(line, console) for line in diff_lines(outcome, piece))
+                sys.stdout.writelines(render_line(line, console) for line in diff_lines(outcome, piece))
                 console.print()
         yield outcome
     if changed > most:
@@ -109,11 +115,12 @@ def _printed(outcomes: Iterable[Outcome], run: Repairs, page: ReportOptions, mos
         console.print("no row changed\n")
 
 
-def scored(
+def score_rollouts(
     logs: Sequence[str], settings: Settings, how: RepairSettings, provider: str | None, *, silent: bool
 ) -> tuple[Settings, RepairSettings]:
-    """The settings with a model's scores of every rollout, if `rescore` is among the repairs and a model is
-    given.
+    """Score every rollout with the provider's model if `rescore` is among the repairs.
+
+    Returns the settings to repair with; the same if nothing was scored.
     """
     if provider is None or "rescore" not in how.strategies:
         return settings, how
@@ -134,66 +141,66 @@ def scored(
     for _ in with_progress(run, pace, silent=silent):
         pass
     values = scores_of(logs, journal, f"{journal.model or 'the model'} ({scorer.name})")
-    # Threads that the provider left running must not be forked.
+    # One process: a fork must not happen while the provider's threads run.
     return replace(settings, jobs=1), replace(how, choices=replace(how.choices, rescored=values))
 
 
-_VARIES = re.compile(r"\d+(?:,? ?\d+)*|'[^']*'")
-"""Numbers, lists of numbers, and quoted names."""
-_COUNTED = "written repaired forked forked_into more_tokens as_they_were standing quarantined"
-"""Counts of rows in the JSON report."""
+_VARIABLE_PARTS = re.compile(r"\d+(?:,? ?\d+)*|'[^']*'")
+"""Numbers, lists of numbers, and quoted names: what differs between sentences of one kind."""
+_ROW_COUNTS = "written repaired forked forked_into more_tokens as_they_were standing quarantined"
+"""The counts of rows in the JSON report, by the attributes of RowTally."""
 
 
 @dataclass(slots=True)
-class Said:
-    """A sentence about rows; numbers and names may vary."""
+class Sentence:
+    """A sentence said about rows, in the words of the first row; numbers and names may vary."""
 
     text: str
     place: Place
     rows: int = 0
     alike: bool = True
-    """Whether it was exactly the same each time."""
+    """Whether it was the same for all rows, numbers and names included."""
     needs_unsafe: bool = False
-    """Whether it explains that a repair needs --unsafe."""
+    """Whether it says that a repair needs --unsafe."""
 
     def as_object(self) -> dict[str, Any]:
-        return {**fields(self, "text rows"), **fields(self.place, "file row")}
+        return {**pick(self, "text rows"), **pick(self.place, "file row")}
 
 
-class Sayings:
-    """Counts sentences; those that differ only in numbers and names count as one."""
+class SentenceCounts:
+    """Counts sentences by kind: those that differ only in numbers and names are one kind."""
 
     def __init__(self) -> None:
-        self._said: dict[tuple[str, str], Said] = {}
+        self._sentences: dict[tuple[str, str], Sentence] = {}
         self.others = 0
-        """How many sentences were not counted separately."""
+        """How many sentences were of further kinds, which are not told apart."""
 
     def add(self, text: str, place: Place, by: str = "", *, needs_unsafe: bool = False) -> None:
-        """Count a sentence of a repair, or of no repair."""
-        key = (by, _VARIES.sub("#", text))
-        sentence = self._said.get(key)
+        """Count a sentence; `by` is the repair that said it."""
+        key = (by, _VARIABLE_PARTS.sub("#", text))
+        sentence = self._sentences.get(key)
         if sentence is None:
-            if len(self._said) >= 200:
+            if len(self._sentences) >= 200:
                 self.others += 1
                 return
-            sentence = self._said[key] = Said(text, place, needs_unsafe=needs_unsafe)
+            sentence = self._sentences[key] = Sentence(text, place, needs_unsafe=needs_unsafe)
         sentence.rows += 1
         sentence.alike = sentence.alike and sentence.text == text
 
-    def __iter__(self) -> Iterator[tuple[str, Said]]:
-        """Repair and sentence, the most frequent first."""
-        for (by, _), sentence in sorted(self._said.items(), key=lambda item: -item[1].rows):
+    def __iter__(self) -> Iterator[tuple[str, Sentence]]:
+        """The repair and the sentence of each kind, the most frequent first."""
+        for (by, _), sentence in sorted(self._sentences.items(), key=lambda item: -item[1].rows):
             yield by, sentence
 
 
 @dataclass(slots=True)
 class RowTally:
-    """Counts of rows by outcome."""
+    """Counts the rows of a repair by their outcome."""
 
     threshold: Severity | None
     """Findings at or above it fail the run; None: none do."""
     settings: Settings | None = None
-    """If given, its overrides decide what fails in each log."""
+    """Its overrides, if any, decide what fails in each log."""
     _thresholds: dict[str, Severity | None] = field(default_factory=dict)
     rows: int = 0
     repaired: int = 0
@@ -202,19 +209,19 @@ class RowTally:
     forked_into: int = 0
     """How many rows those became."""
     more_tokens: int = 0
-    """Additional tokens in those rows, compared to one row each."""
+    """How many tokens those rows have more than one row each would have."""
     standing: int = 0
-    """Rows written with findings at or above the threshold, repaired or not."""
+    """Rows that still have findings at or above the threshold, repaired or not."""
     movable: int = 0
-    """Those among them that a quarantine would take."""
+    """Those of them that a quarantine would take."""
     quarantined: int = 0
     done: Counter[str] = field(default_factory=Counter)
-    """Rows that each repair repaired."""
+    """By repair: how many rows it repaired."""
     cured: dict[str, Counter[str]] = field(default_factory=dict)
     """By repair: in how many rows each code was fixed."""
-    notes: Sayings = field(default_factory=Sayings)
-    declined: Sayings = field(default_factory=Sayings)
-    moved: Sayings = field(default_factory=Sayings)
+    notes: SentenceCounts = field(default_factory=SentenceCounts)
+    declined: SentenceCounts = field(default_factory=SentenceCounts)
+    moved: SentenceCounts = field(default_factory=SentenceCounts)
     """Why rows went to the quarantine."""
     left: dict[str, Counter[str | None]] = field(default_factory=dict)
     """By code: the repairs of the findings that are left at or above the threshold, None for no repair."""
@@ -267,7 +274,7 @@ class RowTally:
 
     def as_object(self) -> dict[str, Any]:
         return {
-            "rows": {"read": self.rows, **fields(self, _COUNTED)},
+            "rows": {"read": self.rows, **pick(self, _ROW_COUNTS)},
             "repairs": {
                 name: {"rows": rows, "cured": dict(sorted(self.cured[name].items()))}
                 for name, rows in self.done.items()
@@ -282,15 +289,15 @@ class RowTally:
         if self.settings is not None and self.settings.overrides:
             file = finding.place.file
             if file not in self._thresholds:
-                self._thresholds[file] = Severity.bar(self.settings.at(file).fail_on)
+                self._thresholds[file] = Severity.threshold(self.settings.at(file).fail_on)
             threshold = self._thresholds[file]
         return threshold is not None and finding.severity >= threshold
 
 
 _DIGITS = re.compile(r"[0-9]+")
-_SHOWN = 12
-"""How many notes and reasons are listed."""
-_FILES = 5
+_MOST_SENTENCES = 12
+"""How many kinds of sentences are listed."""
+_MOST_FILES = 5
 """How many files are listed; the JSON report lists all."""
 
 
@@ -307,7 +314,7 @@ class RepairRun:
     out: str | None
     """None: a dry run."""
     changed: Mapping[Path, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    """By log: which rows were written with changes, and the places that changed."""
+    """By log: its changed rows, and the places in them that changed."""
 
 
 def _write_json(run: RepairRun, out: TextIO, look: ReportOptions) -> None:
@@ -324,20 +331,20 @@ def _write_json(run: RepairRun, out: TextIO, look: ReportOptions) -> None:
 
 
 def _write_text(run: RepairRun, out: TextIO, look: ReportOptions) -> None:
-    """Write one page: what was repaired, before and after, what is left, what would help, the verdict."""
-    with page_to(out, look) as console:
-        for line in _header(run):
+    """Write the page: what was repaired, findings before and after, what is left, what would help, the verdict."""
+    with open_page(out, look) as console:
+        for line in _header_lines(run):
             console.print(line)
         if run.tally.done:
             console.print()
-            console.print(_done_table(run.tally))
+            console.print(_repairs_table(run.tally))
         least = Severity.NOTE if look.notes or run.tally.threshold is Severity.NOTE else Severity.WARNING
         shown = [severity for severity in sorted(Severity, reverse=True) if severity >= least]
-        before, after = _totals(run.before), _totals(run.after)
-        # What was fixed is counted above.
+        before, after = _severity_totals(run.before), _severity_totals(run.after)
+        # The table above counts what was fixed.
         if any(after[each] or (before[each] and (look.notes or not run.tally.done)) for each in shown):
             console.print()
-            console.print(_table(run, look, shown))
+            console.print(_findings_table(run, look, shown))
         if run.before.findings or run.after.findings:
             sizes = [
                 (name, getattr(run.before, name), getattr(run.after, name)) for name in ("rollouts", "tokens")
@@ -345,27 +352,27 @@ def _write_text(run: RepairRun, out: TextIO, look: ReportOptions) -> None:
             words = [f"{name} {old:,} → {new:,}" for name, old, new in sizes if old != new]
             if words and not run.tally.forked:  # the header says what a fork costs
                 console.print(Text(f"\n{', '.join(words)}"))
-        print_list(console, "Notes", list(_sayings(run.tally.notes)))
-        not_repaired = list(_sayings(run.tally.declined))
+        print_list(console, "Notes", list(_sentence_lines(run.tally.notes)))
+        not_repaired = list(_sentence_lines(run.tally.declined))
         left = {code: claims[None] for code, claims in sorted(run.tally.left.items()) if claims[None]}
         if left:
             findings = many(sum(left.values()), "finding")
             not_repaired.append(f"no repair fits {listed(list(left))} here ({findings})")
-        if whole := [code for code in _of_whole_logs(run) if code != TRAINED_ONCE]:
+        if whole := [code for code in _whole_log_codes(run) if code != TRAINED_ONCE]:
             not_repaired.append(f"{listed(whole)}: about a log as a whole, which no repair of its rows changes")
         print_list(console, "Not repaired", not_repaired)
-        print_list(console, "In quarantine", list(_sayings(run.tally.moved)))
+        print_list(console, "In quarantine", list(_sentence_lines(run.tally.moved)))
         # One file is named in the header.
         several = [] if [str(target) for _, target in run.written] == [run.out] else run.written
-        written = [visible(f"{target}, from {log} (unchanged)") for log, target in several[:_FILES]]
-        if len(run.written) > _FILES:
-            written.append(f"… and {many(len(run.written) - _FILES, 'more file')}")
+        written = [visible(f"{target}, from {log} (unchanged)") for log, target in several[:_MOST_FILES]]
+        if len(run.written) > _MOST_FILES:
+            written.append(f"… and {many(len(run.written) - _MOST_FILES, 'more file')}")
         if run.out is not None and run.repairs.quarantine is not None and run.tally.quarantined:
             moved = many(run.tally.quarantined, "row")
             written.append(visible(f"{run.repairs.quarantine}: {moved} with the reason"))
         print_list(console, "Written", written)
         print_list(console, "Notices", [visible(notice) for notice in _notices(run)])
-        print_commands(console, "Next", list(_next(run)))
+        print_commands(console, "Next", list(_next_steps(run)))
         console.print()
         console.print(_verdict(run, shown), soft_wrap=True)
 
@@ -373,7 +380,7 @@ def _write_text(run: RepairRun, out: TextIO, look: ReportOptions) -> None:
 REPORTS: dict[str, Callable[[RepairRun, TextIO, ReportOptions], None]] = {"text": _write_text, "json": _write_json}
 
 
-def _header(run: RepairRun) -> Iterator[Text]:
+def _header_lines(run: RepairRun) -> Iterator[Text]:
     tally, files = run.tally, run.before.files
     named = files[0] if files else ""
     if len(files) > 1:
@@ -394,7 +401,7 @@ def _header(run: RepairRun) -> Iterator[Text]:
     yield Text(visible(f"tokenizer {run.before.tokenizer_words or 'none'} · {run.before.seconds:.1f} s"))
 
 
-def _done_table(tally: RowTally) -> Table:
+def _repairs_table(tally: RowTally) -> Table:
     from tito_audit.repairs import all_repairs
 
     table = ruled_table()
@@ -409,15 +416,15 @@ def _done_table(tally: RowTally) -> Table:
 
 
 def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
-    """The verdict in one line; what was not audited is never called fixed or free of faults."""
+    """The verdict in one line. It never calls rows fixed or faultless that were not audited."""
     if not run.before.rollouts + run.before.rows_unreadable:
         return Text("nothing to repair: no rollouts", style="bold yellow")
-    before, after = _totals(run.before), _totals(run.after)
-    # `errors in 2 of 5 rollouts → 0`; the findings of notes, and where some are about a whole log.
+    before, after = _severity_totals(run.before), _severity_totals(run.after)
+    # `errors in 2 of 5 rollouts → 0`. For notes, and where findings are about a whole log, findings are counted.
     changes = []
     rows, now = (summary.rollouts + summary.rows_unreadable for summary in (run.before, run.after))
     for severity in (each for each in sorted(Severity, reverse=True) if before[each] or after[each]):
-        old, new = (summary.new.get(severity, New()) for summary in (run.before, run.after))
+        old, new = (summary.new.get(severity, NewCount()) for summary in (run.before, run.after))
         elsewhere = old.of_logs or new.of_logs or old.between or new.between or not (old.rollouts or new.rollouts)
         if severity is Severity.NOTE or elsewhere:
             changes.append(f"{many(before[severity], severity.word)} → {after[severity]:,}")
@@ -427,7 +434,7 @@ def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
             changes.append(f"{severity.word}s in {rollouts}")
     if len(changes) > 1 and Severity.NOTE not in shown and (before[Severity.NOTE] or after[Severity.NOTE]):
         changes.pop()
-    unjudged = list(_unjudged(run))
+    unjudged = list(_unjudged_words(run))
     if not run.before.compared and not (before[Severity.ERROR] or before[Severity.WARNING]):
         return Text("; ".join([*unjudged, *([", ".join(changes)] if changes else [])]), style="bold yellow")
     parts = [", ".join(changes) or f"no findings in {many(run.before.compared, 'rollout')}"]
@@ -440,10 +447,10 @@ def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
     return line.append("".join(f"; {part}" for part in unjudged), style="yellow")
 
 
-def _unjudged(run: RepairRun) -> Iterator[str]:
-    """What of the written rows nobody knows to be right."""
+def _unjudged_words(run: RepairRun) -> Iterator[str]:
+    """What could not be judged in the written rows."""
     before, after = run.before, run.after
-    yield from open_words(
+    yield from undecided_words(
         replace(after, open_beside_faults=before.open_beside_faults, fault_beside=before.fault_beside)
     )
     if after.rows_unreadable and "REC001" not in after.findings:
@@ -456,12 +463,12 @@ def _unjudged(run: RepairRun) -> Iterator[str]:
 
 
 def _outcome_words(run: RepairRun, before: Counter[Severity], after: Counter[Severity]) -> tuple[str, str]:
-    """What came of the errors and warnings, in words, and the style of these."""
+    """What became of the errors and warnings: the words and their style."""
     errors, warnings = ((before[each], after[each]) for each in (Severity.ERROR, Severity.WARNING))
     would = run.out is None
     repairs_warnings = bool(run.repairs.strategies) or run.settings.fail_on in ("warning", "note")
     if not any(errors) and warnings[0] == warnings[1] and not (any(warnings) and repairs_warnings):
-        return "nothing to repair", "bold yellow" if any(warnings) or any(_unjudged(run)) else "bold green"
+        return "nothing to repair", "bold yellow" if any(warnings) or any(_unjudged_words(run)) else "bold green"
     if errors[0] == errors[1] and warnings[0] == warnings[1]:
         return "nothing would be fixed" if would else "nothing fixed", "bold red" if errors[1] else "bold yellow"
     if errors[1] or run.before.open_beside_faults or (warnings[1] and not errors[0]):
@@ -472,7 +479,7 @@ def _outcome_words(run: RepairRun, before: Counter[Severity], after: Counter[Sev
     return "would be fixed" if would else "fixed", "bold green"
 
 
-def _totals(summary: Summary) -> Counter[Severity]:
+def _severity_totals(summary: Summary) -> Counter[Severity]:
     totals: Counter[Severity] = Counter()
     for count in summary.findings.values():
         for severity in Severity:
@@ -480,7 +487,7 @@ def _totals(summary: Summary) -> Counter[Severity]:
     return totals
 
 
-def _table(run: RepairRun, look: ReportOptions, severities: Sequence[Severity]) -> Table:
+def _findings_table(run: RepairRun, look: ReportOptions, severities: Sequence[Severity]) -> Table:
     """Findings of each code and severity, before → after, and their totals."""
     table = ruled_table()
     table.add_column("code", no_wrap=True)
@@ -488,54 +495,53 @@ def _table(run: RepairRun, look: ReportOptions, severities: Sequence[Severity]) 
     for severity in severities:
         table.add_column(f"{severity.word}s", justify="right", no_wrap=True)
     none = RuleCount()
-    both = [
-        (code, run.before.findings.get(code, none), run.after.findings.get(code, none))
-        for code in sorted({*run.before.findings, *run.after.findings})
-    ]
-    both = [row for row in both if any(getattr(count, each.word) for count in row[1:] for each in severities)]
-    codes, counts = [code for code, *_ in both], [(old, new) for _, old, new in both]
-    totals = [_totals(summary) for summary in (run.before, run.after)]
-    changes = [[(getattr(old, each.word), getattr(new, each.word)) for each in severities] for old, new in counts]
-    # `12 → 0` for every pair, with aligned arrows; blank where both are 0.
-    rows = [*changes, [(totals[0][each], totals[1][each]) for each in severities]]
-    widths = [max(cell_len(f"{new:,}") for _, new in column) for column in zip(*rows, strict=True)]
-    cells = [
-        [
+    changes: dict[str, list[tuple[int, int]]] = {}  # by code: (before, after) of each severity
+    for code in sorted({*run.before.findings, *run.after.findings}):
+        old, new = run.before.findings.get(code, none), run.after.findings.get(code, none)
+        counts = [(getattr(old, each.word), getattr(new, each.word)) for each in severities]
+        if any(map(any, counts)):
+            changes[code] = counts
+    before, after = _severity_totals(run.before), _severity_totals(run.after)
+    changes["all"] = [(before[each], after[each]) for each in severities]
+    widths = [max(cell_len(f"{new:,}") for _, new in column) for column in zip(*changes.values(), strict=True)]
+    for code, counts in changes.items():
+        # `12 → 0` with aligned arrows; blank where both are 0.
+        cells = [
             Text(f"{old:,} → {new:>{width},}" if old or new else "", style="" if old != new else "dim")
-            for (old, new), width in zip(row, widths, strict=True)
+            for (old, new), width in zip(counts, widths, strict=True)
         ]
-        for row in rows
-    ]
-    for code, (_, after), numbers in zip(codes, counts, cells, strict=False):
-        worst = max((severity for severity in Severity if getattr(after, severity.word)), default=None)
+        if code == "all":
+            table.add_section()
+            table.add_row("", code, *cells)
+            continue
+        left = run.after.findings.get(code, none)
+        worst = max((severity for severity in Severity if getattr(left, severity.word)), default=None)
         style = STYLES[worst] if worst is not None else "green"
-        table.add_row(Text(code, style=style), visible(look.titles.get(code, "")), *numbers)
-    table.add_section()
-    table.add_row("", "all", *cells[-1])
+        table.add_row(Text(code, style=style), visible(look.titles.get(code, "")), *cells)
     return table
 
 
-def _sayings(sayings: Sayings) -> Iterator[str]:
-    ranked = list(sayings)
-    for by, sentence in ranked[:_SHOWN]:
+def _sentence_lines(sentences: SentenceCounts) -> Iterator[str]:
+    ranked = list(sentences)
+    for by, sentence in ranked[:_MOST_SENTENCES]:
         place = visible(str(sentence.place))
         if sentence.rows > 1 and sentence.alike:
             place = f"{many(sentence.rows, 'row')}, such as {place}"
         elif sentence.rows > 1:  # the numbers differ
             place += f", and {many(sentence.rows - 1, 'row')} like it"
         yield (visible(f"{by}: ") if by else "") + f"{visible(sentence.text)} ({place})"
-    if len(ranked) > _SHOWN or sayings.others:
-        yield f"… and {len(ranked) - _SHOWN + sayings.others:,} more of other kinds"
+    if len(ranked) > _MOST_SENTENCES or sentences.others:
+        yield f"… and {len(ranked) - _MOST_SENTENCES + sentences.others:,} more of other kinds"
 
 
-def _of_whole_logs(run: RepairRun) -> list[str]:
-    """The codes of errors that are left and that no row has by itself."""
+def _whole_log_codes(run: RepairRun) -> list[str]:
+    """The codes of the errors left that are about a log as a whole, not about a row."""
     counts = run.after.findings.items() if run.tally.threshold is not None else ()
     return sorted(code for code, count in counts if count.error and code not in run.tally.left)
 
 
 def _notices(run: RepairRun) -> list[str]:
-    """The notices of both scans, each once: those of the second are about the files that were written."""
+    """The notices of both scans without repetition: one about a written file replaces the same about its log."""
     notices = {_DIGITS.sub("#", text): text for text in run.before.notices}
     for text in run.after.notices:
         about = text
@@ -545,8 +551,8 @@ def _notices(run: RepairRun) -> list[str]:
     return list(notices.values())
 
 
-def _next(run: RepairRun) -> Iterator[str]:
-    """Next steps for the findings that are left."""
+def _next_steps(run: RepairRun) -> Iterator[str]:
+    """What to do about the findings that are left: a flag or command and what it does, line by line."""
     from tito_audit.repair import Safety
     from tito_audit.repairs import all_repairs
 
@@ -574,7 +580,7 @@ def _next(run: RepairRun) -> Iterator[str]:
     if tally.movable and run.repairs.quarantine is None:
         codes = listed(sorted(tally.left))
         yield f"--quarantine FILE   moves the {many(tally.movable, 'row')} with {codes} there, with the reason"
-    whole = _of_whole_logs(run)
+    whole = _whole_log_codes(run)
     if TRAINED_ONCE in whole and ONCE not in named:
         yield f"--with {ONCE}   takes repeated training out of the loss where it is certain"
     if tally.first_left is not None:

@@ -1,4 +1,4 @@
-"""`tito-audit rescore`: a log's logprobs compared with a model's, and what its drift costs."""
+"""`tito-audit rescore`: compares a log's logprobs with a model's, and prices its drift."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tito_audit.cli._ends import FAILED
+from tito_audit.cli._exit import FAILED
 from tito_audit.cli._options import Options
-from tito_audit.cli._outs import deliver_finished, is_url, refuse_inputs, wanted_reports
+from tito_audit.cli._outputs import is_url, refuse_overwriting, wanted_reports, write_finished_reports
 from tito_audit.errors import SetupError
 from tito_audit.provider import ProviderOptions
 from tito_audit.providers import key_of, open_provider
 from tito_audit.report import ReportOptions
-from tito_audit.report_objects import as_json, fields, finding_object, mismatch_object
-from tito_audit.rescore.html import Pieces, most_expensive, page, place_words
+from tito_audit.report_objects import as_json, finding_object, mismatch_object, pick
+from tito_audit.rescore.html import Pieces, describe_place, most_expensive, page
 from tito_audit.rescore.journal import ScoreJournal
 from tito_audit.rescore.model import EDGES, NEAR, Agreement, RescoredRollout, Sums
 from tito_audit.rescore.prompts import PromptRun, PromptSummary, Question
@@ -42,14 +42,14 @@ from tito_audit.rescore.summary import (
     Row,
     after_rows,
     agreement_rows,
-    around,
     drifted_rows,
     mismatch_cells,
+    reach_lines,
 )
-from tito_audit.rescore.write import Filling, check_target, scores_of
+from tito_audit.rescore.write import RescoredLog, check_target, scores_of
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import elided, visible
-from tito_audit.terminal.page import as_page, heading, ruled_table
+from tito_audit.terminal.page import heading, page_writer, ruled_table
 from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
 from tito_audit.terminal.words import decimal, many, percent, small
 
@@ -59,8 +59,8 @@ def rescore(options: Options, logs: list[str]) -> None:
     settings = options.settings()
     out, journal = options.out, options.journal
     places = [path for path in (out, journal) if path is not None]
-    read = options.inputs(settings)
-    refuse_inputs({"-o": out, "--journal": journal}, logs, read)
+    read = options.input_files(settings)
+    refuse_overwriting({"-o": out, "--journal": journal}, logs, read)
     reports = PROMPT_REPORTS if options.prompts else REPORTS
     wanted = wanted_reports(options, logs, places, read, reports)
     keeping = {"-o": out, "--journal": journal, "--resume": options.resume, "--unsafe": options.unsafe}
@@ -68,7 +68,7 @@ def rescore(options: Options, logs: list[str]) -> None:
         raise SetupError(f"{', '.join(flags)}: --prompts scores nothing, so there is nothing to keep or write.")
     kept_in = journal
     if journal is None and out is not None:
-        # The journal of a remote output is in this folder: it grows while the model is asked.
+        # The journal grows while the model is asked, so that of a remote output is kept in the working folder.
         kept_in = f"{Path(out).name if is_url(out) else out.rstrip('/')}.scores"
     if kept_in is None and options.resume:
         raise SetupError("--resume: no journal is named.\nName it with --journal FILE, or pass -o OUT.")
@@ -83,9 +83,8 @@ def rescore(options: Options, logs: list[str]) -> None:
         asking = PromptRun(logs, settings, scorer, replay=options.replay, jobs=options.requests, progress=pace)
         for _ in with_progress(asking, pace, silent=options.quiet):
             pass
-        deliver_finished(
-            Prompts(asking.summary, asking.scan, options.worst, asking.pieces), PROMPT_REPORTS, wanted, page
-        )
+        finished = PromptsRun(asking.summary, asking.scan, options.worst, asking.pieces)
+        write_finished_reports(finished, PROMPT_REPORTS, wanted, page)
         if asking.summary.differences:
             raise typer.Exit(FAILED)
         return
@@ -93,7 +92,9 @@ def rescore(options: Options, logs: list[str]) -> None:
         scores = ScoreJournal(None if kept_in is None else Path(kept_in), scorer.name, resume=options.resume)
         stack.callback(scores.close)
         run = Rescoring(
-            *(logs, settings, scorer),
+            logs,
+            settings,
+            scorer,
             jobs=options.requests,
             keeps=out is not None,
             tolerance=options.tolerance,
@@ -112,41 +113,41 @@ def rescore(options: Options, logs: list[str]) -> None:
             model_said = f"{scores.model or 'the model'} ({scorer.name})"
             values = scores_of(logs, scores, model_said, replaces=options.unsafe)
             pace = RunProgress()
-            written = Filling(logs, out, settings, values, force=options.force, progress=pace)
+            written = RescoredLog(logs, out, settings, values, force=options.force, progress=pace)
             for _ in with_progress(written, pace, silent=options.quiet):
                 pass
             scores.close(done=journal is None)
-        done = Rescored(run.summary, details, options.worst, run.pieces, written)
-        deliver_finished(done, REPORTS, wanted, page)
+        done = RescoreRun(run.summary, details, options.worst, run.pieces, written)
+        write_finished_reports(done, REPORTS, wanted, page)
     if run.summary.failed:
         raise typer.Exit(FAILED)
 
 
-_PIECES = 36
-_FINDINGS = 3
+_TEXT_WIDTH = 36
+_MOST_FINDINGS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Rescored:
+class RescoreRun:
     """A finished run."""
 
     summary: RescoreSummary
     details: TextIO | None
-    """The rollouts as JSON, in a file that waits until the summary is known; None where no report wants them."""
+    """A temporary file with the rollouts as JSON, which follow the summary; None if no report has them."""
     worst: int
     """How many findings are shown with their price."""
     pieces: Pieces
     """Ids as text."""
-    written: Filling | None = None
+    written: RescoredLog | None = None
     """What was written; None without -o."""
 
 
-def _write_json(run: Rescored, out: TextIO, look: ReportOptions) -> None:
+def _write_json(run: RescoreRun, out: TextIO, look: ReportOptions) -> None:
     written, summary = run.written, summary_object(run.summary)
     summary["written"] = None
     if written is not None:
         files = [{"log": str(log), "written": str(target)} for log, target in written.files]
-        summary["written"] = {"files": files, **fields(written, "rows changed"), "refused": dict(written.refused)}
+        summary["written"] = {"files": files, **pick(written, "rows changed"), "refused": dict(written.refused)}
     out.write('{"summary":' + as_json(summary) + ',\n"rollouts":[')
     if run.details is not None:
         run.details.seek(0)
@@ -154,8 +155,8 @@ def _write_json(run: Rescored, out: TextIO, look: ReportOptions) -> None:
     out.write("\n]}\n")
 
 
-REPORTS: dict[str, Callable[[Rescored, TextIO, ReportOptions], None]] = {
-    "text": as_page(lambda run: page_parts(run.summary, run.worst, run.pieces, run.written)),
+REPORTS: dict[str, Callable[[RescoreRun, TextIO, ReportOptions], None]] = {
+    "text": page_writer(lambda run: page_parts(run.summary, run.worst, run.pieces, run.written)),
     "json": _write_json,
     "html": lambda run, out, _: print(
         page(run.summary, verdict(run.summary), run.worst, run.pieces), end="", file=out
@@ -164,9 +165,9 @@ REPORTS: dict[str, Callable[[Rescored, TextIO, ReportOptions], None]] = {
 
 
 def page_parts(
-    summary: RescoreSummary, worst: int, pieces: Pieces, written: Filling | None = None
+    summary: RescoreSummary, worst: int, pieces: Pieces, written: RescoredLog | None = None
 ) -> Iterator[RenderableType]:
-    """The parts of the page, in order."""
+    """The parts of the page, top to bottom."""
     model = f", model {summary.model}" if summary.model else ""
     counts = f"{many(summary.rollouts, 'rollout')} · {many(summary.scored_tokens, 'sampled token')} scored by "
     name = Text("tito-audit rescore  ", style="bold")
@@ -182,25 +183,25 @@ def page_parts(
         yield from heading("Why they differ: shares of the difference")
         yield from (_table(MISMATCH_HEADS, shares), Text(""))
     if summary.causes:
-        # What drift costs, by cause: the drifted tokens, then the sampled tokens after them.
+        # By cause: the drifted tokens, then the sampled tokens after them.
         yield from heading("What drift costs, in nats")
         yield from (_table(DRIFTED_HEADS, list(drifted_rows(summary))), Text(""), DRIFTED_LEGEND)
         if after := list(after_rows(summary)):
             yield from heading("What drift does to the sampled tokens after it")
             yield from (_table(AFTER_HEADS, after), Text(""), AFTER_LEGEND)
-        yield from around(summary)
+        yield from reach_lines(summary)
     if prices := most_expensive(summary, worst):
         yield from heading("The most expensive findings")
-        # Two lines for each finding: where it is and its price, then the tokens of both sides.
+        # Two lines a finding: where it is, then the tokens of both sides and the price.
         for place, price in prices:
             first = price.segments[0]
             share = f", {percent(price.share)} of the change there" if math.isfinite(price.share) else ""
-            yield Text(visible(f"  {place_words(place, price)}"))
+            yield Text(visible(f"  {describe_place(place, price)}"))
             more = f" and {len(price.segments) - 1:,} more" if len(price.segments) > 1 else ""
-            sides = [elided(visible(pieces(ids)), _PIECES) for ids in (first.sampled_ids, first.other_ids)]
+            sides = [elided(visible(pieces(ids)), _TEXT_WIDTH) for ids in (first.sampled_ids, first.other_ids)]
             numbers = f"{price.sampled:.2f} → {price.other:.2f} ({price.difference:+.2f}{share})"
             yield Text(f"    {sides[0]} → {sides[1]}{more}: {numbers}")
-    yield from _lists(summary, filled=written is not None)
+    yield from _findings_and_notes(summary, filled=written is not None)
     if written is not None:
         yield from heading("Written")
         for log, target in written.files:
@@ -224,7 +225,7 @@ def verdict(summary: RescoreSummary) -> str:
 
 
 def _table(heads: Row, rows: Sequence[Row]) -> Table:
-    """A table of names and numbers; where it is too wide only names wrap."""
+    """A table of names and numbers, in which only names wrap."""
     table = ruled_table()
     table.collapse_padding = True
     for number, head in enumerate(heads):
@@ -234,13 +235,13 @@ def _table(heads: Row, rows: Sequence[Row]) -> Table:
     return table
 
 
-def _lists(summary: RescoreSummary, *, filled: bool) -> Iterator[RenderableType]:
+def _findings_and_notes(summary: RescoreSummary, *, filled: bool) -> Iterator[RenderableType]:
     if summary.findings:
         yield from heading(f"By the model's values: {many(len(summary.findings), 'finding')}")
-        for finding in summary.findings[:_FINDINGS]:
+        for finding in summary.findings[:_MOST_FINDINGS]:
             yield Text(f"  {finding.code} {visible(str(finding.place))}: {visible(finding.hit.message)}")
-        if len(summary.findings) > _FINDINGS:
-            yield Text(f"  … and {len(summary.findings) - _FINDINGS:,} more; --report json lists all")
+        if len(summary.findings) > _MOST_FINDINGS:
+            yield Text(f"  … and {len(summary.findings) - _MOST_FINDINGS:,} more; --report json lists all")
     lines = [
         *(
             f"{number:,} not scored: {visible(because)} (first: {visible(str(place))})"
@@ -259,17 +260,17 @@ def _lists(summary: RescoreSummary, *, filled: bool) -> Iterator[RenderableType]
 
 
 def summary_object(summary: RescoreSummary) -> dict[str, Any]:
-    """Everything about a run except its rollouts."""
+    """The JSON object of a run, without its rollouts."""
     scan, counts, changes = summary.scan, summary.counts, summary.changes
     return {
         "schema_version": 1,
-        **fields(summary, "provider model"),
+        **pick(summary, "provider model"),
         "weight_versions": sorted(summary.weight_versions),
         "files": [str(file) for file in scan.files],
-        **fields(scan, "tokenizer tokenizer_commits notices"),
-        **fields(summary, "failed tolerance rollouts scored"),
+        **pick(scan, "tokenizer tokenizer_commits notices"),
+        **pick(summary, "failed tolerance rollouts scored"),
         "rows_unreadable": summary.unreadable,
-        **fields(summary, "scored_tokens missing disagreeing"),
+        **pick(summary, "scored_tokens missing disagreeing"),
         "agreement": agreement_object(summary.agreement),
         "by_turn": [
             {"turn": None if turn < 0 else turn, **(agreement_object(sums.agreement(summary.tolerance)) or {})}
@@ -279,9 +280,9 @@ def summary_object(summary: RescoreSummary) -> dict[str, Any]:
         "mismatch": None if summary.mismatch is None else mismatch_object(summary.mismatch),
         "causes": [
             {
-                **fields(cause, "code cause findings segments sampled_tokens other_tokens"),
-                **fields(cause, "sampled other likelier lowest"),
-                "behind": _behind(cause.behind),
+                **pick(cause, "code cause findings segments sampled_tokens other_tokens"),
+                **pick(cause, "sampled other likelier lowest"),
+                "behind": _sums(cause.behind),
             }
             for _, cause in sorted(summary.causes.items())
         ],
@@ -292,11 +293,11 @@ def summary_object(summary: RescoreSummary) -> dict[str, Any]:
             "highest": max(changes, default=None),
         },
         "near": [
-            {"from": first, **_behind(near)} for first, near in zip(NEAR, summary.near, strict=True) if near.tokens
+            {"from": first, **_sums(near)} for first, near in zip(NEAR, summary.near, strict=True) if near.tokens
         ],
         "unpriced": dict(summary.unpriced),
         "unscored": [
-            {"because": because, "number": number, **fields(first, "file row item")}
+            {"because": because, "number": number, **pick(first, "file row item")}
             for because, (number, first) in summary.unscored.items()
         ],
         "findings": [finding_object(finding) for finding in summary.findings],
@@ -311,18 +312,18 @@ def summary_object(summary: RescoreSummary) -> dict[str, Any]:
 
 
 def rollout_object(result: RescoredRollout) -> dict[str, Any]:
-    """One rollout: how its logprobs agree, and the price of each of its drift findings."""
+    """The JSON object of a rollout: how its logprobs agree, and the price of each of its drift findings."""
     return {
-        **fields(result.place, "file row item"),
+        **pick(result.place, "file row item"),
         "agreement": agreement_object(result.agreement),
         "explanation": result.explanation or None,
-        **fields(result, "scored_tokens missing weight_versions"),
+        **pick(result, "scored_tokens missing weight_versions"),
         "prices": [
             {
                 "finding": finding_object(price.finding),
-                **fields(price, "against sampled other difference share"),
-                "behind": _behind(price.behind),
-                "segments": [fields(segment, "sampled_ids other_ids sampled other") for segment in price.segments],
+                **pick(price, "against sampled other difference share"),
+                "behind": _sums(price.behind),
+                "segments": [pick(segment, "sampled_ids other_ids sampled other") for segment in price.segments],
             }
             for price in result.prices
         ],
@@ -334,14 +335,14 @@ def rollout_object(result: RescoredRollout) -> dict[str, Any]:
 
 
 def agreement_object(agreement: Agreement | None) -> dict[str, Any] | None:
-    """How recorded and model agree; None where nothing could be compared."""
+    """How recorded logprobs and the model's agree; None where nothing could be compared."""
     if agreement is None:
         return None
-    numbers = fields(agreement, "tokens mean size largest k1 k3")
+    numbers = pick(agreement, "tokens mean size largest k1 k3")
     return {**numbers, "above": _by_edge(agreement.above), "disagrees": agreement.disagrees}
 
 
-def _behind(behind: Sums) -> dict[str, Any]:
+def _sums(behind: Sums) -> dict[str, Any]:
     return {
         "tokens": behind.tokens,
         "change": behind.total,
@@ -355,11 +356,11 @@ def _by_edge(values: Sequence[float]) -> dict[str, float]:
     return {f"{edge:g}": value for edge, value in zip(EDGES, values, strict=True)}
 
 
-# `rescore --prompts`: whether a server has the prompts of a log.
+# `rescore --prompts`: whether a server sees the prompts of a log.
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
+class PromptsRun:
     """A finished run of `--prompts`."""
 
     summary: PromptSummary
@@ -381,7 +382,7 @@ def prompt_verdict(summary: PromptSummary) -> str:
     return f"The server has other tokens than the log in {differing:,} of {calls}.{rest}"
 
 
-def _prompt_parts(run: Prompts) -> Iterator[RenderableType]:
+def _prompts_page(run: PromptsRun) -> Iterator[RenderableType]:
     summary = run.summary
     model = f", model {summary.model}" if summary.model else ""
     counts = f"{many(summary.rollouts, 'rollout')} · prompts sent to {summary.provider}{model}"
@@ -398,7 +399,7 @@ def _prompt_parts(run: Prompts) -> Iterator[RenderableType]:
     for differs in summary.differences[: run.worst]:
         yield Text(visible(f"  {differs}, {differs.question}"))
         yield Text(visible(f"    {differs.what}"))
-        sides = [elided(visible(run.pieces(ids)), _PIECES) for ids in (differs.recorded, differs.server)]
+        sides = [elided(visible(run.pieces(ids)), _TEXT_WIDTH) for ids in (differs.recorded, differs.server)]
         yield Text(f"    log {sides[0]} → server {sides[1]}")
     if len(summary.differences) > run.worst:
         yield Text(f"  … and {len(summary.differences) - run.worst:,} more; --report json lists all")
@@ -417,32 +418,32 @@ def _prompt_parts(run: Prompts) -> Iterator[RenderableType]:
         yield from (Text(visible(f"  {line}")) for line in lines)
 
 
-def _prompts_json(run: Prompts, out: TextIO, look: ReportOptions) -> None:
+def _write_prompts_json(run: PromptsRun, out: TextIO, look: ReportOptions) -> None:
     summary = run.summary
     counts = {
         "schema_version": 1,
-        **fields(summary, "provider model rollouts"),
-        **fields(run.scan, "tokenizer notices"),
+        **pick(summary, "provider model rollouts"),
+        **pick(run.scan, "tokenizer notices"),
         "failed": bool(summary.differences),
         "questions": [
             {"question": each, "compared": summary.compared[each], "differing": summary.differing[each]}
             for each in Question
         ],
-        **fields(summary, "spliced replayed"),
+        **pick(summary, "spliced replayed"),
         "skipped": [
-            {"question": question, "because": because, "number": number, **fields(first, "file row item")}
+            {"question": question, "because": because, "number": number, **pick(first, "file row item")}
             for (question, because), (number, first) in summary.skipped.items()
         ],
     }
     own = "turn where start end code cause what recorded server"
     differences = [
-        {"question": differs.question, **fields(differs.place, "file row item"), **fields(differs, own)}
+        {"question": differs.question, **pick(differs.place, "file row item"), **pick(differs, own)}
         for differs in summary.differences
     ]
     out.write(as_json({"summary": counts, "differences": differences}) + "\n")
 
 
-PROMPT_REPORTS: dict[str, Callable[[Prompts, TextIO, ReportOptions], None]] = {
-    "text": as_page(_prompt_parts),
-    "json": _prompts_json,
+PROMPT_REPORTS: dict[str, Callable[[PromptsRun, TextIO, ReportOptions], None]] = {
+    "text": page_writer(_prompts_page),
+    "json": _write_prompts_json,
 }

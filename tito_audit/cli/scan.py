@@ -7,9 +7,16 @@ from contextlib import closing
 
 import typer
 
-from tito_audit.cli._ends import FAILED
-from tito_audit.cli._options import Options, skipped
-from tito_audit.cli._outs import Target, deliver, journal_place, refuse_inputs, say_resumed, wanted_reports
+from tito_audit.cli._exit import FAILED
+from tito_audit.cli._options import Options, skipped_words
+from tito_audit.cli._outputs import (
+    ReportTarget,
+    journal_path,
+    print_resumed,
+    refuse_overwriting,
+    wanted_reports,
+    write_reports,
+)
 from tito_audit.gate import gate_rollouts
 from tito_audit.report import ReportOptions
 from tito_audit.reports import report_named
@@ -25,23 +32,23 @@ def scan(options: Options, logs: list[str]) -> None:
     """Audit logs."""
     settings = all_cores(options.settings())
     gate = options.gate()
-    read = options.inputs(settings)
-    refuse_inputs(
+    read = options.input_files(settings)
+    refuse_overwriting(
         {"--journal": options.journal, "--baseline": options.baseline if gate.update_baseline else None},
         logs,
         read,
     )
     written = [file for file in (options.baseline, options.journal) if file is not None]
     places = wanted_reports(options, logs, written, read)
-    wanted = [Target(report_named(name), path) for name, path in places]
+    wanted = [ReportTarget(report_named(name), path) for name, path in places]
     named = next((str(each.path) for each in wanted if each.path is not None), None)
-    place = journal_place(options, named, "write a report to a file: -r json=FILE")
-    # Lines printed one by one and the progress line would overwrite each other.
+    place = journal_path(options, named, "write a report to a file: -r json=FILE")
+    # The progress line and the printed findings would overwrite each other.
     live = any(each.path is None and each.report.name in _AT_ONCE for each in wanted) and sys.stdout.isatty()
     pace = RunProgress(limit=settings.limit)
     observe = any(each.report.observes for each in wanted)
     run = gate_rollouts(logs, settings, gate, pace, observe=observe, resume=place)
-    run.summary.notices += [notice for notice in (options.notice(), skipped(logs)) if notice is not None]
+    run.summary.notices += filter(None, [options.config_notice(), skipped_words(logs)])
     page = ReportOptions(
         color=colors(sys.stdout),
         width=page_width(),
@@ -54,7 +61,7 @@ def scan(options: Options, logs: list[str]) -> None:
         fails=run.fails,
     )
     with closing(compute_first(with_progress(run, pace, silent=options.quiet or live))) as results:
-        deliver(results, run.summary, wanted, page)
-    say_resumed(run.scan.resumed, len(run.summary.files), place, silent=options.quiet)
+        write_reports(results, run.summary, wanted, page)
+    print_resumed(run.scan.resumed, len(run.summary.files), place, silent=options.quiet)
     if run.summary.gate is not None and run.summary.gate.failed:
         raise typer.Exit(FAILED)

@@ -25,8 +25,8 @@ from tito_audit.run.template import open_template
 from tito_audit.serve.call_log import CallLog
 from tito_audit.serve.errors import Refused
 from tito_audit.sessions.engine import Conversations, Limits
-from tito_audit.sessions.fit import misfit
-from tito_audit.templates.appends import append_only
+from tito_audit.sessions.fit import find_misfit
+from tito_audit.templates.append_only import check_append_only
 from tito_audit.terminal.escape import inert, shell_word, visible
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def serve(options: Options) -> None:
     for name in _NEEDED:
         if find_spec(name) is None:
             raise SetupError(f"serve needs {name}, which is not installed.\npip install 'tito-audit[serve]'")
-    if (notice := options.notice()) is not None:
-        _print([notice])
+    if (notice := options.config_notice()) is not None:
+        _print_lines([notice])
     from tito_audit.serve.app import HttpOptions, ServerOptions
     from tito_audit.serve.app import serve as serve_gateway
     from tito_audit.serve.gateway import Gateway, ParsingProvider
@@ -58,10 +58,10 @@ def serve(options: Options) -> None:
         renderer, tokenizer = opened.renderer, opened.tokenizer
         assert tokenizer is not None, "a tokenizer was named"
         tokenizer.load()
-        parsers, parser_lines = _parsers(options.tool_parser, options.reasoning_parser, renderer)
+        parsers, parser_lines = _choose_parsers(options.tool_parser, options.reasoning_parser, renderer)
         source = open_provider(options.provider, ProviderOptions(options.model, key_of(options.provider)))
         limits = Limits(sessions=options.max_sessions)
-        # Names that no earlier gateway gave, whose lines the log may hold.
+        # Random names: the log may hold sessions of an earlier gateway.
         conversations = Conversations(tokenizer, renderer, limits=limits, new_id=lambda: f"s-{uuid4().hex[:16]}")
         calls = CallLog(Path(options.log), sync=options.fsync)
         name = options.model_name or source.model or "default"
@@ -75,11 +75,14 @@ def serve(options: Options) -> None:
         file = tokenizer.folder / "tokenizer.json" if tokenizer.folder is not None else None
         of_file = {"tokenizer_digest": record_digest(file)} if file is not None and file.is_file() else {}
         gateway.digests = {**of_file, "template_digest": record_digest(renderer.template(False).source)}
-        notes = [*parser_lines, *await _notes(gateway, renames=options.model_name is None, force=options.force)]
+        notes = [
+            *parser_lines,
+            *await _check_provider(gateway, renames=options.model_name is None, force=options.force),
+        ]
         key = options.api_key or os.environ.get(_KEY) or None
         if key is None and not _is_local(options.host):
             notes.append(f"warning: anyone who can reach {options.host} can use it; set {_KEY} to require a key")
-        template = _verdict(renderer)
+        template = _template_line(renderer)
 
         def started(address: str) -> None:
             served = f"serving {gateway.model} at {address}/v1, from {gateway.provider.name}"
@@ -91,19 +94,19 @@ def serve(options: Options) -> None:
                 f"Anthropic's API: ANTHROPIC_BASE_URL={address} ANTHROPIC_API_KEY={secret} "
                 f"ANTHROPIC_MODEL={shell_word(gateway.model)}",
             )
-            _print([served, place, f"tokenizer: {tokenizer.name}", template, *notes, *agents])
+            _print_lines([served, place, f"tokenizer: {tokenizer.name}", template, *notes, *agents])
 
         http = HttpOptions(key, options.max_body, partial(print, file=sys.stderr) if options.access_log else None)
         await serve_gateway(
             gateway, http, ServerOptions(options.host, options.port, options.idle, options.grace), started
         )
-        _print([f"ended; {gateway.log.path} has every answer"])
+        _print_lines([f"ended; {gateway.log.path} has every answer"])
 
     asyncio.run(run())
 
 
-def _parsers(tool_parser: str, reasoning_parser: str, renderer: Renderer) -> tuple[Parsers, list[str]]:
-    """The parsers of reasoning and of tools, and a line about each; none of ours where the server parses."""
+def _choose_parsers(tool_parser: str, reasoning_parser: str, renderer: Renderer) -> tuple[Parsers, list[str]]:
+    """The parsers of reasoning and of tools, and a line about each; (None, None) where the server parses."""
     if tool_parser == _SERVER:
         if reasoning_parser not in (_AUTO, _SERVER):
             raise SetupError(
@@ -112,12 +115,12 @@ def _parsers(tool_parser: str, reasoning_parser: str, renderer: Renderer) -> tup
             )
         return (None, None), ["parsers: the server's own; answers are streamed only when complete"]
     template = renderer.template(True).source
-    tools, tools_line = _parser(tool_parser, Reads.TOOLS, template)
-    reasoning, reasoning_line = _parser(reasoning_parser, Reads.REASONING, template)
+    tools, tools_line = _choose_parser(tool_parser, Reads.TOOLS, template)
+    reasoning, reasoning_line = _choose_parser(reasoning_parser, Reads.REASONING, template)
     return (reasoning, tools), [tools_line, reasoning_line]
 
 
-def _parser(name: str, reads: Reads, template: str) -> tuple[Parser | None, str]:
+def _choose_parser(name: str, reads: Reads, template: str) -> tuple[Parser | None, str]:
     word = "tool parser" if reads is Reads.TOOLS else "reasoning parser"
     if name == _NONE:
         return None, f"{word}: none"
@@ -127,22 +130,22 @@ def _parser(name: str, reads: Reads, template: str) -> tuple[Parser | None, str]
     return parser_named(name, reads), f"{word}: {name}"
 
 
-async def _notes(gateway: Gateway, *, renames: bool, force: bool) -> list[str]:
-    """What the user should know before the first request; SetupError if the provider has another tokenizer.
+async def _check_provider(gateway: Gateway, *, renames: bool, force: bool) -> list[str]:
+    """Notes about the provider for the user; SetupError if it has another tokenizer, unless `force`.
 
-    `renames`: clients know the model by the provider's name for it.
+    `renames`: clients use the provider's name of the model.
     """
-    from tito_audit.serve.app import fit_notice
+    from tito_audit.serve.app import check_fit
 
-    difference, note = await fit_notice(gateway.provider, gateway.tokenizer)
+    difference, note = await check_fit(gateway.provider, gateway.tokenizer)
     if difference is not None and not force:
         raise SetupError(
             f"--tokenizer {gateway.tokenizer.name}: this is not the model's tokenizer.\n{difference}.\n"
             "Pass the folder of the served model, or --allow-mismatch to send these ids anyway."
         )
-    _rename(gateway, renames=renames)
+    _take_provider_name(gateway, renames=renames)
     if note is not None:
-        gateway.unchecked = partial(_check, renames=renames, force=force)
+        gateway.deferred_check = partial(_check_late_provider, renames=renames, force=force)
     torn = ["the log ended in the middle of a line, as after a crash; new lines start after it"]
     return [
         *([f"warning: {difference}"] if difference is not None else []),
@@ -151,27 +154,27 @@ async def _notes(gateway: Gateway, *, renames: bool, force: bool) -> list[str]:
     ]
 
 
-async def _check(gateway: Gateway, *, renames: bool, force: bool) -> None:
-    """Ask a server that was down at the start what it serves; Refused if it has another tokenizer."""
+async def _check_late_provider(gateway: Gateway, *, renames: bool, force: bool) -> None:
+    """Check a server that was down at the start; Refused if it has another tokenizer."""
     await gateway.provider.find_model()  # type: ignore[attr-defined]
-    _rename(gateway, renames=renames)
-    difference = await misfit(gateway.provider, gateway.tokenizer)
+    _take_provider_name(gateway, renames=renames)
+    difference = await find_misfit(gateway.provider, gateway.tokenizer)
     if difference is not None and not force:
         why = f"the tokenizer of this gateway is not the tokenizer of the model: {difference}"
         raise Refused(why, status=502, code="wrong_tokenizer")
 
 
-def _rename(gateway: Gateway, *, renames: bool) -> None:
+def _take_provider_name(gateway: Gateway, *, renames: bool) -> None:
     if renames and gateway.provider.model is not None:
         gateway.model = gateway.provider.model
 
 
-def _verdict(renderer: Renderer) -> str:
-    """Whether the template only appends, in a line."""
-    append = append_only(renderer)
-    if append.holds:
+def _template_line(renderer: Renderer) -> str:
+    """A line that says whether the template only appends."""
+    append = check_append_only(renderer)
+    if append.is_append_only:
         return "template: append-only; a growing conversation never forks"
-    broken = sorted({f"{step.kind} before {step.next}" for step in append.broken})
+    broken = sorted({f"{step.answer_kind} before {step.next_speaker}" for step in append.broken})
     what = ", ".join(broken) or "every answer"
     return f"template: rewrites history ({what}); calls after that fork, and the log says why"
 
@@ -183,6 +186,6 @@ def _is_local(host: str) -> bool:
         return host == "localhost"
 
 
-def _print(lines: Iterable[str]) -> None:
+def _print_lines(lines: Iterable[str]) -> None:
     for line in lines:
         print(f"tito-audit: {inert(visible(line))}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`tito-audit sft`: what a trainer would make of chat data, before it is tokenized."""
+"""`tito-audit sft`: shows what a trainer would make of chat data, before it is tokenized."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tito_audit.cli._ends import FAILED
+from tito_audit.cli._exit import FAILED
 from tito_audit.cli._options import Options
-from tito_audit.cli._outs import print_object
+from tito_audit.cli._outputs import print_object
 from tito_audit.errors import SetupError
 from tito_audit.report import ReportOptions
-from tito_audit.report_objects import fields
+from tito_audit.report_objects import pick
 from tito_audit.run.sft import PreFlight
 from tito_audit.sft.preflight import ADVICE, PlannedRow
 from tito_audit.terminal.escape import elided, visible
-from tito_audit.terminal.page import STYLES, heading, page_to, print_commands, print_list, print_parts, wrapped
+from tito_audit.terminal.page import STYLES, heading, open_page, print_commands, print_list, print_parts, wrap
 from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens
 from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
 from tito_audit.terminal.words import many, share
 
-_SEVERITY = 9
-"""Columns of a severity in front of a problem."""
+_SEVERITY_WIDTH = 9
+"""The width of the severity in front of a problem."""
 
 
 def sft(options: Options, logs: list[str]) -> None:
@@ -43,13 +43,13 @@ def sft(options: Options, logs: list[str]) -> None:
         )
     shown = shown or first
     if options.shape == "json":
-        print_object(_as_object(run, shown))
+        print_object(_plan_object(run, shown))
     else:
-        with page_to(sys.stdout, ReportOptions(color=colors(sys.stdout), width=page_width())) as console:
-            print_parts(console, _problems(run, console))
-            print_parts(console, () if shown is None else _tokens(run, shown, options))
+        with open_page(sys.stdout, ReportOptions(color=colors(sys.stdout), width=page_width())) as console:
+            print_parts(console, _plan_lines(run, console))
+            print_parts(console, () if shown is None else _token_lines(run, shown, options))
             notes = [_NO_MARKERS] if run.plan.answers and not run.has_markers else []
-            notes += [visible(notice)] if (notice := options.notice()) is not None else []
+            notes += [visible(notice)] if (notice := options.config_notice()) is not None else []
             print_list(console, "Note", notes)
             log, tokenizer = visible(run.logs[0]), visible(run.settings.tokenizer or "")
             command = f"tito-audit convert {log} --to sft -o OUT -t {tokenizer}"
@@ -61,12 +61,12 @@ def sft(options: Options, logs: list[str]) -> None:
         raise typer.Exit(FAILED)
 
 
-def _as_object(run: PreFlight, shown: PlannedRow | None) -> dict[str, Any]:
-    """Counts of the set, its problems with the first row of each, and one row as tokens."""
+def _plan_object(run: PreFlight, shown: PlannedRow | None) -> dict[str, Any]:
+    """The JSON object: counts of the set, its problems with the first row of each, and one row as tokens."""
     plan = run.plan
     piece = run.reference.vocabulary.piece
     return {
-        **fields(plan, "rows tokens trained answers ends longest nothing"),
+        **pick(plan, "rows tokens trained answers ends longest nothing"),
         "generation_markers": run.has_markers,
         "tokenizer": run.settings.tokenizer,
         "against": run.against,
@@ -76,7 +76,7 @@ def _as_object(run: PreFlight, shown: PlannedRow | None) -> dict[str, Any]:
                 "problem": problem.value,
                 "severity": plan.severity(problem).word,
                 "rows": count.rows,
-                "first": fields(count.first, "file row item"),
+                "first": pick(count.first, "file row item"),
                 "shown": count.shown,
             }
             for problem, count in plan.problems.items()
@@ -84,7 +84,7 @@ def _as_object(run: PreFlight, shown: PlannedRow | None) -> dict[str, Any]:
         "row": None
         if shown is None
         else {
-            **fields(shown.place, "file row item"),
+            **pick(shown.place, "file row item"),
             "ids": shown.ids.tolist(),
             "pieces": list(map(piece, shown.ids.tolist())),
             "trained": shown.trained.tolist(),
@@ -99,8 +99,8 @@ _NO_MARKERS = (
 )
 
 
-def _problems(run: PreFlight, console: Console) -> Iterator[Text]:
-    """What would be trained, and each problem with the first row that has it."""
+def _plan_lines(run: PreFlight, console: Console) -> Iterator[Text]:
+    """What would be trained, then each problem with the first row that has it."""
     plan = run.plan
     yield Text("tito-audit sft ", style="bold").append(visible(", ".join(run.logs[:3])))
     facts = [many(plan.rows, "row"), many(plan.answers, "trained answer"), many(plan.tokens, "token")]
@@ -119,16 +119,16 @@ def _problems(run: PreFlight, console: Console) -> Iterator[Text]:
     ranked = sorted(plan.problems.items(), key=lambda item: (-plan.severity(item[0]), -item[1].rows))
     for problem, count in ranked:
         severity = plan.severity(problem)
-        line = Text(f"{severity.word:<{_SEVERITY}}", style=STYLES[severity])
+        line = Text(f"{severity.word:<{_SEVERITY_WIDTH}}", style=STYLES[severity])
         words = f"{many(count.rows, 'row')} ({share(count.rows, plan.rows)}): {problem}"
         yield line.append(words, style="not bold default")
         example = f"{count.first}: {elided(count.shown, 160)}"
         for words, style in ((example, "dim"), (f"→ {ADVICE[problem]}", "")):
-            width, indent = console.width - _SEVERITY - 2, " " * _SEVERITY
-            yield from wrapped(Text(visible(words), style=style), console, width, indent)
+            width, indent = console.width - _SEVERITY_WIDTH - 2, " " * _SEVERITY_WIDTH
+            yield from wrap(Text(visible(words), style=style), console, width, indent)
 
 
-def _tokens(run: PreFlight, shown: PlannedRow, options: Options) -> Iterator[Text]:
+def _token_lines(run: PreFlight, shown: PlannedRow, options: Options) -> Iterator[Text]:
     look = DrawOptions(
         width=page_width(),
         encoding=sys.stdout.encoding or "utf-8",

@@ -1,4 +1,4 @@
-"""`tito-audit show`: one rollout as tokens, with the findings below each sequence."""
+"""`tito-audit show`: shows one rollout as tokens, with the findings below each sequence."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tito_audit.cli._options import Options, one_log
-from tito_audit.cli._outs import print_object
+from tito_audit.cli._options import Options, find_one_log
+from tito_audit.cli._outputs import print_object
 from tito_audit.errors import SetupError
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding, Result, Severity, Where
@@ -23,23 +23,15 @@ from tito_audit.record.prefix import common_prefix
 from tito_audit.record.rollout import IdsFrom, Rollout
 from tito_audit.repairs import all_repairs
 from tito_audit.report import ReportOptions
-from tito_audit.report_objects import fields, finding_object
+from tito_audit.report_objects import finding_object, pick
 from tito_audit.rules import all_rules
-from tito_audit.run.rewriting import CODE
+from tito_audit.run.rewriting import REWRITING_CODE
 from tito_audit.run.scan import Scan, scan_rollouts
 from tito_audit.settings.model import Settings
-from tito_audit.settings.values import user_path
+from tito_audit.settings.values import expand_user
 from tito_audit.storage import RemoteFile, open_log
 from tito_audit.terminal.escape import visible
-from tito_audit.terminal.page import (
-    STYLES,
-    console_for,
-    finding_lines,
-    heading,
-    line_printed,
-    range_words,
-    wrapped,
-)
+from tito_audit.terminal.page import STYLES, console_for, finding_lines, heading, range_words, render_line, wrap
 from tito_audit.terminal.pager import show_page
 from tito_audit.terminal.sequence import ASKED, BOTH, FINDING, TRAINED, DrawOptions, TokenLine, draw_tokens
 from tito_audit.terminal.terminal import colors, page_width
@@ -48,13 +40,13 @@ from tito_audit.terminal.words import code_ranges, many
 
 def show(options: Options, log: str) -> None:
     """Show one rollout as tokens, with both sides of each difference and its findings below."""
-    settings = replace(options.settings(), encoder="tokenizers")  # for one row, loading a second one takes longer
-    wanted = wanted_place(log, row=options.row, item=options.item, turn=options.turn)
-    file = one_log(wanted.log)
-    wanted = replace(wanted, row=_row(file, settings) if wanted.row is None else wanted.row)
+    settings = replace(options.settings(), encoder="tokenizers")  # for one row the fast encoder would not pay off
+    wanted = parse_place(log, row=options.row, item=options.item, turn=options.turn)
+    file = find_one_log(wanted.log)
+    wanted = replace(wanted, row=_only_row(file, settings) if wanted.row is None else wanted.row)
     run = scan_rollouts([str(file)], replace(settings, row=wanted.row))
-    result, items = _result(run, file, wanted, settings)
-    spots = spots_of(options.around, wanted, result.findings)
+    result, items = _find_result(run, file, wanted, settings)
+    spots = parse_around(options.around, wanted, result.findings)
     if options.as_json or options.shape == "json":
         if spots is not None:
             raise SetupError("-f json writes whole sequences; leave out --around, and the tokens of the place.")
@@ -72,33 +64,32 @@ def show(options: Options, log: str) -> None:
         logprobs=options.logprobs,
     )
     console = console_for(sys.stdout, ReportOptions(color=colors(sys.stdout), width=look.width))
-    call = marked_call(result, result.place.file, wanted.row)
+    call = turn_of_row(result, result.place.file, wanted.row)
     lines = page_lines(result, look, console, wanted.turn, spots, marked=call)
     remarks = [Text(visible(remark)) for remark in _remarks(run, items, result)]
     page = chain(
-        (line_printed(line, console) for line in lines),
-        ("\n" + line_printed(remark, console) for remark in remarks),
+        (render_line(line, console) for line in lines), ("\n" + render_line(remark, console) for remark in remarks)
     )
     show_page(page, sys.stdout, paged=not options.no_pager)
 
 
-def _count(file: Path, settings: Settings) -> int:
+def _count_rows(file: Path, settings: Settings) -> int:
     return open_log(file, rows_at=settings.at(file).rows_at).count()
 
 
-def _row(file: Path, settings: Settings) -> int:
-    """The row to show if none was named: the only one; SetupError if there are more."""
-    # To count the rows of a large remote log, all of it would be fetched.
+def _only_row(file: Path, settings: Settings) -> int:
+    """The row to show if none was named; SetupError unless the log has a single row."""
+    # Counting the rows of a large remote log would fetch all of it.
     far = isinstance(file, RemoteFile) and file.stat().st_size > (8 << 20)
-    rows = _count(file, settings) if file.is_file() and not far else None
+    rows = _count_rows(file, settings) if file.is_file() and not far else None
     if rows == 1:
         return 0
     size = f"; it holds {rows:,} rows, counted from 0" if rows is not None else ""
     raise SetupError(f"{file}: no row was named{size}.\nPass --row N, or write {file}:N.")
 
 
-def _result(run: Scan, file: Path, wanted: ToShow, settings: Settings) -> tuple[Result, int]:
-    """The result to show, and how many results its row has."""
+def _find_result(run: Scan, file: Path, wanted: ShowPlace, settings: Settings) -> tuple[Result, int]:
+    """The result to show, and how many results its row has; SetupError if there is none."""
     of_row = [result for result in run if not result.of_log]
     for result in of_row:
         if result.place.item == wanted.item:
@@ -108,7 +99,7 @@ def _result(run: Scan, file: Path, wanted: ToShow, settings: Settings) -> tuple[
             f"{file}: row {wanted.row} holds {len(of_row)} rollouts, counted from 0; --item {wanted.item} is past "
             "the end."
         )
-    rows = _count(file, settings) if file.is_file() else 0
+    rows = _count_rows(file, settings) if file.is_file() else 0
     if wanted.row is not None and wanted.row < rows:
         raise SetupError(f"{file}: row {wanted.row} is a blank line or holds no rollout.")
     raise SetupError(f"{file}: there is no row {wanted.row}; it holds {rows:,} rows, counted from 0.")
@@ -119,32 +110,32 @@ def _remarks(run: Scan, items: int, result: Result) -> list[str]:
     if items > 1:
         remarks.append(f"The row holds {items} rollouts: --item 0 to --item {items - 1}.")
     for finding in result.told:
-        # That the template rewrites history changes nothing of how the row is audited.
-        if finding.code != CODE or finding.place.row == result.place.row:
+        # That the template rewrites history does not change how a row is audited.
+        if finding.code != REWRITING_CODE or finding.place.row == result.place.row:
             remarks.append(f"{finding.severity.word} {finding.code}: {finding.hit.message}")
     return remarks
 
 
 _POSITION = r"(?:(?P<where>prompt|completion|row)(?::|[ ]at[ ]|[ ]))?(?P<start>\d{1,10})(?:[-:](?P<end>\d{1,10}))?"
-_REST = re.compile(
+_PLACE = re.compile(
     r"(?P<row>\d{1,15})(?:\[(?P<item>\d{1,9})\])?"
     r"(?:(?::|[ ]turn[ ])(?P<turn>\d{1,9}|-|))?"
     rf"(?:(?::|[ ](?:at[ ])?)(?:{_POSITION}|-))?:?"
 )
-_SPOT = re.compile(_POSITION)
+_SPAN = re.compile(_POSITION)
 _CODE = re.compile(r"[A-Z]{1,3}\d{0,3}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{4,16}")
 
 
 @dataclass(frozen=True, slots=True)
 class ShowSpan:
-    """Tokens to show."""
+    """A span of tokens to show."""
 
     start: int
     end: int
-    """Half-open; a position alone is one token."""
+    """Exclusive."""
     where: Where | None = None
-    """None: any sequence that is long enough."""
+    """None: every sequence that is long enough."""
     turn: int | None = None
 
     def __str__(self) -> str:
@@ -154,36 +145,38 @@ class ShowSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class ToShow:
-    """The part of a log to show."""
+class ShowPlace:
+    """A place in a log, as named on the command line."""
 
     log: str
     row: int | None
-    """None: not specified."""
+    """None: not named."""
     item: int = 0
     turn: int | None = None
     spot: ShowSpan | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Spots:
-    """The part of a rollout to show: some tokens, and findings by code or fingerprint."""
+class Selection:
+    """The part of a rollout to show: spans of tokens and findings, with the tokens around them."""
 
     spots: tuple[ShowSpan, ...]
     findings: tuple[Finding, ...]
 
 
-def wanted_place(log: str, *, row: int | None = None, item: int | None = None, turn: int | None = None) -> ToShow:
-    """The place in `log`, which may carry row, turn and tokens as reports print them, or in the options.
+def parse_place(
+    log: str, *, row: int | None = None, item: int | None = None, turn: int | None = None
+) -> ShowPlace:
+    """The place that `LOG[:ROW[:TURN]]`, a place copied from a report, or the options name.
 
-    An existing file is a file, colons and all. SetupError if the place and the options disagree.
+    The name of an existing file is never split at its colons. SetupError if place and options disagree.
     """
     colons = [] if _exists(log) else re.finditer(":", log)
-    splits = [(log[: colon.start()], _REST.fullmatch(log[colon.end() :])) for colon in colons]
+    splits = [(log[: colon.start()], _PLACE.fullmatch(log[colon.end() :])) for colon in colons]
     cuts = [(file, rest) for file, rest in splits if rest is not None and file]
     if not cuts:
-        return ToShow(log, row, item or 0, turn)
-    # If several files fit, the longest name that exists.
+        return ShowPlace(log, row, item or 0, turn)
+    # If several splits are possible, the longest file name that exists.
     file, rest = ([(file, rest) for file, rest in cuts if _exists(file)] or cuts[:1])[-1]
     placed = rest["turn"] not in (None, "", "-")
     place = {"row": int(rest["row"]), "turn": int(rest["turn"]) if placed else None}
@@ -194,16 +187,16 @@ def wanted_place(log: str, *, row: int | None = None, item: int | None = None, t
                 f"{log}: the place names {name} {place[name]}, but --{name} is {number}.\nLeave one out."
             )
         place[name] = number if place[name] is None else place[name]
-    spot = _spot(rest, log, place["turn"]) if rest["start"] else None
+    spot = _parse_span(rest, log, place["turn"]) if rest["start"] else None
     if spot is not None and rest["turn"] == "-":
         spot = replace(spot, where=Where.ROW)
-    return ToShow(file, place["row"], place["item"] or 0, place["turn"], spot)
+    return ShowPlace(file, place["row"], place["item"] or 0, place["turn"], spot)
 
 
-def spots_of(around: Sequence[str], wanted: ToShow, findings: Sequence[Finding]) -> Spots | None:
-    """What `--around` and the place ask for: positions, and findings by code or fingerprint; None for everything.
+def parse_around(around: Sequence[str], wanted: ShowPlace, findings: Sequence[Finding]) -> Selection | None:
+    """What `--around` and the place select: positions, or findings by code or fingerprint; None for everything.
 
-    SetupError for anything else.
+    SetupError for a text that is neither, or that no finding matches.
     """
     if not around and wanted.spot is None:
         return None
@@ -211,9 +204,9 @@ def spots_of(around: Sequence[str], wanted: ToShow, findings: Sequence[Finding])
     spots: list[ShowSpan] = []
     chosen: list[Finding] = []
     for text in around:
-        match = _SPOT.fullmatch(text.strip())
+        match = _SPAN.fullmatch(text.strip())
         if match is not None:
-            spots.append(_spot(match, f"--around {text}", wanted.turn))
+            spots.append(_parse_span(match, f"--around {text}", wanted.turn))
             continue
         code, mark = text.strip().upper(), text.strip().lower()
         is_code, is_mark = _CODE.fullmatch(code) is not None, _FINGERPRINT.fullmatch(mark) is not None
@@ -235,22 +228,22 @@ def spots_of(around: Sequence[str], wanted: ToShow, findings: Sequence[Finding])
             raise SetupError(f"--around {text}: no finding of {whose} has this {kind}.\nIt has {there}.")
         chosen += fitting
     if (spot := wanted.spot) is not None:
-        # A report names turn and tokens; the finding at that place says which sequence of the turn is meant.
+        # A report names only turn and tokens: the finding at these says which sequence of the turn is meant.
         hits = [(finding, finding.hit) for finding in here]
         at = [each for each, hit in hits if (hit.start, hit.end) == (spot.start, spot.end)]
         at = [finding for finding in at if spot.where in (None, finding.hit.where)]
         chosen, spots = chosen + at, spots if at else [*spots, spot]
-    return Spots(tuple(spots), tuple({id(finding): finding for finding in chosen}.values()))
+    return Selection(tuple(spots), tuple({id(finding): finding for finding in chosen}.values()))
 
 
 def _exists(name: str) -> bool:
     try:
-        return user_path(name).exists()
+        return expand_user(name).exists()
     except (OSError, ValueError):  # the name is too long
         return False
 
 
-def _spot(match: re.Match[str], text: str, turn: int | None) -> ShowSpan:
+def _parse_span(match: re.Match[str], text: str, turn: int | None) -> ShowSpan:
     start = int(match["start"])
     end = int(match["end"]) if match["end"] else start + 1
     if end < start:
@@ -259,10 +252,10 @@ def _spot(match: re.Match[str], text: str, turn: int | None) -> ShowSpan:
     return ShowSpan(start, end, where, None if where is Where.ROW else turn)
 
 
-_ROLES = 12
-"""Messages whose roles are listed."""
-_NAME = max(len("TOK101"), len("normalize"))
-_ASKED_CALL = "▸"
+_MOST_ROLES = 12
+"""How many messages' roles are listed."""
+_NAME_WIDTH = max(len("TOK101"), len("normalize"))
+_ASKED_TURN = "▸"
 _BLANKS = {"⏎": "newline", "⇥": "tab", "∅": "no text"}
 
 
@@ -275,15 +268,15 @@ class ShowPart:
     title: str
     tokens: TokenLine
     start: int = 0
-    """The first token that the previous call had not seen."""
+    """The first token that the call before had not seen."""
 
-    def holds(self, where: Where | None, turn: int | None) -> bool:
-        """Whether it matches a kind of sequence and a turn; None matches any."""
+    def matches(self, where: Where | None, turn: int | None) -> bool:
+        """Whether it is a sequence of this kind and turn; None is any."""
         return where in (None, self.where) and (turn is None or turn == self.turn)
 
 
-def parts_of(rollout: Rollout) -> list[ShowPart]:
-    """Prompt and completion of every call, then the training row, as far as recorded."""
+def rollout_parts(rollout: Rollout) -> list[ShowPart]:
+    """The recorded prompt and completion of every call, then the training row."""
     parts: list[ShowPart] = []
     seen: Ids | None = None
     own = rollout.place.file
@@ -316,12 +309,12 @@ def wanted_parts(result: Result, turn: int | None) -> list[ShowPart]:
         return []
     if turn is not None and turn >= len(rollout.turns):
         rest = " Only calls of this file are joined." if rollout.stated.calls_at else ""
-        raise SetupError(f"{result.place}: there is no turn {turn}; it holds {_turns(rollout)}.{rest}")
-    return [part for part in parts_of(rollout) if turn is None or part.turn == turn]
+        raise SetupError(f"{result.place}: there is no turn {turn}; it holds {_turns_words(rollout)}.{rest}")
+    return [part for part in rollout_parts(rollout) if turn is None or part.turn == turn]
 
 
-def marked_call(result: Result, file: str, row: int | None) -> int | None:
-    """The turn of this row, if single calls were joined; else None."""
+def turn_of_row(result: Result, file: str, row: int | None) -> int | None:
+    """The turn that a row logged, if the rollout was joined from single calls; else None."""
     if result.rollout is None or (file, row) not in (calls := result.rollout.stated.calls_at):
         return None
     return calls.index((file, row))
@@ -332,17 +325,17 @@ def page_lines(
     look: DrawOptions,
     console: Console,
     turn: int | None = None,
-    spots: Spots | None = None,
+    spots: Selection | None = None,
     *,
     marked: int | None = None,
 ) -> Iterator[Text]:
-    """The lines of a rollout, of one turn, or around some tokens; SetupError if it has no such turn or tokens.
+    """The lines of a rollout, of one turn, or around a selection; SetupError if it has no such turn or tokens.
 
-    `marked` is the turn to mark, of calls that were joined.
+    `marked` is a turn to mark: that of the row which was asked for.
     """
     parts = wanted_parts(result, turn)
     for spot in spots.spots if spots is not None else ():
-        fitting = [part for part in parts if part.holds(spot.where, spot.turn)]
+        fitting = [part for part in parts if part.matches(spot.where, spot.turn)]
         if not any(spot.start <= len(part.tokens.ids) for part in fitting):
             there = "\n".join(part.title for part in parts) or "nothing"
             raise SetupError(f"{result.place}: there are no tokens at {spot}.\nIt holds, counted from 0:\n{there}")
@@ -359,58 +352,60 @@ class _Page:
     parts: Sequence[ShowPart]
     look: DrawOptions
     console: Console
-    spots: Spots | None
-    """The tokens and findings that are asked for; None: all."""
+    spots: Selection | None
+    """What to show; None: everything."""
     marked: int | None
-    """The turn that is asked for by the row of its call; None: no calls were joined."""
+    """The turn to mark; None: none."""
     left: list[Finding]
-    """Those that were not drawn yet."""
+    """The findings not drawn yet."""
 
     def lines(self, whose: str) -> Iterator[Text]:
-        """The whole page; `whose` are the findings without tokens."""
+        """The whole page; findings without tokens are under the heading `WHOSE as a whole`."""
         findings = self.result.findings
         yield Text(visible(str(self.result.place)), style="bold")
         if self.result.rollout is None:
             yield Text("This row could not be read as a rollout.")
         else:
-            yield from self._head(self.result.rollout)
+            yield from self._head_lines(self.result.rollout)
         for part in self.parts:
-            yield from self._part(part)
-        # Without tokens, or about a sequence that the log does not hold.
-        left = [finding for finding in self.left if self._chosen(finding)]
+            yield from self._part_lines(part)
+        # Findings without tokens, or about a sequence that was not recorded.
+        left = [finding for finding in self.left if self._is_selected(finding)]
         if left:
             yield from heading(f"{whose} as a whole")
             left.sort(key=lambda finding: (-finding.severity, finding.hit.start))
-            yield from self._findings(deque(left))
+            yield from self._finding_lines(deque(left))
         if self.spots is not None:
             return
-        # `no loss mask: MSK401-MSK404`: the skipped rules, by what was missing.
+        # `no loss mask: MSK401-MSK404`: the skipped rules, by what is missing.
         codes: dict[str, list[str]] = {}
         for skip in sorted(self.result.skips, key=lambda skip: skip.code):
             codes.setdefault(skip.because, []).append(skip.code)
         skipped = [f"{because}: {code_ranges(those)}" for because, those in codes.items()]
-        # `tito-audit explain TOK101   what it finds`, for rules and for repairs that would help.
+        # `tito-audit explain TOK101   what it finds`, for the rules and the repairs of the findings.
         titles = {rule.code: rule.title for rule in all_rules()}
         if findings:
             titles |= {repair.name: f"{repair.title} ({repair.safety})" for repair in all_repairs()}
         ranked = sorted(findings, key=lambda finding: (-finding.severity, finding.code))
         names = [*(finding.code for finding in ranked), *(each.repair for each in findings if each.repair)]
-        more = [f"tito-audit explain {name:<{_NAME}}  {titles.get(name, '')}" for name in dict.fromkeys(names)]
+        more = [
+            f"tito-audit explain {name:<{_NAME_WIDTH}}  {titles.get(name, '')}" for name in dict.fromkeys(names)
+        ]
         for title, lines in (("not read", skipped), ("more", more)):
             if lines:
                 yield from heading(title)
                 yield from (part for line in lines for part in self._wrapped(visible(line), "  "))
 
-    def _head(self, rollout: Rollout) -> Iterator[Text]:
-        """What it is, what was found, and what the marks mean."""
+    def _head_lines(self, rollout: Rollout) -> Iterator[Text]:
+        """What the rollout holds, what was found, and what the marks mean."""
         roles, look = [message.role for message in rollout.messages], self.look
-        more = f" and {len(roles) - _ROLES:,} more" if len(roles) > _ROLES else ""
-        words = f"messages: {' '.join(roles[:_ROLES]) or 'none'}{more}"
-        yield from self._wrapped(visible(f"format {rollout.format} · {_turns(rollout)} · {words}"))
+        more = f" and {len(roles) - _MOST_ROLES:,} more" if len(roles) > _MOST_ROLES else ""
+        words = f"messages: {' '.join(roles[:_MOST_ROLES]) or 'none'}{more}"
+        yield from self._wrapped(visible(f"format {rollout.format} · {_turns_words(rollout)} · {words}"))
         if self.marked is not None:
             calls = rollout.stated.calls_at
             words = f"row {calls[self.marked][1]} is turn {self.marked} of {len(calls):,} calls that were joined"
-            yield from self._wrapped(f"{words}, marked {_ASKED_CALL}; --no-join shows it by itself")
+            yield from self._wrapped(f"{words}, marked {_ASKED_TURN}; --no-join shows it by itself")
         line, counts = Text(), self.result.counts
         for severity in sorted(Severity, reverse=True):
             codes = [finding.code for finding in self.result.findings if finding.severity is severity]
@@ -437,15 +432,15 @@ class _Page:
         yield from self._wrapped(words, style="dim")
 
     def _wrapped(self, words: str, indent: str = "", style: str = "") -> Iterator[Text]:
-        """The words wrapped to the page, with lines after the first indented twice."""
+        """The words wrapped to the page; further lines are indented twice."""
         width = self.look.width
-        return wrapped(Text(words, style=style), Console(width=width), width - 2 * len(indent), indent, 2 * indent)
+        return wrap(Text(words, style=style), Console(width=width), width - 2 * len(indent), indent, 2 * indent)
 
-    def _chosen(self, finding: Finding) -> bool:
+    def _is_selected(self, finding: Finding) -> bool:
         return self.spots is None or any(finding is each for each in self.spots.findings)
 
-    def _part(self, part: ShowPart) -> Iterator[Text]:
-        """A title, the tokens, and the findings in them, each below the stretch in which it ends."""
+    def _part_lines(self, part: ShowPart) -> Iterator[Text]:
+        """A title, then the tokens, with each finding below the lines in which it ends."""
         inside = [
             finding
             for finding in self.left
@@ -454,9 +449,9 @@ class _Page:
         chosen: list[tuple[int, int]] | None = None
         if self.spots is not None:
             context = self.look.context
-            spots = [spot for spot in self.spots.spots if part.holds(spot.where, spot.turn)]
+            spots = [spot for spot in self.spots.spots if part.matches(spot.where, spot.turn)]
             chosen = [(spot.start, spot.end) for spot in spots if spot.start <= len(part.tokens.ids)]
-            chosen += [(each.hit.start, each.hit.end) for each in inside if self._chosen(each)]
+            chosen += [(each.hit.start, each.hit.end) for each in inside if self._is_selected(each)]
             if not chosen:
                 return
             inside = [
@@ -475,7 +470,7 @@ class _Page:
         start = 0 if self.look.full or chosen is not None else min([part.start, *(begin for begin, _ in ranges)])
         title = part.title
         if part.turn is not None and part.turn == self.marked:
-            title = f"{_ASKED_CALL} {title}"
+            title = f"{_ASKED_TURN} {title}"
         if start:
             title += f", the first {start:,} as seen before"
         if self.look.logprobs and part.where is not Where.PROMPT and part.tokens.logprobs is None:
@@ -484,18 +479,18 @@ class _Page:
         before = 0
         for some in draw_tokens(part.tokens, self.look, findings=ranges, wanted=chosen, start=start):
             if some.gap or self.look.full:
-                yield from self._findings(waiting, before if some.gap else before - self.look.context)
+                yield from self._finding_lines(waiting, before if some.gap else before - self.look.context)
             yield from some.lines
             before = some.end
-        yield from self._findings(waiting)
+        yield from self._finding_lines(waiting)
 
-    def _findings(self, waiting: deque[Finding], until: int | None = None) -> Iterator[Text]:
+    def _finding_lines(self, waiting: deque[Finding], until: int | None = None) -> Iterator[Text]:
         """The waiting findings that end at or before a position (None: all)."""
         while waiting and (until is None or waiting[0].hit.end <= until):
-            yield from finding_lines(waiting.popleft(), self.console, placed=False, named=True)
+            yield from finding_lines(waiting.popleft(), self.console, with_place=False, with_repair=True)
 
 
-def _turns(rollout: Rollout) -> str:
+def _turns_words(rollout: Rollout) -> str:
     count = len(rollout.turns)
     return f"{count:,} turns, 0 to {count - 1:,}" if count > 1 else ("no turns", "1 turn, turn 0")[count]
 
@@ -503,27 +498,26 @@ def _turns(rollout: Rollout) -> str:
 def rollout_object(
     result: Result, piece: Callable[[int], str] | None, turn: int | None = None, *, row: int | None = None
 ) -> dict[str, Any]:
-    """`{"file", "row", "item", "format", "sequences", "findings", "skipped"}`, for one turn only if it is given.
+    """`{"file", "row", "item", "format", "sequences", "findings", "skipped"}` of a rollout, or of one turn of it.
 
-    A sequence is `{"where", "turn", "ids", "pieces", "trained", "logprobs"}` with one entry per token in each
-    column; null for a column that the log lacks, and for the pieces without a tokenizer. A logprob that was not
-    recorded, or that JSON cannot hold, is null. Calls that were joined add `"calls"`, the file and row of each
-    turn, and `"asked_turn"`, which of them `row` is.
+    A sequence is `{"where", "turn", "ids", "pieces", "trained", "logprobs"}` with one entry a token; null for a
+    column that was not recorded, for a logprob that was not recorded or is not finite, and for pieces without a
+    tokenizer. Joined calls add `"calls"`, the file and row of each turn, and `"asked_turn"`, the turn of `row`.
     """
     rollout = result.rollout
     calls = rollout.stated.calls_at if rollout is not None else ()
     joined: dict[str, Any] = {}
     if calls:
         joined["calls"] = [{"file": file, "row": at} for file, at in calls]
-        joined["asked_turn"] = marked_call(result, result.place.file, row)
+        joined["asked_turn"] = turn_of_row(result, result.place.file, row)
     findings = [finding for finding in result.findings if turn in (None, finding.hit.turn)]
     return {
-        **fields(result.place, "file row item"),
+        **pick(result.place, "file row item"),
         "format": rollout.format if rollout is not None else None,
         **joined,
         "sequences": [
             {
-                **fields(part, "where turn"),
+                **pick(part, "where turn"),
                 "ids": (ids := part.tokens.ids.tolist()),
                 "pieces": [piece(token_id) for token_id in ids] if piece is not None else None,
                 "trained": part.tokens.trained.tolist() if part.tokens.trained is not None else None,
@@ -532,5 +526,5 @@ def rollout_object(
             for part in wanted_parts(result, turn)
         ],
         "findings": [finding_object(finding) for finding in findings],
-        "skipped": [fields(skip, "code because") for skip in result.skips],
+        "skipped": [pick(skip, "code because") for skip in result.skips],
     }

@@ -1,4 +1,4 @@
-"""`tito-audit template`: what a chat template does with a conversation, and whether it only appends."""
+"""`tito-audit template`: shows what a chat template does with a conversation, and whether it only appends."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tito_audit.cli._ends import FAILED
+from tito_audit.cli._exit import FAILED
 from tito_audit.cli._options import Options
-from tito_audit.cli._outs import print_result, refuse_inputs
+from tito_audit.cli._outputs import print_result, refuse_overwriting
 from tito_audit.errors import SetupError
-from tito_audit.render.traced import Tag
-from tito_audit.report_objects import fields
-from tito_audit.run.template import Compared, compared, log_probes, open_template
+from tito_audit.render.tracer import Tag
+from tito_audit.report_objects import pick
+from tito_audit.run.template import TemplateComparison, compare_templates, log_probes, open_template
 from tito_audit.sessions.delimiters import Delimiters, delimiters
 from tito_audit.settings.model import Settings
 from tito_audit.storage.atomic import new_file, refuse_target
-from tito_audit.templates.against import PromptCause
-from tito_audit.templates.appends import AppendOnly, Fate, Step
-from tito_audit.templates.breaks import Break, BreakSide, explained, grouped
+from tito_audit.templates.append_only import AppendCheck, Step, StepOutcome
+from tito_audit.templates.breaks import Break, BreakSide, explain_breaks, group_breaks
+from tito_audit.templates.comparison import PromptCause
 from tito_audit.templates.facts import TemplateFacts, template_facts
-from tito_audit.templates.returns import Return, Returned
+from tito_audit.templates.round_trips import Fidelity, RoundTrip
 from tito_audit.templates.seams import Seam
-from tito_audit.templates.training import Judged, Variant, find_variant
-from tito_audit.templates.verdict import advice, claims, flags_of, line_of, title, verdict
+from tito_audit.templates.training import HistoryReport, TemplateVariant, find_variant
+from tito_audit.templates.verdict import advice, break_line, claims, format_flags, short_verdict, verdict
 from tito_audit.terminal.escape import elided, visible
 from tito_audit.terminal.page import facts_table, heading, open_table
 from tito_audit.terminal.words import listed, many
@@ -44,72 +44,73 @@ def template(options: Options, named: str | None) -> None:
     settings = options.settings()
     settings = settings if named is None else replace(settings, tokenizer=named)
     if options.training is not None or options.against is not None:
-        refuse_inputs({"--training": options.training}, options.logs, options.inputs(settings))
-        passed = (
-            train(settings, options.logs, options.training, options.shape, force=options.force)
-            if options.training is not None
-            else compare(settings, options.logs, options.against or "", options.shape)
-        )
+        refuse_overwriting({"--training": options.training}, options.logs, options.input_files(settings))
+        if options.training is not None:
+            place, shape = options.training, options.shape
+            passed = write_training_variant(settings, options.logs, place, shape, force=options.force)
+        else:
+            both = compare_templates(settings, options.logs, options.against)
+            print_result(options.shape, lambda: against_object(both), (), _against_page(both))
+            passed = both.same
         if not passed:
             raise typer.Exit(FAILED)
         return
     opened = open_template(settings)
-    of_log = explained(opened.renderer, log_probes(options.logs, settings)) if options.logs else None
+    of_log = explain_breaks(opened.renderer, log_probes(options.logs, settings)) if options.logs else None
     facts = template_facts(opened.renderer, tokenizer := opened.tokenizer)
     between = delimiters(tokenizer, opened.renderer) if tokenizer is not None else None
-    looked = Looked(opened.name, facts, tokenizer is not None, of_log, between)
-    print_result(
-        options.shape, lambda: as_object(looked), (), page_lines(looked, full=options.full), options.notice()
-    )
-    if not looked.facts.append.holds or (of_log is not None and of_log[0].broken):
+    run = TemplateRun(opened.name, facts, tokenizer is not None, of_log, between)
+    page = page_lines(run, full=options.full)
+    print_result(options.shape, lambda: template_object(run), (), page, options.config_notice())
+    if not run.facts.append.is_append_only or (of_log is not None and of_log[0].broken):
         raise typer.Exit(FAILED)
 
 
 _BEFORE, _AFTER = 40, 60
 """How many characters are shown before and after a difference."""
-_BREAKS = 8
-_SHOWN = 3
-_IDS = 12
+_MOST_BREAKS = 8
+_MOST_NAMES = 3
+_MOST_IDS = 12
 _MARKS = {
-    Fate.KEPT: ("kept", "green"),
-    Fate.BROKEN: ("changed", "bold red"),
-    Fate.UNKNOWN: ("unknown", "yellow"),
-    Fate.LEFT_OUT: ("left out", "yellow"),
-    Fate.REFUSED: ("refused", "dim"),
+    StepOutcome.KEPT: ("kept", "green"),
+    StepOutcome.BROKEN: ("changed", "bold red"),
+    StepOutcome.UNKNOWN: ("unknown", "yellow"),
+    StepOutcome.LEFT_OUT: ("left out", "yellow"),
+    StepOutcome.REFUSED: ("refused", "dim"),
 }
-_NEAR = 200
-"""How many characters an object holds before and after a difference."""
+_OBJECT_WIDTH = 200
+"""How many characters a JSON object holds before and after a difference."""
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """Everything to show of one template."""
+class TemplateRun:
+    """What a run found out about one template."""
 
     name: str
     facts: TemplateFacts
     has_ids: bool
     """Whether there was a tokenizer."""
-    log: tuple[AppendOnly, Sequence[Break]] | None = None
-    """What it does with the conversations of a log; None: no log was given."""
+    log: tuple[AppendCheck, Sequence[Break]] | None = None
+    """What the template does with the conversations of a log; None: no log was given."""
     delimiters: Delimiters | None = None
     """None: there was no tokenizer."""
 
 
-def page_lines(looked: Looked, *, full: bool) -> Iterator[RenderableType]:
-    """The verdict and what to do; if `full`, the evidence too."""
-    facts = looked.facts
-    yield Text("tito-audit template ", style="bold").append(visible(looked.name))
-    style = "bold green" if facts.append.holds else "bold red"
-    short = title(facts.append)
+def page_lines(run: TemplateRun, *, full: bool) -> Iterator[RenderableType]:
+    """The verdict and what to do; with `full`, the evidence too."""
+    facts = run.facts
+    yield Text("tito-audit template ", style="bold").append(visible(run.name))
+    style = "bold green" if facts.append.is_append_only else "bold red"
+    short = short_verdict(facts.append)
     yield Text(visible(short), style=style).append(visible(verdict(facts).removeprefix(short)), style="")
-    if looked.log is not None:
-        rollouts: dict[str, set[Fate]] = {}
-        for step in looked.log[0].steps:
+    if run.log is not None:
+        rollouts: dict[str, set[StepOutcome]] = {}
+        for step in run.log[0].steps:
             rollouts.setdefault(step.probe.name, set()).add(step.outcome)
-        whole = sum(outcomes == {Fate.KEPT} for outcomes in rollouts.values())
+        whole = sum(outcomes == {StepOutcome.KEPT} for outcomes in rollouts.values())
         line = Text(f"For the log's messages it is append-only in {whole:,} of {many(len(rollouts), 'rollout')}")
         line.stylize("green" if whole == len(rollouts) else "red")
-        counts = Counter(outcome for outcomes in rollouts.values() for outcome in outcomes - {Fate.KEPT})
+        counts = Counter(outcome for outcomes in rollouts.values() for outcome in outcomes - {StepOutcome.KEPT})
         words = [f"{_MARKS[outcome][0]} in {counts[outcome]:,}" for outcome in _MARKS if counts[outcome]]
         nothing = "No answer in the log is followed by anything, so the log shows nothing."
         line.append(f"; answers are {listed(words)}." if words else ".")
@@ -117,17 +118,16 @@ def page_lines(looked: Looked, *, full: bool) -> Iterator[RenderableType]:
     yield from heading("What to do")
     yield facts_table(advice(facts).items())
     if full:
-        yield from _evidence(looked)
+        yield from _evidence_parts(run)
         return
     yield from heading("Next")
     yield Text("  tito-audit template … --full   which answers change, and the lines of the template that do it")
 
 
-def _evidence(looked: Looked) -> Iterator[RenderableType]:
-    facts = looked.facts
+def _evidence_parts(run: TemplateRun) -> Iterator[RenderableType]:
+    facts = run.facts
     yield from heading("What becomes of a sampled answer, by what it is and what follows")
-    nexts = [name for name in ("user", "tool", "system", "assistant") if name in facts.append.by_next()]
-    nexts += [name for name in facts.append.by_next() if name not in nexts]
+    nexts = list(facts.append.by_speaker())
     by_kind = facts.append.by_kind()
     table = open_table()
     table.add_column("  answer", no_wrap=True)
@@ -135,24 +135,24 @@ def _evidence(looked: Looked) -> Iterator[RenderableType]:
         table.add_column(f"then {visible(name)}")
     for kind in dict.fromkeys(kind for kind, _ in by_kind):
         cells = [by_kind.get((kind, name)) for name in nexts]
-        table.add_row(Text(f"  {visible(kind)}"), *map(_cell, cells))
+        table.add_row(Text(f"  {visible(kind)}"), *map(_fates_cell, cells))
     yield table
     yield from heading("Facts")
-    yield facts_table(_facts(facts, looked.has_ids))
+    yield facts_table(_fact_rows(facts, run.has_ids))
     for words, breaks in (
         ("Where earlier text changes", facts.breaks),
-        ("Where earlier text changes in the log", looked.log[1] if looked.log is not None else ()),
+        ("Where earlier text changes in the log", run.log[1] if run.log is not None else ()),
     ):
         if breaks:
             yield from heading(words)
-            yield from _breaks(breaks)
+            yield from _break_lines(breaks)
     if facts.returned:
         yield from heading("Sampled answers, parsed by a server and rendered again")
-        yield from _returned(facts.returned)
+        yield from _returned_lines(facts.returned)
     if facts.seams:
         yield from heading("Between messages")
-        yield _seams(facts.seams, looked.has_ids)
-        for pair in looked.delimiters.pairs.values() if looked.delimiters is not None else ():
+        yield _seams_table(facts.seams, run.has_ids)
+        for pair in run.delimiters.pairs.values() if run.delimiters is not None else ():
             if pair.reason is not None:
                 yield Text(f"  no delimiter between {pair.left} and {pair.right}: ").append(visible(pair.reason))
     if facts.effects:
@@ -161,12 +161,12 @@ def _evidence(looked: Looked) -> Iterator[RenderableType]:
         yield facts_table(
             zip(names, (f"changes {listed(each.changes) or 'nothing'}" for each in facts.effects), strict=True)
         )
-        for setting in facts.settings[:_SHOWN]:
+        for setting in facts.settings[:_MOST_NAMES]:
             left = len(setting.append.broken)
             words = (
                 f"{many(left, 'answer')} of usual ones change" if left else "append-only for usual conversations"
             )
-            yield Text(f"  {visible(flags_of(setting.arguments))}: {words}")
+            yield Text(f"  {visible(format_flags(setting.arguments))}: {words}")
     yield from heading("What a splice or a gateway may rely on")
     marks = {True: ("yes", "green"), False: ("no", "bold red"), None: ("–", "dim")}
     for claim in claims(facts):
@@ -176,11 +176,11 @@ def _evidence(looked: Looked) -> Iterator[RenderableType]:
     reasons = Counter(step.refusal or "" for step in facts.append.refused)
     if reasons:
         yield from heading("Refused")
-    for reason, count in reasons.most_common(_BREAKS):
+    for reason, count in reasons.most_common(_MOST_BREAKS):
         yield Text(f"  {many(count, 'answer')}: {visible(reason)}")
 
 
-def _cell(append: AppendOnly | None) -> Text:
+def _fates_cell(append: AppendCheck | None) -> Text:
     if append is None:
         return Text("")
     counts = Counter(step.outcome for step in append.steps)
@@ -192,41 +192,41 @@ def _cell(append: AppendOnly | None) -> Text:
     return line
 
 
-def _breaks(breaks: Sequence[Break]) -> Iterator[Text]:
-    groups = list(grouped(breaks).values())
-    for group in groups[:_BREAKS]:
+def _break_lines(breaks: Sequence[Break]) -> Iterator[Text]:
+    groups = list(group_breaks(breaks).values())
+    for group in groups[:_MOST_BREAKS]:
         first = group[0]
         yield Text(f"  {first.change}", style="bold red").append(f" · {many(len(group), 'answer')}", style="")
         names = list(dict.fromkeys(each.step.probe.name for each in group))
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        yield Text(f"    in: {visible('; '.join(names[:_SHOWN]))}{more}", style="dim")
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        yield Text(f"    in: {visible('; '.join(names[:_MOST_NAMES]))}{more}", style="dim")
         for number, decision in enumerate(first.conditions):
             words = "and" if number else "decided by"
             then, now = ("true", "false") if decision.outcome else ("false", "true")
             when = f"{then} when it was sampled, {now} in the next prompt"
-            yield Text(f"    {words} {_tag(decision.tag)}: {when}")
+            yield Text(f"    {words} {_tag_words(decision.tag)}: {when}")
         for words, side, style in (("sampled", first.sampled, "red"), ("rendered", first.rendered, "green")):
             line = Text(f"    {words:<9}", style="dim")
             before = ("…" if len(side.before) > _BEFORE else "") + side.before[-_BEFORE:]
             line.append(visible(before)).append("│").append(visible(elided(side.text, _AFTER)) or "∅", style=style)
             yield line
             if side.tag is not None:
-                yield Text(f"             by {_tag(side.tag)}", style="dim")
-    if len(groups) > _BREAKS:
-        yield Text(f"  … and {len(groups) - _BREAKS} more places; --output-format json has them all")
+                yield Text(f"             by {_tag_words(side.tag)}", style="dim")
+    if len(groups) > _MOST_BREAKS:
+        yield Text(f"  … and {len(groups) - _MOST_BREAKS} more places; --output-format json has them all")
 
 
-def _tag(tag: Tag) -> str:
+def _tag_words(tag: Tag) -> str:
     return f"line {tag.line}:{tag.column} {visible(elided(' '.join(tag.source.split()), 120))}"
 
 
-def _returned(returned: Sequence[Returned]) -> Iterator[Text]:
-    forms: dict[tuple[str, str], list[Returned]] = {}
+def _returned_lines(returned: Sequence[RoundTrip]) -> Iterator[Text]:
+    forms: dict[tuple[str, str], list[RoundTrip]] = {}
     for answer in returned:
         forms.setdefault((answer.part, answer.form), []).append(answer)
     for (part, form), answers in forms.items():
-        rewritten = [answer.case for answer in answers if answer.outcome is Return.REWRITTEN]
-        refused = [answer.case for answer in answers if answer.outcome is Return.REFUSED]
+        rewritten = [answer.case for answer in answers if answer.outcome is Fidelity.REWRITTEN]
+        refused = [answer.case for answer in answers if answer.outcome is Fidelity.REFUSED]
         line = Text(f"  {part}, {form}: ")
         if not rewritten and not refused:
             line.append(f"all {len(answers)} forms come back as sampled", style="green")
@@ -239,25 +239,25 @@ def _returned(returned: Sequence[Returned]) -> Iterator[Text]:
             yield Text("    refused: ", style="dim").append("; ".join(refused))
 
 
-def _seams(seams: Sequence[Seam], has_ids: bool) -> Table:
+def _seams_table(seams: Sequence[Seam], has_ids: bool) -> Table:
     table = open_table()
     table.add_column("  between", no_wrap=True)
     table.add_column("text", overflow="fold", ratio=2)
     table.add_column("ids", overflow="fold", ratio=1)
     table.add_column("tokens merge with", overflow="fold", ratio=1)
     for seam in seams:
-        text = visible(elided(seam.texts[0], 60)) if seam.fixed else f"{len(seam.texts)} different texts"
-        ids = [] if seam.ids is None else [str(token_id) for token_id in seam.ids[:_IDS]]
-        ids += ["…"] if seam.ids is not None and len(seam.ids) > _IDS else []
+        text = visible(elided(seam.texts[0], 60)) if seam.is_fixed else f"{len(seam.texts)} different texts"
+        ids = [] if seam.ids is None else [str(token_id) for token_id in seam.ids[:_MOST_IDS]]
+        ids += ["…"] if seam.ids is not None and len(seam.ids) > _MOST_IDS else []
         cells = (f"  {seam.left} → {seam.right}", text or "∅", " ".join(ids) or ("" if has_ids else "unknown"))
-        # `before: ⏎; after: ·a`: tokens of the messages that merge with the text between them.
+        # `before: ⏎; after: ·a`: tokens of the messages that merge with the text between.
         sides = (("before", seam.merges_before), ("after", seam.merges_after))
         merges = [f"{at}: {' '.join(visible(each, edges=True) for each in texts)}" for at, texts in sides if texts]
         table.add_row(*map(Text, (*cells, "; ".join(merges))))
     return table
 
 
-def _facts(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]:
+def _fact_rows(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]:
     opener = facts.generation_prompt
     texts = listed([_quoted(text) for text in opener.texts[:4]]) or "none"
     yield "generation prompt", texts + ("" if len(opener.texts) < 2 else ", depending on the messages")
@@ -291,54 +291,54 @@ def _facts(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]:
     for partial in facts.partial:
         where = "written before it" if partial.case.startswith("prefill") else "added after it, never sampled"
         stays = f"stays, with {_quoted(partial.added)} {where}" if partial.added else "stays as it is"
-        changes = {Return.REFUSED: "refused", Return.REWRITTEN: "does not come back as sampled"}
+        changes = {Fidelity.REFUSED: "refused", Fidelity.REWRITTEN: "does not come back as sampled"}
         yield partial.case, changes.get(partial.outcome, stays)
     if not has_ids:
         yield "token ids", "unknown: without a tokenizer, <bos> and <eos> are placeholders"
 
 
 def _quoted(text: str) -> str:
-    """A text in quotes, made visible and short."""
+    """A text in quotes, shortened, with control characters made visible."""
     return f"“{visible(elided(text, 80))}”"
 
 
-def as_object(looked: Looked) -> dict[str, Any]:
-    """All facts as one object, with the keys described in the docs."""
-    facts, (append, breaks) = looked.facts, looked.log or (None, ())
+def template_object(run: TemplateRun) -> dict[str, Any]:
+    """The JSON object of a run; the docs describe its keys."""
+    facts, (append, breaks) = run.facts, run.log or (None, ())
     return {
         "schema_version": 1,
-        "template": looked.name,
-        "append_only": facts.append.holds,
-        "title": title(facts.append),
+        "template": run.name,
+        "append_only": facts.append.is_append_only,
+        "title": short_verdict(facts.append),
         "verdict": verdict(facts),
         "advice": advice(facts),
-        "answers": _answers(facts.append),
+        "answers": _answer_objects(facts.append),
         "breaks": [_break_object(each) for each in facts.breaks],
         "log": None
         if append is None
         else {
             "rollouts": len({step.probe.name for step in append.steps}),
             "broken_rollouts": list(dict.fromkeys(step.probe.name for step in append.broken)),
-            "answers": _answers(append),
+            "answers": _answer_objects(append),
             "breaks": [_break_object(each) for each in breaks],
         },
         "sampled": facts.returned,
         "cut": facts.partial,
-        "between": [fields(seam, "left right texts seen ids merges_before merges_after") for seam in facts.seams],
+        "between": [pick(seam, "left right texts seen ids merges_before merges_after") for seam in facts.seams],
         "delimiters": None
-        if looked.delimiters is None
-        else [fields(each, "left right text ids seen reason") for each in looked.delimiters.pairs.values()],
+        if run.delimiters is None
+        else [pick(each, "left right text ids seen reason") for each in run.delimiters.pairs.values()],
         "contents": facts.contents,
-        "generation_prompt": fields(facts.generation_prompt, "texts continued"),
-        "end_tokens": [fields(stop, "text id of_tokenizer written") for stop in facts.stops],
-        "beginning_token": fields(facts.bos, "text written added doubled"),
+        "generation_prompt": pick(facts.generation_prompt, "texts continued"),
+        "end_tokens": [pick(stop, "text id of_tokenizer written") for stop in facts.stops],
+        "beginning_token": pick(facts.bos, "text written added doubled"),
         "clock": facts.clock_formats,
         "arguments": facts.effects,
         "settings": [
             {
                 "arguments": dict(setting.arguments),
-                "flags": flags_of(setting.arguments),
-                "append_only": setting.append.holds,
+                "flags": format_flags(setting.arguments),
+                "append_only": setting.append.is_append_only,
                 "broken": len(setting.append.broken),
             }
             for setting in facts.settings
@@ -348,8 +348,8 @@ def as_object(looked: Looked) -> dict[str, Any]:
     }
 
 
-def _answers(append: AppendOnly) -> list[dict[str, Any]]:
-    """One entry for each kind of answer and each kind of message after it."""
+def _answer_objects(append: AppendCheck) -> list[dict[str, Any]]:
+    """One object for each kind of answer and kind of message after it."""
     return [
         {"answer": kind, "next": after, "tried": len(tried.steps), **Counter(step.outcome for step in tried.steps)}
         for (kind, after), tried in append.by_kind().items()
@@ -360,9 +360,9 @@ def _break_object(each: Break) -> dict[str, Any]:
     return {
         **_step_object(each.step),
         "change": each.change,
-        "line": line_of(each),
+        "line": break_line(each),
         "conditions": [
-            {**fields(decision.tag, "line column source"), "held_when_sampled": decision.outcome}
+            {**pick(decision.tag, "line column source"), "held_when_sampled": decision.outcome}
             for decision in each.conditions
         ],
         "sampled": _side_object(each.sampled),
@@ -371,22 +371,23 @@ def _break_object(each: Break) -> dict[str, Any]:
 
 
 def _step_object(step: Step) -> dict[str, Any]:
-    return {"conversation": step.probe.name, "message": step.answer, "answer": step.kind, "next": step.next}
+    named = {"conversation": step.probe.name, "message": step.answer}
+    return {**named, "answer": step.answer_kind, "next": step.next_speaker}
 
 
 def _side_object(side: BreakSide) -> dict[str, Any]:
-    tag = fields(side.tag, "line column source") if side.tag is not None else None
-    return {"before": side.before[-_NEAR:], "text": side.text[:_NEAR], "tag": tag}
+    tag = pick(side.tag, "line column source") if side.tag is not None else None
+    return {"before": side.before[-_OBJECT_WIDTH:], "text": side.text[:_OBJECT_WIDTH], "tag": tag}
 
 
-_LOST = 6
-_WHAT = 100
+_MOST_OBSTACLES = 6
+_EDIT_WIDTH = 100
 _COLORS = {"+": "green", "-": "red", "@": "cyan"}
 _PROMPT_BEFORE, _PROMPT_AFTER = 30, 70
 
 
-def train(settings: Settings, logs: Sequence[str], file: str, shape: str, *, force: bool) -> bool:
-    """Search a training variant, write it if it is proved, and print the result; whether it was written."""
+def write_training_variant(settings: Settings, logs: Sequence[str], file: str, shape: str, *, force: bool) -> bool:
+    """Search a training variant, print what was found, and return whether it was proved and written."""
     refuse_target(Path(file), overwrite=force)  # before the search, which takes seconds
     opened = open_template(settings)
     if opened.renderer.name is None and len(opened.renderer.templates) > 1:
@@ -396,28 +397,21 @@ def train(settings: Settings, logs: Sequence[str], file: str, shape: str, *, for
             f"Name the one to edit: --template-name {' or '.join(sorted(opened.renderer.templates))}."
         )
     log = tuple(log_probes(logs, settings)) if logs else ()
-    trained = Trained(opened.name, find_variant(opened.renderer, log), Path(file))
-    if trained.variant.keeps_history:
-        with new_file(trained.file, overwrite=force) as out:
-            out.write(trained.variant.text.encode())
-    print_result(shape, lambda: training_object(trained), (), _training_page(trained))
-    return trained.variant.keeps_history
-
-
-def compare(settings: Settings, logs: Sequence[str], other: str, shape: str) -> bool:
-    """Compare two templates on a log's conversations, or the built-in ones; whether they write the same."""
-    both = compared(settings, logs, other)
-    print_result(shape, lambda: against_object(both), (), _against_page(both))
-    return both.same
+    run = TrainingRun(opened.name, find_variant(opened.renderer, log), Path(file))
+    if run.variant.keeps_history:
+        with new_file(run.file, overwrite=force) as out:
+            out.write(run.variant.text.encode())
+    print_result(shape, lambda: training_object(run), (), _training_page(run))
+    return run.variant.keeps_history
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """A variant, and the file that it is for."""
+class TrainingRun:
+    """A training variant of a template, and the file for it."""
 
     name: str
     """The template that it is a variant of."""
-    variant: Variant
+    variant: TemplateVariant
     file: Path
 
     @property
@@ -427,53 +421,54 @@ class Trained:
         return [line.rstrip("\n") for line in unified_diff(before, after, self.name, str(self.file), lineterm="")]
 
 
-def _training_page(trained: Trained) -> Iterator[RenderableType]:
-    """The verdict, the edits, what was proved, and the obstacles."""
-    variant = trained.variant
-    yield Text("tito-audit template ", style="bold").append(visible(trained.name))
-    yield Text(visible(training_verdict(trained)), style="bold green" if variant.keeps_history else "bold red")
+def _training_page(run: TrainingRun) -> Iterator[RenderableType]:
+    """The verdict, the edits, what was proved, and what prevents more."""
+    variant = run.variant
+    yield Text("tito-audit template ", style="bold").append(visible(run.name))
+    yield Text(visible(training_verdict(run)), style="bold green" if variant.keeps_history else "bold red")
     for edit in variant.edits:
-        yield Text(f"  line {edit.line}: {visible(elided(edit.does, _WHAT))}")
+        yield Text(f"  line {edit.line}: {visible(elided(edit.does, _EDIT_WIDTH))}")
     if variant.edits:
         yield Text()
-        for line in trained.diff:
+        for line in run.diff:
             yield Text(visible(line), style=_COLORS.get(line[:1], ""))
     yield from heading("Proved by rendering")
-    yield from (Text(f"  {visible(line)}") for line in proved(variant))
+    yield from (Text(f"  {visible(line)}") for line in proof_lines(variant))
     if lost := sorted(variant.after.lost):
-        # The answers that still change, and the constructs that cause it.
+        # The answers that still change, and the lines of the template that cause it.
         yield from heading("Obstacles")
-        more = f", and {len(lost) - _LOST} more" if len(lost) > _LOST else ""
-        obstacles = [f"these change: {'; '.join(lost[:_LOST])}{more}"]
+        more = f", and {len(lost) - _MOST_OBSTACLES} more" if len(lost) > _MOST_OBSTACLES else ""
+        obstacles = [f"these change: {'; '.join(lost[:_MOST_OBSTACLES])}{more}"]
         for edit, why in variant.rejected:
-            does = elided(edit.does, _WHAT)
+            does = elided(edit.does, _EDIT_WIDTH)
             obstacles.append(f"line {edit.line}: a template that {does} keeps more, but {why}")
         if not variant.rejected:
             obstacles.append("no condition and no cut of the template alone decides about them")
         yield from (Text(f"  {visible(line)}") for line in obstacles)
 
 
-def training_verdict(trained: Trained) -> str:
+def training_verdict(run: TrainingRun) -> str:
     """The verdict, in a sentence."""
-    variant = trained.variant
+    variant = run.variant
     edits = many(len(variant.edits), "edit")
     still = f"{many(len(variant.after.lost), 'answer')} still change once something follows"
     if not variant.after.answers:
         return "No answer comes back with this template, so nothing can be proved; no file is written."
-    if not trained.variant.keeps_history:
+    if not run.variant.keeps_history:
         more = f"{edits.capitalize()} would keep more of history, but not all"
         return f"{more if variant.edits else 'No edit found'}: {still}; no file is written."
     but = f" With tools {still}." if variant.after.lost else ""
     if not variant.edits:
-        return f"It keeps history already; {trained.file} is the same template.{but}"
-    return f"{edits.capitalize()}, and history stays as it was sampled: {trained.file}.{but}"
+        return f"It keeps history already; {run.file} is the same template.{but}"
+    return f"{edits.capitalize()}, and history stays as it was sampled: {run.file}.{but}"
 
 
-def proved(variant: Variant) -> Iterator[str]:
-    """What was rendered with both templates and is as required."""
+def proof_lines(variant: TemplateVariant) -> Iterator[str]:
+    """What was proved by rendering with both templates, line by line."""
     with_ = f", with {listed(list(variant.arguments))}" if variant.arguments else ""
     yield f"first prompts: {variant.firsts} of {variant.firsts} are byte for byte unchanged{with_}"
-    yield f"answers that come back as sampled: {_counts(variant.before)} before, {_counts(variant.after)} now"
+    before, after = _kept_words(variant.before), _kept_words(variant.after)
+    yield f"answers that come back as sampled: {before} before, {after} now"
     if variant.after.unsampled:
         yield (
             f"{many(len(variant.after.unsampled), 'answer')} not counted: before a system message, or without "
@@ -484,24 +479,24 @@ def proved(variant: Variant) -> Iterator[str]:
     if variant.of_log is not None:
         log = variant.of_log
         yield f"the log's first prompts: {log.firsts} of {log.firsts} are byte for byte unchanged"
-        yield f"the log's answers that come back: {_counts(log.before)} before, {_counts(log.after)} now"
+        yield f"the log's answers that come back: {_kept_words(log.before)} before, {_kept_words(log.after)} now"
 
 
-def _counts(judged: Judged) -> str:
+def _kept_words(judged: HistoryReport) -> str:
     return f"{len(judged.answers):,} of {len(judged.answers) + judged.faults:,}"
 
 
-def training_object(trained: Trained) -> dict[str, Any]:
-    """The same as one JSON object."""
-    variant, log = trained.variant, trained.variant.of_log
+def training_object(run: TrainingRun) -> dict[str, Any]:
+    """The JSON object of `--training`."""
+    variant, log = run.variant, run.variant.of_log
     return {
         "schema_version": 1,
-        "template": trained.name,
-        "file": str(trained.file) if trained.variant.keeps_history else None,
-        "keeps_history": trained.variant.keeps_history,
-        "verdict": training_verdict(trained),
-        "edits": [fields(edit, "line was new does") for edit in variant.edits],
-        "diff": trained.diff,
+        "template": run.name,
+        "file": str(run.file) if run.variant.keeps_history else None,
+        "keeps_history": run.variant.keeps_history,
+        "verdict": training_verdict(run),
+        "edits": [pick(edit, "line was new does") for edit in variant.edits],
+        "diff": run.diff,
         "first_prompts": variant.firsts,
         "arguments": list(variant.arguments),
         "before": _judged(variant.before),
@@ -509,13 +504,13 @@ def training_object(trained: Trained) -> dict[str, Any]:
         "log": None
         if log is None
         else {"first_prompts": log.firsts, "before": _judged(log.before), "after": _judged(log.after)},
-        "in_the_way": [{**fields(edit, "line was"), "why": why} for edit, why in variant.rejected]
+        "in_the_way": [{**pick(edit, "line was"), "why": why} for edit, why in variant.rejected]
         if variant.after.lost
         else [],
     }
 
 
-def _judged(judged: Judged) -> dict[str, Any]:
+def _judged(judged: HistoryReport) -> dict[str, Any]:
     return {
         "kept": len(judged.answers),
         "changed": sorted(judged.lost),
@@ -524,9 +519,9 @@ def _judged(judged: Judged) -> dict[str, Any]:
     }
 
 
-def _against_page(both: Compared) -> Iterator[RenderableType]:
-    """How many prompts are equal, and the first one of each kind that is not."""
-    prompts = both.found
+def _against_page(both: TemplateComparison) -> Iterator[RenderableType]:
+    """How many prompts are equal, and the first of each kind that is not."""
+    prompts = both.prompts
     line = Text("tito-audit template ", style="bold").append(visible(both.names[0]))
     yield line.append(" against ", style="bold").append(visible(both.names[1]))
     of = "the log's" if both.of_log else "the built-in conversations'"
@@ -551,14 +546,14 @@ def _against_page(both: Compared) -> Iterator[RenderableType]:
             yield line.append("│").append(after, style=style)
 
 
-def against_object(both: Compared) -> dict[str, Any]:
-    """The same as one JSON object."""
+def against_object(both: TemplateComparison) -> dict[str, Any]:
+    """The JSON object of `--against`."""
     return {
         "schema_version": 1,
         "template": both.names[0],
         "against": both.names[1],
         "of_log": both.of_log,
-        **fields(both.found, "prompts equal"),
+        **pick(both.prompts, "prompts equal"),
         "equal_ids": both.equal_ids,
         "differences": [
             {
@@ -569,11 +564,11 @@ def against_object(both: Compared) -> dict[str, Any]:
                     "message": group[0].count,
                     "at": (at := group[0].at),
                     "texts": [
-                        text[max(at - _PROMPT_BEFORE, 0) : at + _NEAR]
+                        text[max(at - _PROMPT_BEFORE, 0) : at + _OBJECT_WIDTH]
                         for text in (group[0].first, group[0].second)
                     ],
                 },
             }
-            for cause, group in both.found.by_cause().items()
+            for cause, group in both.prompts.by_cause().items()
         ],
     }

@@ -1,4 +1,4 @@
-"""`tito-audit validate`: the level of logs, and what lacks for the next."""
+"""`tito-audit validate`: shows the level of logs, and what they lack for the next."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from tito_audit.cli._ends import FAILED
+from tito_audit.cli._exit import FAILED
 from tito_audit.cli._options import Options
-from tito_audit.cli._outs import print_result
+from tito_audit.cli._outputs import print_result
 from tito_audit.levels.facts import RecordLevel
 from tito_audit.run.validate import Validated, validate_rollouts
 from tito_audit.terminal.escape import visible
-from tito_audit.terminal.terminal import RunProgress, progress_shown
+from tito_audit.terminal.terminal import RunProgress, show_progress
 from tito_audit.terminal.words import listed, many, share
 
 
@@ -24,9 +24,9 @@ def validate(options: Options, logs: list[str]) -> None:
     """Show what logs hold, as the level of their record."""
     settings = options.settings()
     pace = RunProgress(limit=settings.limit)
-    with nullcontext() if options.quiet else progress_shown(pace):
+    with nullcontext() if options.quiet else show_progress(pace):
         validated = validate_rollouts(logs, settings, pace)
-    print_result(options.shape, validated.as_object, _page(validated), (), options.notice())
+    print_result(options.shape, validated.as_object, _page(validated), (), options.config_notice())
     if validated.because:
         raise typer.Exit(FAILED)
 

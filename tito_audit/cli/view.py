@@ -1,4 +1,4 @@
-"""`tito-audit view`: a site of many logs, to browse, search and compare."""
+"""`tito-audit view`: writes a site of many logs, to browse, search and compare."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 from contextlib import closing, nullcontext
 from pathlib import Path
 
-from tito_audit.cli._options import Options, skipped
-from tito_audit.cli._outs import is_url
+from tito_audit.cli._options import Options, skipped_words
+from tito_audit.cli._outputs import is_url
 from tito_audit.errors import SetupError
 from tito_audit.gate import gate_rollouts
 from tito_audit.report import ReportOptions
@@ -16,9 +16,9 @@ from tito_audit.rules import all_rules
 from tito_audit.run.auditor import Loader
 from tito_audit.run.workers import all_cores
 from tito_audit.storage import find_logs
-from tito_audit.terminal.encoding import ready_stdout
+from tito_audit.terminal.encoding import prepare_stdout
 from tito_audit.terminal.escape import visible
-from tito_audit.terminal.terminal import RunProgress, progress_shown
+from tito_audit.terminal.terminal import RunProgress, show_progress
 from tito_audit.terminal.words import many
 from tito_audit.viewer.model import ViewQuota, ViewSize
 
@@ -32,7 +32,7 @@ def view(options: Options, logs: list[str]) -> None:
     files = find_logs(logs)
     pace = RunProgress()
     with closing(Site(Path(options.out), write_page)) as site:
-        with nullcontext() if options.quiet else progress_shown(pace):
+        with nullcontext() if options.quiet else show_progress(pace):
             settings, loader = all_cores(options.settings()), Loader()
             titles = {rule.code: rule.title for rule in all_rules()}
             docs = {rule.code: rule.doc for rule in all_rules()}
@@ -45,19 +45,19 @@ def view(options: Options, logs: list[str]) -> None:
                 quota = ViewQuota(options.show_rows, ViewSize(tokens=20_000, sequences=512))
                 run = gate_rollouts([str(file)], settings, None, pace, observe=quota)
                 run.scan.loader = loader
-                run.summary.notices += filter(None, [options.notice()])
+                run.summary.notices += filter(None, [options.config_notice()])
                 site.add(
                     run, run.summary, name, ReportOptions(titles=titles, docs=docs, ran=run.codes, fails=run.fails)
                 )
         counts = site.finish()
     if options.quiet:
         return
-    ready_stdout("text")
+    prepare_stdout("text")
     left_out = (
         (counts.rollouts - counts.shown, "without their tokens (--show-rows)"),
         (counts.findings - counts.listed, "findings counted, not listed"),
     )
     shown = f"{many(counts.logs, 'log')}, {many(counts.rollouts, 'rollout')}, {counts.size / 1e6:,.1f} MB"
     words = [shown, *(f"{number:,} {what}" for number, what in left_out if number)]
-    words += filter(None, [skipped(logs)])
+    words += filter(None, [skipped_words(logs)])
     sys.stdout.write(visible(f"{Path(options.out) / 'index.html'}: {'; '.join(words)}") + "\n")

@@ -1,6 +1,6 @@
-"""The conversations of the table, and in which form a model sampled their answers.
+"""The conversations of the table, and the form in which a model sampled their answers.
 
-`CORPUS_VERSION` rises when a conversation is added, removed or changed: tables of different versions are not
+Raise `CORPUS_VERSION` when a conversation is added, removed or changed: tables of different versions are not
 compared.
 """
 
@@ -10,27 +10,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
-from tito_audit.templates.probes import (
-    ANSWER,
-    PROBES,
-    REASONING,
-    TOOLS,
-    USER,
-    Probe,
-    answering,
-    call,
-    probe,
-    result,
-)
+from tito_audit.templates import probes
+from tito_audit.templates.probes import ANSWER, REASONING, TOOLS, USER, Probe, assistant, make_probe, tool_call
 
 CORPUS_VERSION = 1
 
 
 class SamplingForm(StrEnum):
-    """The form in which the model sampled its answers."""
+    """The form in which a model sampled the answers of a conversation."""
 
     AS_WRITTEN = "as the template writes it"
-    """In the text and the tokens that the template and the tokenizer give for the last answer."""
+    """The text and tokens that template and tokenizer give to the last answer."""
     OTHER_TOKENS = "in other tokens"
     """The same text with one word in two tokens."""
     OTHER_SPACE = "in other white space"
@@ -55,7 +45,7 @@ class CorpusConversation:
 
     @property
     def turns(self) -> list[tuple[int, int]]:
-        """The places of the answers that are followed by messages, and how many messages the next prompt is of."""
+        """For each answer that messages follow: its index, and how many messages the next prompt has."""
         messages = self.probe.messages
         answers = [index for index, message in enumerate(messages) if message.sampled and index > 0]
         return [turn for turn in pairwise([*answers, len(messages)]) if turn[0] + 1 < len(messages)]
@@ -64,15 +54,21 @@ class CorpusConversation:
 _ASKED = {"role": "user", "content": USER}
 _AGAIN = {"role": "user", "content": "And in Rome?"}
 _LAST = {"role": "user", "content": "Thank you. Which is warmer?"}
-_CALL = call('{"city": "Paris"}')
-_NUMBERS = call('{"city": "Paris", "days": 3, "metric": true, "ratio": 2.50, "near": null, "of": [1, 2]}')
+_CALL = tool_call('{"city": "Paris"}')
+_NUMBERS = tool_call('{"city": "Paris", "days": 3, "metric": true, "ratio": 2.50, "near": null, "of": [1, 2]}')
 
 
 _RESULTS = [
     *(
-        probe(
+        make_probe(
             f"a tool result of {form}",
-            [_ASKED, answering(None, None, _CALL), {**result(), "content": content}, answering(ANSWER), _AGAIN],
+            [
+                _ASKED,
+                assistant(None, None, _CALL),
+                {**probes.tool_result(), "content": content},
+                assistant(ANSWER),
+                _AGAIN,
+            ],
             TOOLS,
         )
         for form, content in (
@@ -82,38 +78,42 @@ _RESULTS = [
             ("nothing", ""),
         )
     ),
-    probe(
+    make_probe(
         "a tool call with booleans and numbers",
-        [_ASKED, answering(None, None, _NUMBERS), result(), answering(ANSWER), _AGAIN],
+        [_ASKED, assistant(None, None, _NUMBERS), probes.tool_result(), assistant(ANSWER), _AGAIN],
         TOOLS,
     ),
 ]
 _TWELVE = [
-    [{**_ASKED, "content": f"Question {turn}?"}, answering(f"Answer {turn}.", REASONING)] for turn in range(12)
+    [{**_ASKED, "content": f"Question {turn}?"}, assistant(f"Answer {turn}.", REASONING)] for turn in range(12)
 ]
 _HISTORIES = [
-    probe("an answer with empty reasoning", [_ASKED, answering(ANSWER, ""), _AGAIN, answering(ANSWER, ""), _LAST]),
-    probe(
-        "a question with white space around it",
-        [{**_ASKED, "content": f"\n  {USER} \n\n"}, answering(ANSWER), {**_AGAIN, "content": "  And? \t"}],
+    make_probe(
+        "an answer with empty reasoning", [_ASKED, assistant(ANSWER, ""), _AGAIN, assistant(ANSWER, ""), _LAST]
     ),
-    probe(
+    make_probe(
+        "a question with white space around it",
+        [{**_ASKED, "content": f"\n  {USER} \n\n"}, assistant(ANSWER), {**_AGAIN, "content": "  And? \t"}],
+    ),
+    make_probe(
         "texts in other scripts",
         [
             {**_ASKED, "content": "天气 in Zürich? 🌦️ e\u0301"},
-            answering("Ça va: 22\u00a0°C — très bien 🌞"),
+            assistant("Ça va: 22\u00a0°C — très bien 🌞"),
             _AGAIN,
         ],
     ),
-    probe("twelve answers with reasoning", [message for turn in _TWELVE for message in turn] + [_LAST]),
+    make_probe("twelve answers with reasoning", [message for turn in _TWELVE for message in turn] + [_LAST]),
 ]
-_PLAIN = probe("plain", [_ASKED, answering(ANSWER), _AGAIN, answering(ANSWER), _LAST])
-_TOOLED = probe("tools", [_ASKED, answering(None, None, _CALL), result(), answering(ANSWER), _AGAIN], TOOLS)
-_SPACED = probe("spaced", [_ASKED, answering(f"\n {ANSWER}\n\n"), _AGAIN])
-_CUT = probe("cut", [_ASKED, answering("It is sunny in Par"), _AGAIN, answering(ANSWER), _LAST])
+_PLAIN = make_probe("plain", [_ASKED, assistant(ANSWER), _AGAIN, assistant(ANSWER), _LAST])
+_TOOLED = make_probe(
+    "tools", [_ASKED, assistant(None, None, _CALL), probes.tool_result(), assistant(ANSWER), _AGAIN], TOOLS
+)
+_SPACED = make_probe("spaced", [_ASKED, assistant(f"\n {ANSWER}\n\n"), _AGAIN])
+_CUT = make_probe("cut", [_ASKED, assistant("It is sunny in Par"), _AGAIN, assistant(ANSWER), _LAST])
 
 CORPUS: tuple[CorpusConversation, ...] = (
-    *(CorpusConversation(each.name, each) for each in (*PROBES, *_RESULTS, *_HISTORIES)),
+    *(CorpusConversation(each.name, each) for each in (*probes.PROBES, *_RESULTS, *_HISTORIES)),
     # What a model samples and a template would not write.
     CorpusConversation("an answer in other tokens", _PLAIN, SamplingForm.OTHER_TOKENS),
     CorpusConversation("a tool call in other tokens", _TOOLED, SamplingForm.OTHER_TOKENS),

@@ -1,4 +1,4 @@
-"""The table as files: `drift.jsonl`, `drift.parquet`, a badge and one page without a network."""
+"""The table as files: `drift.jsonl`, `drift.parquet`, a badge and a page that loads nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from tito_audit.conformance.builders import BUILDERS
 from tito_audit.conformance.corpus import CORPUS, CORPUS_VERSION
 from tito_audit.conformance.matrix import ORDER, DriftCell, TokenFate
-from tito_audit.conformance.verdicts import DriftScore, Tried, badge
+from tito_audit.conformance.verdicts import DriftScore, DriftTrial, badge
 from tito_audit.errors import SetupError
 from tito_audit.storage.atomic import make_folder, new_file
 from tito_audit.terminal.escape import visible
@@ -25,20 +25,20 @@ from tito_audit.version import VERSION
 _NAMES = tuple(each.name for each in fields(DriftCell))
 
 
-def as_row(tried: Tried, cell: DriftCell) -> dict[str, Any]:
+def as_row(trial: DriftTrial, cell: DriftCell) -> dict[str, Any]:
     """A line of `drift.jsonl`."""
     return {
         **asdict(cell),
         "outcome": cell.outcome.value,
-        "template_sha256": tried.template_sha256,
-        "tokenizer_digest": tried.tokenizer_digest,
+        "template_sha256": trial.template_sha256,
+        "tokenizer_digest": trial.tokenizer_digest,
         "tito_audit": VERSION,
         "corpus": CORPUS_VERSION,
     }
 
 
 def read_table(path: Path) -> list[DriftCell]:
-    """The cells of a `drift.jsonl`; SetupError if it is none, or of another corpus."""
+    """The cells of a `drift.jsonl`; SetupError if it is not one, or of another corpus."""
     cells = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -63,13 +63,13 @@ def read_table(path: Path) -> list[DriftCell]:
     return cells
 
 
-def write_table(folder: Path, table: Sequence[Tried], *, force: bool) -> list[Path]:
+def write_table(folder: Path, table: Sequence[DriftTrial], *, force: bool) -> list[Path]:
     """Write the four files; StorageError if one exists and `force` is not set."""
     import pyarrow
     import pyarrow.parquet
 
     make_folder(folder)
-    rows = [as_row(tried, cell) for tried in table for cell in tried.cells]
+    rows = [as_row(trial, cell) for trial in table for cell in trial.cells]
     paths = [folder / name for name in ("drift.jsonl", "drift.parquet", "index.html", "badge.svg")]
     with new_file(paths[0], overwrite=force) as out:
         for row in rows:
@@ -83,8 +83,8 @@ def write_table(folder: Path, table: Sequence[Tried], *, force: bool) -> list[Pa
     return paths
 
 
-def page(table: Sequence[Tried]) -> str:
-    """The matrix, and what stands behind each cell that is not whole. Every text of a template is escaped."""
+def page(table: Sequence[DriftTrial]) -> str:
+    """The HTML page: the matrix, and what happens in each cell. Every text of a template is escaped."""
     assets = files("tito_audit.conformance").joinpath("assets")
     style, script, html = (assets.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js", "html"))
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
@@ -92,28 +92,28 @@ def page(table: Sequence[Tried]) -> str:
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    body = "\n".join(_parts(table))
+    body = "\n".join(_page_parts(table))
     return Template(html).substitute(policy=policy, style=style, script=script, body=body)
 
 
-def _shown(text: str) -> str:
+def _escape(text: str) -> str:
     return escape(visible(text))
 
 
-def _parts(table: Sequence[Tried]) -> Iterator[str]:
-    heads = "".join(f'<th scope="col"><button>{_shown(each.name)}</button></th>' for each in BUILDERS)
+def _page_parts(table: Sequence[DriftTrial]) -> Iterator[str]:
+    heads = "".join(f'<th scope="col"><button>{_escape(each.name)}</button></th>' for each in BUILDERS)
     yield (
         "<h1>Which templates keep tokens</h1>"
-        f"<p class='quiet'>tito-audit {_shown(VERSION)}, {len(CORPUS)} conversations (version "
+        f"<p class='quiet'>tito-audit {_escape(VERSION)}, {len(CORPUS)} conversations (version "
         f"{CORPUS_VERSION}). A cell: conversations whose tokens are kept, + those that go on in another training "
         "row, of those that were compared. Click a head to sort, a cell to see what happens in the others.</p>"
     )
     first = "<th scope='col'><button>template</button></th>"
     yield f"<div class='scroll'><table id='matrix'><thead><tr>{first}{heads}</tr></thead><tbody>"
-    for number, tried in enumerate(table):
-        yield f"<tr><th scope='row'>{_shown(tried.name)}</th>"
+    for number, trial in enumerate(table):
+        yield f"<tr><th scope='row'>{_escape(trial.name)}</th>"
         for each in BUILDERS:
-            score = tried.score(each.name)
+            score = trial.score(each.name)
             share = score.safe / score.compared if score.compared else -1.0
             kind = "none" if share < 0 else "part" if score.safe else "bad"
             kind = "good" if score.compared and score.whole == score.compared else kind
@@ -121,33 +121,33 @@ def _parts(table: Sequence[Tried]) -> Iterator[str]:
             yield f"<td class='{kind}' data-sort='{share:.6f}'>{link}</td>"
         yield "</tr>"
     yield "</tbody></table></div><h2>The builders</h2><dl>"
-    yield "".join(f"<dt>{_shown(each.name)}</dt><dd>{_shown(each.source)}</dd>" for each in BUILDERS)
+    yield "".join(f"<dt>{_escape(each.name)}</dt><dd>{_escape(each.source)}</dd>" for each in BUILDERS)
     yield "</dl><h2>What happens</h2>"
-    for number, tried in enumerate(table):
-        yield f"<h3>{_shown(tried.name)}</h3><p>{_shown(tried.verdict)}</p>"
-        yield f"<p class='quiet'>template {tried.template_sha256[:12]}</p>"
+    for number, trial in enumerate(table):
+        yield f"<h3>{_escape(trial.name)}</h3><p>{_escape(trial.verdict)}</p>"
+        yield f"<p class='quiet'>template {trial.template_sha256[:12]}</p>"
         for each in BUILDERS:
-            yield from _details(number, each.name, tried.of_builder(each.name))
+            yield from _details(number, each.name, trial.cells_by(each.name))
 
 
 def _details(number: int, builder: str, cells: Sequence[DriftCell]) -> Iterator[str]:
-    """What a builder does with one template, conversations of one cause together."""
+    """What a builder does with one template: its conversations that are not kept, grouped by cause."""
     groups: dict[tuple[TokenFate, str, str], list[DriftCell]] = {}
     for cell in sorted(cells, key=lambda each: -ORDER.index(each.outcome)):
         if cell.outcome is not TokenFate.KEPT:
             groups.setdefault((cell.outcome, cell.cause, cell.detail), []).append(cell)
-    yield f"<details id='t{number}-{builder}'><summary>{_shown(builder)}: {DriftScore.of(cells)}</summary>"
+    yield f"<details id='t{number}-{builder}'><summary>{_escape(builder)}: {DriftScore.of(cells)}</summary>"
     for (outcome, cause, detail), group in groups.items():
         first = group[0]
-        names = ", ".join(_shown(each.conversation) for each in group)
-        yield f"<section><h4>{_shown(outcome)} ({len(group)}): {_shown(cause)}</h4><p class='quiet'>{names}</p>"
+        names = ", ".join(_escape(each.conversation) for each in group)
+        yield f"<section><h4>{_escape(outcome)} ({len(group)}): {_escape(cause)}</h4><p class='quiet'>{names}</p>"
         if detail:
-            yield f"<p><code>{_shown(detail)}</code></p>"
+            yield f"<p><code>{_escape(detail)}</code></p>"
         if first.sampled or first.next:
             yield (
                 f"<p>after answer {(first.turn or 0) + 1}, token {first.at}</p>"
-                f"<pre><span class='gone'>{_shown(first.sampled)}</span>\n"
-                f"<span class='came'>{_shown(first.next)}</span></pre>"
+                f"<pre><span class='gone'>{_escape(first.sampled)}</span>\n"
+                f"<span class='came'>{_escape(first.next)}</span></pre>"
             )
         yield "</section>"
     yield "</details>"

@@ -1,4 +1,4 @@
-"""One line for each template, which builders keep its tokens and what to do about the others, and a badge."""
+"""The verdict on each template, which builders keep its tokens and what to do about the others, and a badge."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from html import escape
 from tito_audit.conformance.corpus import CORPUS
 from tito_audit.conformance.matrix import DriftCell, TokenFate
 from tito_audit.conformance.world import World
-from tito_audit.templates.appends import append_only
-from tito_audit.templates.breaks import Altered
-from tito_audit.templates.facts import settings
-from tito_audit.templates.verdict import flags_of
+from tito_audit.templates.append_only import check_append_only
+from tito_audit.templates.breaks import HistoryChange
+from tito_audit.templates.facts import find_settings
+from tito_audit.templates.verdict import format_flags
 from tito_audit.terminal.words import listed
 
 _CONVERSATIONS = {each.name: each for each in CORPUS}
@@ -23,11 +23,11 @@ _FOLLOWS = {
     "tool": ("each result of a tool", "some results of tools"),
     "system": ("each system message", "some system messages"),
 }
-_OF_TEMPLATES = frozenset(map(str, Altered))
+_TEMPLATE_CAUSES = frozenset(map(str, HistoryChange))
 
 
-class Keeping(StrEnum):
-    """What becomes of the tokens of a template's conversations, with ids that are stored and joined."""
+class TemplateFate(StrEnum):
+    """What becomes of the sampled tokens of a template where ids are stored and joined."""
 
     KEPT = "tokens kept"
     FORKED = "forks"
@@ -40,8 +40,8 @@ _COMPARED = (TokenFate.KEPT, TokenFate.FORKED, TokenFate.OFF_TEMPLATE, TokenFate
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """One template and its cells."""
+class DriftTrial:
+    """One template, and what each builder does with its conversations."""
 
     name: str
     template_sha256: str
@@ -49,56 +49,56 @@ class Tried:
     """Of the tokenizer's files; "" for a stand-in."""
     cells: tuple[DriftCell, ...]
     argument: str = ""
-    """The flags with which the template keeps usual conversations; "" if none are needed, or none do."""
+    """The flags with which the template keeps usual conversations; "" if it needs none, or none help."""
 
     @classmethod
-    def of(cls, world: World, cells: Iterable[DriftCell]) -> Tried:
-        """The cells of a world, with its digests."""
-        tried = cls(world.name, *world.digests, tuple(cells))
-        if tried.keeping in (Keeping.KEPT, Keeping.UNKNOWN):
-            return tried
-        better = settings(world.renderer, append_only(world.renderer))
-        flags = next((flags_of(each.arguments) for each in better if not each.append.broken), "")
-        return replace(tried, argument=flags)
+    def of(cls, world: World, cells: Iterable[DriftCell]) -> DriftTrial:
+        """The trial of a template with these cells."""
+        trial = cls(world.name, *world.digests, tuple(cells))
+        if trial.fate in (TemplateFate.KEPT, TemplateFate.UNKNOWN):
+            return trial
+        better = find_settings(world.renderer, check_append_only(world.renderer))
+        flags = next((format_flags(each.arguments) for each in better if not each.append.broken), "")
+        return replace(trial, argument=flags)
 
-    def of_builder(self, builder: str) -> list[DriftCell]:
+    def cells_by(self, builder: str) -> list[DriftCell]:
         return [cell for cell in self.cells if cell.builder == builder]
 
     def score(self, builder: str) -> DriftScore:
-        return DriftScore.of(self.of_builder(builder))
+        return DriftScore.of(self.cells_by(builder))
 
     @property
-    def keeping(self) -> Keeping:
-        """What becomes of its tokens where ids are stored and joined: by the gateway's builder."""
+    def fate(self) -> TemplateFate:
+        """What our gateway, the builder `splice`, does with its tokens."""
         score = self.score("splice")
         if not score.compared:
-            return Keeping.UNKNOWN
+            return TemplateFate.UNKNOWN
         if score.safe < score.compared:
-            return Keeping.BROKEN
-        return Keeping.FORKED if score.forked else Keeping.KEPT
+            return TemplateFate.BROKEN
+        return TemplateFate.FORKED if score.forked else TemplateFate.KEPT
 
     @property
     def safe(self) -> list[str]:
-        """The builders that keep every conversation that they take in one training row."""
+        """The builders that keep in one training row every conversation that they take."""
         scores = {name: self.score(name) for name in {cell.builder: 0 for cell in self.cells}}
         return [name for name, score in scores.items() if score.compared and score.whole == score.compared]
 
     @property
     def verdict(self) -> str:
-        """`safe with splice`; where the gateway forks: at which turns, why, and the way out."""
-        score, keeping = self.score("splice"), self.keeping
-        if keeping is Keeping.UNKNOWN:
-            causes = Counter(cell.cause for cell in self.of_builder("splice"))
+        """`safe with splice`, or where the gateway forks: at which turns, why, and what helps."""
+        score, fate = self.score("splice"), self.fate
+        if fate is TemplateFate.UNKNOWN:
+            causes = Counter(cell.cause for cell in self.cells_by("splice"))
             return f"nothing to compare: {causes.most_common(1)[0][0]}"
         names = [f"{name} (results of tools)" if name == "trl" else name for name in self.safe]
         parts = [f"safe with {listed(names)}"] if names else []
-        if keeping is not Keeping.KEPT:
+        if fate is not TemplateFate.KEPT:
             what = [f"keeps {score}"] * (score.safe < score.compared)
-            what += [f"forks {self._forks()}"] * (score.forked > 0)
-            # What the template does there most, with its lines.
+            what += [f"forks {self._where_it_forks()}"] * (score.forked > 0)
+            # What the template does most often there, and in which line.
             lines: dict[str, list[int | None]] = {}
-            for cell in self.of_builder("render"):
-                if cell.cause in _OF_TEMPLATES:
+            for cell in self.cells_by("render"):
+                if cell.cause in _TEMPLATE_CAUSES:
                     lines.setdefault(cell.cause, []).append(cell.line)
             most = sorted(lines, key=lambda cause: -len(lines[cause]))[:2]
             reasons = [c + (f" (line {line})" if (line := lines[c][0]) is not None else "") for c in most]
@@ -107,10 +107,10 @@ class Tried:
             parts += [f"splice {', and '.join(what)}{why}", f"set {self.argument}" if self.argument else seek]
         return "; ".join(parts)
 
-    def _forks(self) -> str:
-        """At which turns the gateway forks, and in how many of these."""
+    def _where_it_forks(self) -> str:
+        """At which turns the gateway forks, in words."""
         forked, stayed = Counter[str](), Counter[str]()
-        for cell in self.of_builder("splice"):
+        for cell in self.cells_by("splice"):
             conversation = _CONVERSATIONS[cell.conversation]
             nexts = [conversation.probe.messages[answer + 1].role for answer, _ in conversation.turns]
             if cell.outcome is TokenFate.FORKED and cell.turn is not None:
@@ -127,7 +127,7 @@ class DriftScore:
     """What a builder does with the conversations of a template."""
 
     whole: int
-    """Conversations that keep their tokens in one training row."""
+    """How many conversations keep their tokens in one training row."""
     forked: int
     compared: int
 
@@ -139,7 +139,7 @@ class DriftScore:
 
     @property
     def safe(self) -> int:
-        """Conversations in which nothing is trained that was not sampled: kept, or forked."""
+        """How many conversations train only what was sampled: kept or forked."""
         return self.whole + self.forked
 
     def __str__(self) -> str:
@@ -150,19 +150,19 @@ class DriftScore:
 
 
 _COLOURS = {
-    Keeping.KEPT: "#2e7d32",
-    Keeping.FORKED: "#9a6700",
-    Keeping.BROKEN: "#b3261e",
-    Keeping.UNKNOWN: "#5f6368",
+    TemplateFate.KEPT: "#2e7d32",
+    TemplateFate.FORKED: "#9a6700",
+    TemplateFate.BROKEN: "#b3261e",
+    TemplateFate.UNKNOWN: "#5f6368",
 }
 
 
-def badge(table: Sequence[Tried]) -> str:
-    """An SVG for a README: what becomes of the tokens of one template; of several, how many keep them."""
-    states = Counter(tried.keeping for tried in table)
-    worst = max(states, key=list(Keeping).index)
-    score = DriftScore.of(cell for tried in table for cell in tried.of_builder("splice"))
-    message = f"{worst} ({score})" if len(table) == 1 else f"{states[Keeping.KEPT]} of {len(table)} templates"
+def badge(table: Sequence[DriftTrial]) -> str:
+    """An SVG for a README: the fate of one template's tokens, or how many of several templates keep them."""
+    states = Counter(trial.fate for trial in table)
+    worst = max(states, key=list(TemplateFate).index)
+    score = DriftScore.of(cell for trial in table for cell in trial.cells_by("splice"))
+    message = f"{worst} ({score})" if len(table) == 1 else f"{states[TemplateFate.KEPT]} of {len(table)} templates"
     label, colour = "token-in, token-out", _COLOURS[worst]
     left, right = (13 + round(6.6 * len(text)) for text in (label, message))
     texts = "".join(

@@ -1,4 +1,4 @@
-"""A template with its tokens: what it writes, and the ids of that."""
+"""A template with a tokenizer: what the template writes, what a model samples after it, and the ids of both."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Chat, Renderer
-from tito_audit.run.template import NO_TOKENS, open_template
-from tito_audit.sessions.content import as_served
+from tito_audit.run.template import PLACEHOLDER_TOKENS, open_template
+from tito_audit.sessions.content import renderer_as_served
 from tito_audit.settings.model import Settings
-from tito_audit.templates.appends import Step, sampled_text, turn_ends, unwritten
-from tito_audit.templates.breaks import Break, Breaks
-from tito_audit.tokens.load import digest_of, load_tokenizer
+from tito_audit.templates.append_only import Step, missing_parts, sampled_text, turn_ends
+from tito_audit.templates.breaks import Break, BreakExplainer
+from tito_audit.tokens.load import hash_tokenizer, load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
 Tokens = tuple[int, ...]
@@ -39,31 +39,31 @@ MARKER = re.compile(
 )
 """What looks like a control token in the source of a template."""
 _MERGES = (("s", "u"), ("n", "n"), ("P", "a"), ("w", "e"))
-"""The pairs of a stand-in for a vocabulary, so that a word can be written in other tokens."""
+"""The merges of a stand-in for a vocabulary, which allow a word to be sampled in other tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledAnswer:
     """What a model sampled as one answer."""
 
     ids: Tokens
-    """As sampled, the end token included if the turn ended."""
+    """With the end token, if it was sampled."""
     text: str
     prefill: Tokens = ()
-    """What the harness wrote before it."""
+    """What the harness wrote of the answer before."""
     ended: bool = True
 
 
-class Unsampled(Exception):
-    """Nothing can be compared: why what was sampled is not known, or cannot be sampled with these tokens."""
+class UnknownSample(Exception):
+    """What was sampled is not known, or cannot be sampled with these tokens, so nothing can be compared."""
 
 
-def _once(results: dict[Any, Any], key: object, make: Callable[[], _T]) -> _T:
-    """What `make` gives, or raises, made once for each key."""
+def _cached(results: dict[Any, Any], key: object, make: Callable[[], _T]) -> _T:
+    """What `make` returns or raises, called once for each key."""
     if key not in results:
         try:
             results[key] = make()
-        except (RenderError, Unsampled) as error:
+        except (RenderError, UnknownSample) as error:
             results[key] = error
     result = results[key]
     if isinstance(result, Exception):
@@ -72,8 +72,8 @@ def _once(results: dict[Any, Any], key: object, make: Callable[[], _T]) -> _T:
 
 
 @dataclass(frozen=True, slots=True)
-class _Once(Renderer):
-    """A renderer that writes each conversation once."""
+class _CachingRenderer(Renderer):
+    """A renderer that renders each conversation once."""
 
     texts: dict[bytes, Any] = field(init=False, default_factory=dict, repr=False)
 
@@ -81,7 +81,7 @@ class _Once(Renderer):
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), **how: Any
     ) -> tuple[Chat, str]:
         key = orjson.dumps(([message.wire for message in messages], tools, how), default=dict)
-        return _once(self.texts, key, lambda: Renderer.accepted(self, messages, tools, **how))
+        return _cached(self.texts, key, lambda: Renderer.render_chat(self, messages, tools, **how))
 
 
 @dataclass
@@ -94,20 +94,55 @@ class World:
     source: str
     """The template."""
     stand_in: bool = False
-    """Whether the tokens are bytes and control tokens, in place of a model's vocabulary."""
+    """Whether the vocabulary is made up: bytes and control tokens, in place of a model's."""
     _results: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        served = as_served(self.renderer)
+        served = renderer_as_served(self.renderer)
         assert served is not None
         own = {each.name: getattr(served, each.name) for each in fields(Renderer)}
-        self.renderer = _Once(**{**own, "clock": served.clock or Clock(datetime(2025, 1, 1))})
+        self.renderer = _CachingRenderer(**{**own, "clock": served.clock or Clock(datetime(2025, 1, 1))})
+
+    @classmethod
+    def of_tokenizer(cls, name: str, tokenizer: Tokenizer, renderer: Renderer) -> World:
+        """A tokenizer with its template."""
+        return cls(name, renderer, tokenizer, renderer.template(False).source)
+
+    @classmethod
+    def of_template(cls, name: str, file: Path, settings: Settings) -> World:
+        """A template with a stand-in for a tokenizer; SetupError if the file cannot be read.
+
+        A token is a byte, one of a few pairs of bytes, or what looks like a control token in the template.
+        Builders that join ids do as with a real vocabulary, but fewer tokens could merge across a seam.
+        """
+        renderer = open_template(replace(settings, tokenizer=None, chat_template=str(file))).renderer
+        source = renderer.template(False).source
+        markers = dict.fromkeys((*PLACEHOLDER_TOKENS.values(), *sorted(set(MARKER.findall(source)))))
+        pieces = [*sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), *map("".join, _MERGES)]
+        model = tokenizers.models.BPE({piece: at for at, piece in enumerate(pieces)}, list(_MERGES))
+        backend = tokenizers.Tokenizer(model)
+        backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = tokenizers.decoders.ByteLevel()
+        backend.add_special_tokens([tokenizers.AddedToken(each, normalized=False) for each in markers])
+        with TemporaryDirectory() as folder:
+            backend.save(str(Path(folder, "tokenizer.json")))
+            config = {**PLACEHOLDER_TOKENS, "chat_template": source}
+            Path(folder, "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+            tokenizer = load_tokenizer(folder)
+            tokenizer.load()
+        vocabulary = tokenizer.vocabulary
+        renderer = replace(
+            renderer,
+            control_texts=tuple(vocabulary.piece(token) for token in sorted(vocabulary.special_ids)),
+            end_texts=tuple(vocabulary.piece(token) for token in tokenizer.eos_ids),
+        )
+        return cls(name, renderer, replace(tokenizer, name=name, store=None), source, stand_in=True)
 
     @cached_property
     def digests(self) -> tuple[str, str]:
-        """Of the template, and of the tokenizer's files."""
+        """Of the template, and of the tokenizer's files; "" for a stand-in."""
         template = sha256(self.source.encode("utf-8", "surrogatepass")).hexdigest()
-        return template, "" if self.stand_in else digest_of(self.tokenizer)
+        return template, "" if self.stand_in else hash_tokenizer(self.tokenizer)
 
     @cached_property
     def ends(self) -> tuple[str, ...]:
@@ -116,49 +151,49 @@ class World:
 
     @cached_property
     def eos_id(self) -> int | None:
-        """The id that frameworks read as `eos_token_id`: stated by a tokenizer, else what the template ends turns
-        with; None if there is none."""
+        """The id that frameworks read as `eos_token_id`: the tokenizer's, or else the one that ends turns."""
         if not self.stand_in and self.tokenizer.eos_ids:
             return self.tokenizer.eos_ids[0]
         ids = [self.ids(end) for end in reversed(self.ends) if end]
         return next((each[0] for each in ids if len(each) == 1), None)
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, opens: bool) -> str:
-        """What the template writes; RenderError as it raises."""
+        """What the template writes; RenderError if it refuses."""
         return self.renderer.render(messages, tools, add_generation_prompt=opens)
 
     def explained(self, step: Step) -> Break:
-        return _once(self._results, (step.probe.name, step.answer, step.until), lambda: self.breaks.explain(step))
+        key = step.probe.name, step.answer, step.until
+        return _cached(self._results, key, lambda: self.breaks.explain(step))
 
     @cached_property
-    def breaks(self) -> Breaks:
-        return Breaks(self.renderer)
+    def breaks(self) -> BreakExplainer:
+        return BreakExplainer(self.renderer)
 
     def ids(self, text: str) -> Tokens:
-        return _once(self._results, text, lambda: tuple(self.tokenizer.encode(text).tolist()))
+        return _cached(self._results, text, lambda: tuple(self.tokenizer.encode(text).tolist()))
 
-    def shown(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.vocabulary.text(np.array(ids, np.int32))
 
-    def sample(self, conversation: CorpusConversation, answer: int) -> Drawn:
+    def sample(self, conversation: CorpusConversation, answer: int) -> SampledAnswer:
         """What was sampled as one answer of a conversation; RenderError, or Unsampled with the reason."""
         key = conversation.probe.name, conversation.sampled, answer
-        return _once(self._results, key, lambda: self._drawn(conversation, answer))
+        return _cached(self._results, key, lambda: self._sample_answer(conversation, answer))
 
-    def _drawn(self, conversation: CorpusConversation, answer: int) -> Drawn:
+    def _sample_answer(self, conversation: CorpusConversation, answer: int) -> SampledAnswer:
         probe, message = conversation.probe, conversation.probe.messages[answer]
         prompt = self.text(probe.messages[:answer], probe.tools, opens=True)
-        written = probe.text(self.renderer, answer + 1, opens=False)
+        written = probe.try_render(self.renderer, answer + 1, opens=False)
         if written is None or not written.startswith(prompt):
-            thought = self._after_opener(message, prompt, written or "")
+            thought = self._after_open_reasoning(message, prompt, written or "")
             if thought is not None and conversation.sampled is SamplingForm.AS_WRITTEN:
-                return Drawn(self.ids(thought), thought)
-            raise Unsampled(
+                return SampledAnswer(self.ids(thought), thought)
+            raise UnknownSample(
                 "the template changes the prompt once the answer is there, so what was sampled is unknown"
             )
-        missing = unwritten(message, written[len(prompt) :])
+        missing = missing_parts(message, written[len(prompt) :])
         if missing:
-            raise Unsampled(f"the template leaves out the {' and '.join(missing)} of the answer")
+            raise UnknownSample(f"the template leaves out the {' and '.join(missing)} of the answer")
         text, ended = sampled_text(written, prompt, self.ends)
         end = next((each for each in sorted(self.ends, key=len, reverse=True) if each and text.endswith(each)), "")
         form = conversation.sampled
@@ -169,25 +204,25 @@ class World:
         elif form is SamplingForm.OTHER_JSON and message.tool_calls:
             compact, wide = '{"city":"Paris"}', '{"city": "Paris"}'
             if wide not in text and compact not in text:
-                raise Unsampled("the template writes no JSON of arguments")
+                raise UnknownSample("the template writes no JSON of arguments")
             text = text.replace(wide, compact) if wide in text else text.replace(compact, '{ "city": "Paris" }')
         elif form is SamplingForm.OTHER_STOP:
-            others = [i for i in self.tokenizer.eos_ids if self.shown([i]) != end]
+            others = [i for i in self.tokenizer.eos_ids if self.decode([i]) != end]
             if not others:
-                raise Unsampled("the tokenizer states no other end token")
+                raise UnknownSample("the tokenizer states no other end token")
             text = text.removesuffix(end)
-            return Drawn((*self.ids(text), others[0]), text + self.shown([others[0]]))
+            return SampledAnswer((*self.ids(text), others[0]), text + self.decode([others[0]]))
         elif form is SamplingForm.PREFILLED:
             begun = len(" ".join(text.split(" ")[:2]))
-            return Drawn(self.ids(text[begun:]), text[begun:], self.ids(text[:begun]), ended)
+            return SampledAnswer(self.ids(text[begun:]), text[begun:], self.ids(text[:begun]), ended)
         ids = self.ids(text)
         if form is SamplingForm.OTHER_TOKENS:
-            ids = self._halved(ids)
-        return Drawn(ids, text, (), ended)
+            ids = self._split_longest_word(ids)
+        return SampledAnswer(ids, text, (), ended)
 
-    def _after_opener(self, message: Message, prompt: str, written: str) -> str | None:
-        """What is sampled after a prompt that opens the reasoning, where the template writes none in the history:
-        reasoning, its end, text; None of another template, and of an answer with tool calls."""
+    def _after_open_reasoning(self, message: Message, prompt: str, written: str) -> str | None:
+        """What is sampled after a prompt that opens the reasoning, if the template drops it from the history: the
+        reasoning, its end and the text. None for other templates, and for answers with tool calls."""
         opened = prompt.rstrip().removesuffix("<think>")
         end = next((each for each in self.ends if each and written.rstrip().endswith(each)), None)
         if opened == prompt.rstrip() or not written.startswith(opened) or message.tool_calls or end is None:
@@ -195,8 +230,8 @@ class World:
         lines = prompt[len(prompt.rstrip()) :]
         return f"{'' if lines else chr(10)}{message.reasoning or ''}\n</think>\n\n{message.text}{end}"
 
-    def _halved(self, ids: Tokens) -> Tokens:
-        """The ids with the longest word in two tokens."""
+    def _split_longest_word(self, ids: Tokens) -> Tokens:
+        """The ids with the longest word split in two tokens; UnknownSample if none can be."""
         vocabulary = self.tokenizer.vocabulary
         for at in sorted(range(len(ids)), key=lambda place: -len(vocabulary.token_bytes(ids[place]))):
             piece = vocabulary.token_bytes(ids[at])
@@ -207,42 +242,7 @@ class World:
                 if all(halves):
                     first, second = (min(half) for half in halves)
                     return (*ids[:at], first, second, *ids[at + 1 :])
-        raise Unsampled("no word of it can be written in other tokens")
-
-
-def of_tokenizer(name: str, tokenizer: Tokenizer, renderer: Renderer) -> World:
-    """The world of a tokenizer with its template."""
-    return World(name, renderer, tokenizer, renderer.template(False).source)
-
-
-def of_template(name: str, file: Path, settings: Settings) -> World:
-    """The world of a template alone: a token is a byte, one of a few pairs, or what looks like a control token
-    in the template; SetupError if the file cannot be read.
-
-    Builders that join ids do the same with these as with a model's vocabulary, but few tokens merge across a seam.
-    """
-    renderer = open_template(replace(settings, tokenizer=None, chat_template=str(file))).renderer
-    source = renderer.template(False).source
-    markers = dict.fromkeys((*NO_TOKENS.values(), *sorted(set(MARKER.findall(source)))))
-    pieces = [*sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), *map("".join, _MERGES)]
-    model = tokenizers.models.BPE({piece: at for at, piece in enumerate(pieces)}, list(_MERGES))
-    backend = tokenizers.Tokenizer(model)
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    backend.add_special_tokens([tokenizers.AddedToken(each, normalized=False) for each in markers])
-    with TemporaryDirectory() as folder:
-        backend.save(str(Path(folder, "tokenizer.json")))
-        config = {**NO_TOKENS, "chat_template": source}
-        Path(folder, "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-        tokenizer = load_tokenizer(folder)
-        tokenizer.load()
-    vocabulary = tokenizer.vocabulary
-    renderer = replace(
-        renderer,
-        control_texts=tuple(vocabulary.piece(token) for token in sorted(vocabulary.special_ids)),
-        end_texts=tuple(vocabulary.piece(token) for token in tokenizer.eos_ids),
-    )
-    return World(name, renderer, replace(tokenizer, name=name, store=None), source, stand_in=True)
+        raise UnknownSample("no word of it can be written in other tokens")
 
 
 # Templates by name: Jinja files, folders of them, and those that installed packages ship.
@@ -257,7 +257,7 @@ SHIPPING = (
 
 
 def template_files(name: str) -> list[Path]:
-    """A Jinja file, or those below a folder, in order; SetupError if there is none."""
+    """A Jinja file, or all files below a folder, sorted; SetupError if there are none."""
     path = Path(name)
     if path.is_file():
         return [path]
@@ -275,7 +275,7 @@ def template_files(name: str) -> list[Path]:
 
 
 def installed_templates() -> list[tuple[str, Path]]:
-    """Names and files of the templates in installed packages; nothing of these is imported."""
+    """The names and files of the templates in installed packages, none of which is imported."""
     shipped = []
     for package in SHIPPING:
         try:

@@ -1,4 +1,4 @@
-"""The forms that a log can be converted to: each has a maker, from rollouts to a new row of a format.
+"""The forms that a log can be converted to, each with a maker of its rows.
 
 Conventions as in the formats themselves: NousResearch/atropos `atroposlib/envs/base.py` (`ScoredDataGroup`);
 THUDM/slime `slime/utils/types.py` (`Sample`); arb8020/research `rollouts/rollouts/training/types.py` (`Sample`);
@@ -21,20 +21,20 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from tito_audit.convert.rows_and_calls import REWARDS, column_over, known_logprobs, loss_weights
+from tito_audit.convert.rows_and_calls import REWARDS, column_over_tokens, known_logprobs, loss_weights
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats import all_formats
-from tito_audit.record.by_name import WEIGHTS, spans_of_versions
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message
+from tito_audit.record.policy_columns import WEIGHTS, versions_to_spans
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 from tito_audit.record.runs import trained_runs
-from tito_audit.unknown import unknown
+from tito_audit.unknown import unknown_name
 
 
 class Holds(StrEnum):
-    """What a rollout is in a log."""
+    """Whether the rollouts of a log are training rows or calls."""
 
     ROWS = "training rows"
     CALLS = "calls"
@@ -42,18 +42,18 @@ class Holds(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MakerInput:
-    """One rollout for a maker: with a training row and no calls, or with calls and no training row."""
+    """One rollout for a maker, either with a training row or with calls."""
 
     rollout: Rollout
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What its log says besides tokens, messages and tools, by its name in the new row."""
     of_calls: Sequence[Mapping[str, Any]] = ()
-    """What its log says about each single call; () unless calls were joined and the row has a place for it."""
+    """What its log says about each call; () unless calls were joined and the new row has a place for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """How rollouts of any log become a row of a format, for `tito-audit convert`; pure functions."""
+    """How rollouts of any log become a row of one form of `tito-audit convert`."""
 
     name: str
     """What `--to` takes."""
@@ -62,16 +62,16 @@ class Maker:
     title: str
     holds: Holds
     make: Callable[[Sequence[MakerInput]], Row]
-    """The row of one sample, or of a group where rows hold groups; RecordError when the row cannot hold them. It
-    writes the columns and facts that it has a place for; reading the row back shows which."""
+    """The row of one sample, or of a group if rows hold groups; RecordError when the row cannot hold them. It
+    writes what it has a place for; reading the row back shows what that is."""
     own: frozenset[str]
     """Keys of the row that no fact may use."""
     slots: Mapping[str, str] = field(default_factory=dict)
     """Names of facts to their names in the row."""
     wants: tuple[str, ...] = ()
-    """Facts that a trainer needs; those that the log lacks are reported, and are missing or null in the row."""
+    """Facts that a trainer needs; those that the log lacks are reported, and missing or null in the row."""
     takes_facts: bool = True
-    """Whether the row has a place for any fact, or only for those in `slots`."""
+    """Whether the row has a place for every fact, or only for those in `slots`."""
     own_of_calls: frozenset[str] | None = None
     """Keys of its calls that no fact of a call may use; None: calls have no place for facts."""
     grouped: bool = False
@@ -79,37 +79,32 @@ class Maker:
     tables: bool = False
     """Whether its rows can be stored as Parquet, with messages, tools and calls as JSON strings."""
     tokens_only: bool = False
-    """Whether a trainer takes its rows as they are: ids and loss mask, from messages too; nothing else has a place
-    in them, so nothing counts as lost."""
+    """Whether a row is only ids and loss mask, made of messages too, for a trainer to take as it is; then nothing
+    counts as lost."""
 
 
 def reward_slots(name: str) -> dict[str, str]:
-    """Every name of a reward, mapped to a format's own."""
+    """Every usual name of a reward, mapped to the one of a format."""
     return dict.fromkeys(REWARDS, name)
 
 
-def row_of(sample: MakerInput) -> TrainingRow:
-    """The training row of a sample; RecordError without one."""
+def require_training_row(sample: MakerInput) -> TrainingRow:
+    """The training row of a sample; RecordError if it has none."""
     row = sample.rollout.training_row
     if row is None:
         raise RecordError("it holds no training row")
     return row
 
 
-def plain_list(values: NDArray[Any]) -> list[Any]:
-    """A column as a JSON list, null where an entry is unknown."""
+def json_list(values: NDArray[Any]) -> list[Any]:
+    """A column as a JSON list, with null for NaN."""
     entries: list[Any] = values.tolist()
     if values.dtype.kind in "iub":
         return entries
     return [None if isinstance(value, float) and value != value else value for value in entries]
 
 
-def messages_as_logged(messages: tuple[Message, ...]) -> list[Mapping[str, Any]]:
-    """Messages as they were logged."""
-    return [message.wire for message in messages]
-
-
-def weights_as(row: TrainingRow, kind: type[int] | type[float]) -> list[Any]:
+def loss_mask_as(row: TrainingRow, kind: type[int] | type[float]) -> list[Any]:
     """The loss mask `[T]` as ints or floats; weights other than 0 and 1 only as floats.
 
     RecordError when the row has no mask, or `kind` is int and it holds other weights.
@@ -124,39 +119,39 @@ def weights_as(row: TrainingRow, kind: type[int] | type[float]) -> list[Any]:
     return list(weights.astype(np.int64).tolist())
 
 
-def scores_as(row: TrainingRow, sentinel: float | None) -> list[Any] | None:
-    """The logprobs `[T]`, `sentinel` at untrained tokens without one; None when the row has none.
+def logprobs_with_fill(row: TrainingRow, sentinel: float | None) -> list[Any] | None:
+    """The logprobs `[T]` with `sentinel` for untrained tokens that have none; None when the row has no logprobs.
 
-    A trained token without one stays null: a number there would be read as its logprob.
+    A trained token without one gets null: a number would be read as its logprob.
     """
     values = known_logprobs(row) if sentinel is not None else row.logprobs
     if values is None:
         return None
     if sentinel is not None and row.loss_mask is not None:
         values = np.where(np.isnan(values) & ~row.loss_mask, sentinel, values)
-    return plain_list(values)
+    return json_list(values)
 
 
-def other_lists_of_call(turn: Turn) -> Iterator[tuple[str, list[Any]]]:
-    """Every other per-token column of a call, by its name in the log; those that do not fit are left out."""
+def other_columns_of_call(turn: Turn) -> Iterator[tuple[str, list[Any]]]:
+    """The (name, list) of every other per-token column of a call, without those that do not fit."""
     for column in turn.columns:
         if column.role is ColumnRole.OTHER and column.alignment is not None:
-            yield column.name, plain_list(column.values)
+            yield column.name, json_list(column.values)
 
 
-def other_lists(row: TrainingRow) -> Iterator[tuple[str, list[Any]]]:
-    """Every other per-token column over all tokens, by its name in the log; those that do not fit are left out."""
+def other_columns_of_row(row: TrainingRow) -> Iterator[tuple[str, list[Any]]]:
+    """The (name, list over all tokens) of every other per-token column, without those that do not fit."""
     for column in row.columns:
         if column.role is ColumnRole.OTHER and len(column.values):
-            whole = column_over(row, column)
+            whole = column_over_tokens(row, column)
             if whole is not None:
-                yield column.name, spans_by_call(whole) if column.name == WEIGHTS else plain_list(whole)
+                yield column.name, spans_by_call(whole) if column.name == WEIGHTS else json_list(whole)
 
 
 def spans_by_call(versions: NDArray[Any]) -> list[Any]:
-    """The version of each token as spans, in a list for each call as miles writes them."""
+    """The weight version of each token as spans, in one list per call, as miles writes them."""
     calls: list[list[Any]] = []
-    for version, start, end in spans_of_versions(versions):
+    for version, start, end in versions_to_spans(versions):
         if not calls or calls[-1][-1]["abs_end"] != start:
             calls.append([])
         calls[-1].append({"version": version, "abs_start": start, "abs_end": end})
@@ -166,56 +161,56 @@ def spans_by_call(versions: NDArray[Any]) -> list[Any]:
 _Make = Callable[[Sequence[MakerInput]], Row]
 
 
-def _maker(
+def maker(
     name: str, *, holds: Holds, own: frozenset[str], format: str | None = None, **more: Any
 ) -> Callable[[_Make], Maker]:
-    """A decorator that turns a function into a maker; its docstring is the title."""
+    """A decorator that makes a Maker of a function, whose docstring is the title."""
     return lambda make: Maker(name, format or name, inspect.getdoc(make) or "", holds, make, own, **more)
 
 
-_GROUPS = {"group_id": "group_index", "group": "group_index"}
-_SAMPLE = frozenset(("tokens", "loss_mask", "rollout_log_probs", "messages", "tools", "response_length"))
-_OF_CALLS = frozenset(
+_SAMPLE_SLOTS = {**reward_slots("reward"), "group_id": "group_index", "group": "group_index"}
+_SAMPLE_KEYS = frozenset(("tokens", "loss_mask", "rollout_log_probs", "messages", "tools", "response_length"))
+_CALL_KEYS = frozenset(
     (
         *("messages", "prompt_ids", "completion_ids", "logprobs", "prompt_text"),
         *("text", "finish_reason", "stop_reason", "weight_versions"),
     )
 )
 """Keys of a call."""
-_COMMON = ("messages", "tools", "chat_template_kwargs")
+_CONVERSATION_KEYS = ("messages", "tools", "chat_template_kwargs")
 
 
-@_maker(
+@maker(
     "rows",
     format="generic",
     holds=Holds.ROWS,
-    own=frozenset((*_COMMON, "prompt_length", "token_ids", "loss_mask", "logprobs")),
+    own=frozenset((*_CONVERSATION_KEYS, "prompt_length", "token_ids", "loss_mask", "logprobs")),
     tables=True,
 )
 def rows(samples: Sequence[MakerInput]) -> Row:
     """Training rows: token_ids, loss_mask, logprobs and every other column; messages and tools"""
     (sample,) = samples
-    row = row_of(sample)
-    new_row: dict[str, Any] = {**sample.facts, **_conversation(sample.rollout)}
+    row = require_training_row(sample)
+    new_row: dict[str, Any] = {**sample.facts, **_conversation_columns(sample.rollout)}
     if row.prompt_length is not None:
         new_row["prompt_length"] = row.prompt_length
     new_row["token_ids"] = row.token_ids.tolist()
     weights = loss_weights(row)
     if weights is not None:
-        new_row["loss_mask"] = weights_as(row, int if ((weights == 0) | (weights == 1)).all() else float)
-    if (scores := scores_as(row, None)) is not None:
+        new_row["loss_mask"] = loss_mask_as(row, int if ((weights == 0) | (weights == 1)).all() else float)
+    if (scores := logprobs_with_fill(row, None)) is not None:
         new_row["logprobs"] = scores
-    for name, values in other_lists(row):
+    for name, values in other_columns_of_row(row):
         new_row.setdefault(name, values)
     return new_row
 
 
-@_maker(
+@maker(
     "calls",
     format="generic",
     holds=Holds.CALLS,
-    own=frozenset((*_COMMON, "calls")),
-    own_of_calls=_OF_CALLS,
+    own=frozenset((*_CONVERSATION_KEYS, "calls")),
+    own_of_calls=_CALL_KEYS,
     tables=True,
 )
 def calls(samples: Sequence[MakerInput]) -> Row:
@@ -230,12 +225,12 @@ def calls(samples: Sequence[MakerInput]) -> Row:
         assert turn.completion_ids is not None
         call: dict[str, Any] = {}
         if turn.prompt_messages is not None:
-            call["messages"] = messages_as_logged(turn.prompt_messages)
+            call["messages"] = [message.wire for message in turn.prompt_messages]
         call["prompt_ids"] = turn.prompt_ids.tolist()
         call["completion_ids"] = turn.completion_ids.tolist()
         if turn.completion_logprobs is not None:
-            call["logprobs"] = plain_list(turn.completion_logprobs)
-        for name, values in other_lists_of_call(turn):
+            call["logprobs"] = json_list(turn.completion_logprobs)
+        for name, values in other_columns_of_call(turn):
             call.setdefault(name, values)
         stated = {
             "prompt_text": turn.prompt_text,
@@ -250,10 +245,10 @@ def calls(samples: Sequence[MakerInput]) -> Row:
         entries.append(call)
     if sample.of_calls:
         entries = [{**own, **call} for own, call in zip(sample.of_calls, entries, strict=True)]
-    return {**sample.facts, **_conversation(rollout), "calls": entries}
+    return {**sample.facts, **_conversation_columns(rollout), "calls": entries}
 
 
-def _conversation(rollout: Rollout) -> dict[str, Any]:
+def _conversation_columns(rollout: Rollout) -> dict[str, Any]:
     kwargs = {"chat_template_kwargs": dict(rollout.template_kwargs)} if rollout.template_kwargs else {}
     return _messages_and_tools(rollout) | kwargs
 
@@ -261,18 +256,18 @@ def _conversation(rollout: Rollout) -> dict[str, Any]:
 def _messages_and_tools(rollout: Rollout) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     if rollout.messages:
-        columns["messages"] = messages_as_logged(rollout.messages)
+        columns["messages"] = [message.wire for message in rollout.messages]
     if rollout.tools:
         columns["tools"] = list(rollout.tools)
     return columns
 
 
-_STATUS = {"stop": "completed", "tool_calls": "completed", "length": "truncated", "abort": "aborted"}
-_AT_TOP = ("prompt", "response", "label", "group_index", "index", "reward", "status", "weight_versions")
+_STATUS_OF_REASON = {"stop": "completed", "tool_calls": "completed", "length": "truncated", "abort": "aborted"}
+_SLIME_FIELDS = ("prompt", "response", "label", "group_index", "index", "reward", "status", "weight_versions")
 """Facts that slime has fields for; all others go into `metadata`."""
 
 
-@_maker(
+@maker(
     "atropos_group",
     holds=Holds.ROWS,
     own=frozenset(("tokens", "masks", "inference_logprobs", "messages")),
@@ -282,12 +277,12 @@ _AT_TOP = ("prompt", "response", "label", "group_index", "index", "reward", "sta
 )
 def atropos_group(samples: Sequence[MakerInput]) -> Row:
     """Atropos groups (ScoredDataGroup), of adjacent rows that share a group"""
-    of_group = [row_of(sample) for sample in samples]
+    of_group = [require_training_row(sample) for sample in samples]
     new_row: dict[str, Any] = {
         "tokens": [row.token_ids.tolist() for row in of_group],
         # The token's id where it is trained, else -100.
         "masks": [
-            np.where(np.array(weights_as(row, int), bool), row.token_ids, -100).tolist() for row in of_group
+            np.where(np.array(loss_mask_as(row, int), bool), row.token_ids, -100).tolist() for row in of_group
         ],
         "scores": [sample.facts.get("scores") for sample in samples],
     }
@@ -296,23 +291,23 @@ def atropos_group(samples: Sequence[MakerInput]) -> Row:
             f"the log has no number as its reward (looked for {', '.join(REWARDS)}), and a scored group "
             "needs one for each sample; put it into the log under one of these names"
         )
-    scores = [scores_as(row, 1.0) for row in of_group]  # what Atropos writes where nothing was sampled
+    scores = [logprobs_with_fill(row, 1.0) for row in of_group]  # what Atropos writes where nothing was sampled
     if any(column is not None for column in scores):
         new_row["inference_logprobs"] = scores
     if any(sample.rollout.messages for sample in samples):
-        new_row["messages"] = [messages_as_logged(sample.rollout.messages) for sample in samples]
-    columns = [dict(other_lists(row)) for row in of_group]
+        new_row["messages"] = [[message.wire for message in sample.rollout.messages] for sample in samples]
+    columns = [dict(other_columns_of_row(row)) for row in of_group]
     for name in dict.fromkeys(name for own in columns for name in own):
         new_row.setdefault(name, [own.get(name) for own in columns])
     return new_row
 
 
-@_maker("slime", holds=Holds.ROWS, own=_SAMPLE, slots={**reward_slots("reward"), **_GROUPS}, wants=("reward",))
+@maker("slime", holds=Holds.ROWS, own=_SAMPLE_KEYS, slots=_SAMPLE_SLOTS, wants=("reward",))
 def slime(samples: Sequence[MakerInput]) -> Row:
     """slime samples as JSON"""
     (sample,) = samples
-    row = row_of(sample)
-    weights = weights_as(row, int)
+    row = require_training_row(sample)
+    weights = loss_mask_as(row, int)
     start = row.prompt_length
     if start is None:
         if 1 not in weights:
@@ -324,57 +319,50 @@ def slime(samples: Sequence[MakerInput]) -> Row:
     reasons = facts.get("finish_reasons")
     last = reasons[-1] if isinstance(reasons, list) and reasons else None
     reason = facts.get("finish_reason", last)
-    new_row: dict[str, Any] = {name: facts.pop(name) for name in _AT_TOP if name in facts}
+    new_row: dict[str, Any] = {name: facts.pop(name) for name in _SLIME_FIELDS if name in facts}
     new_row["tokens"] = row.token_ids.tolist()
     new_row["response_length"] = len(weights) - start
     new_row["loss_mask"] = weights[start:]
-    if (scores := scores_as(row, 0.0)) is not None:
+    if (scores := logprobs_with_fill(row, 0.0)) is not None:
         if any(scores[:start]):
             raise RecordError("tokens of its prompt have logprobs, but those of a sample cover only the response")
         new_row["rollout_log_probs"] = scores[start:]
-    for name, values in other_lists(row):
+    for name, values in other_columns_of_row(row):
         outside = name != WEIGHTS and all(value is None for value in values[:start])
         new_row.setdefault(name, values[start:] if outside else values)
     if reason is not None:
-        status = _STATUS.get(str(reason), str(reason))  # the original reason stays in metadata
+        status = _STATUS_OF_REASON.get(str(reason), str(reason))  # the original reason stays in metadata
         new_row.setdefault("status", status)
     before = facts.pop("metadata", None)
     metadata = {**before, **facts} if isinstance(before, Mapping) else facts
     return {**new_row, "metadata": metadata | _messages_and_tools(sample.rollout)}
 
 
-@_maker(
-    "tito_sample",
-    holds=Holds.ROWS,
-    own=_SAMPLE,
-    slots={**reward_slots("reward"), **_GROUPS},
-    wants=("reward",),
-    tables=True,
-)
+@maker("tito_sample", holds=Holds.ROWS, own=_SAMPLE_KEYS, slots=_SAMPLE_SLOTS, wants=("reward",), tables=True)
 def tito_sample(samples: Sequence[MakerInput]) -> Row:
     """Samples of a token-in, token-out stack"""
     (sample,) = samples
-    row = row_of(sample)
+    row = require_training_row(sample)
     facts = dict(sample.facts)
     new_row: dict[str, Any] = {name: facts.pop(name) for name in ("prompt", "response") if name in facts}
     new_row["tokens"] = row.token_ids.tolist()
-    new_row["loss_mask"] = weights_as(row, float)
-    new_row["rollout_log_probs"] = scores_as(row, 0.0)
+    new_row["loss_mask"] = loss_mask_as(row, float)
+    new_row["rollout_log_probs"] = logprobs_with_fill(row, 0.0)
     for name in ("group_index", "index", "reward", "status"):
         new_row[name] = facts.pop(name, None)
     new_row |= _messages_and_tools(sample.rollout)
-    for name, values in other_lists(row):
+    for name, values in other_columns_of_row(row):
         new_row.setdefault(name, values)
     before = facts.pop("metadata", None)
     new_row["metadata"] = {**before, **facts} if isinstance(before, Mapping) else facts
     return new_row
 
 
-_LOG_KEYS = ("role", "content", "token_ids", "token_loss_mask", "generation_logprobs", "tool_calls", "name")
+_ENTRY_KEYS = ("role", "content", "token_ids", "token_loss_mask", "generation_logprobs", "tool_calls", "name")
 """The keys of a message log's entry that are not columns."""
 
 
-@_maker(
+@maker(
     "nemo_rl",
     holds=Holds.ROWS,
     own=frozenset(("input_lengths", "token_ids", "token_loss_mask", "generation_logprobs")),
@@ -384,30 +372,30 @@ _LOG_KEYS = ("role", "content", "token_ids", "token_loss_mask", "generation_logp
 def nemo_rl(samples: Sequence[MakerInput]) -> Row:
     """NeMo-RL training dumps, without padding"""
     (sample,) = samples
-    row, facts = row_of(sample), dict(sample.facts)
+    row, facts = require_training_row(sample), dict(sample.facts)
     new_row: dict[str, Any] = {"idx": facts.pop("idx")} if "idx" in facts else {}
     values: dict[str, Any] = {
         "content": facts.pop("content", [message.text for message in sample.rollout.messages]),
         **facts,
         "input_lengths": len(row.token_ids),
         "token_ids": row.token_ids.tolist(),
-        "token_loss_mask": weights_as(row, int),
+        "token_loss_mask": loss_mask_as(row, int),
     }
     values.setdefault("sample_loss_mask", 1.0)
-    if (scores := scores_as(row, 0.0)) is not None:
+    if (scores := logprobs_with_fill(row, 0.0)) is not None:
         values["generation_logprobs"] = scores
-    for name, column in other_lists(row):
+    for name, column in other_columns_of_row(row):
         values.setdefault(name, column)
     return new_row | {name: [value] for name, value in values.items()}
 
 
-@_maker("nemo_rl_message_log", holds=Holds.ROWS, own=frozenset(("message_log", "tools")))
+@maker("nemo_rl_message_log", holds=Holds.ROWS, own=frozenset(("message_log", "tools")))
 def message_log(samples: Sequence[MakerInput]) -> Row:
     """NeMo-RL message logs, alternating trained and other tokens"""
     (sample,) = samples
-    row = row_of(sample)
-    weights, scores = weights_as(row, int), scores_as(row, 0.0)
-    columns = {name: values for name, values in other_lists(row) if name not in (*_LOG_KEYS, WEIGHTS)}
+    row = require_training_row(sample)
+    weights, scores = loss_mask_as(row, int), logprobs_with_fill(row, 0.0)
+    columns = {name: values for name, values in other_columns_of_row(row) if name not in (*_ENTRY_KEYS, WEIGHTS)}
     edges = {edge for run in trained_runs(np.array(weights, np.bool_)) for edge in run}
     log = []
     for start, end in pairwise(sorted({0, len(weights), *edges})):
@@ -424,7 +412,7 @@ def message_log(samples: Sequence[MakerInput]) -> Row:
     return new_row
 
 
-@_maker(
+@maker(
     "nemo_gym",
     holds=Holds.CALLS,
     own=frozenset(("responses_create_params", "response")),
@@ -437,16 +425,16 @@ def nemo_gym(samples: Sequence[MakerInput]) -> Row:
     rollout, facts = sample.rollout, dict(sample.facts)
     if not rollout.turns:
         raise RecordError("it holds no calls")
-    # The messages before the first call's answer as input, the rest as output with the tokens of each call.
+    # Messages before the first call's answer are the input; the rest is the output, with each call's tokens.
     turns = {turn.message_index: turn for turn in rollout.turns if turn.message_index is not None}
     if len(turns) < len(rollout.turns) or list(turns) != sorted(turns):
         raise RecordError("which messages its calls wrote is unknown, and the tokens belong on those messages")
     first = min(turns)
-    before = [item for message in rollout.messages[:first] for item in _items_of(message, None)]
+    before = [item for message in rollout.messages[:first] for item in _response_items(message, None)]
     output = [
         item
         for at, message in enumerate(rollout.messages[first:], first)
-        for item in _items_of(message, turns.get(at))
+        for item in _response_items(message, turns.get(at))
     ]
     params: dict[str, Any] = {"input": before}
     if rollout.tools:
@@ -462,7 +450,7 @@ def nemo_gym(samples: Sequence[MakerInput]) -> Row:
     return {"responses_create_params": params, "response": response, **facts}
 
 
-def _items_of(message: Message, turn: Turn | None) -> Iterator[Mapping[str, Any]]:
+def _response_items(message: Message, turn: Turn | None) -> Iterator[Mapping[str, Any]]:
     if message.role == "tool":
         yield {
             "type": "function_call_output",
@@ -495,18 +483,18 @@ def _items_of(message: Message, turn: Turn | None) -> Iterator[Mapping[str, Any]
         fields: dict[str, Any] = {
             "prompt_token_ids": turn.prompt_ids.tolist(),
             "generation_token_ids": turn.completion_ids.tolist(),
-            "generation_log_probs": plain_list(turn.completion_logprobs),
+            "generation_log_probs": json_list(turn.completion_logprobs),
         }
-        for name, values in other_lists_of_call(turn):
+        for name, values in other_columns_of_call(turn):
             fields.setdefault(name, values)
         items[-1] |= fields
     yield from items
 
 
-def _sft(mask: str, samples: Sequence[MakerInput]) -> Row:
+def _sft_row(mask: str, samples: Sequence[MakerInput]) -> Row:
     (sample,) = samples
-    row = row_of(sample)
-    weights = weights_as(row, int)
+    row = require_training_row(sample)
+    weights = loss_mask_as(row, int)
     ids = row.token_ids.tolist()
     if mask == "labels":
         weights = [token_id if weight else -100 for token_id, weight in zip(ids, weights, strict=True)]
@@ -519,7 +507,7 @@ _SFT = [
         format="generic",
         title=f"A set for SFT as trainers load it: input_ids, attention_mask, {mask}; from messages too",
         holds=Holds.ROWS,
-        make=partial(_sft, mask),
+        make=partial(_sft_row, mask),
         own=frozenset(("input_ids", "attention_mask", mask)),
         takes_facts=False,
         tables=True,
@@ -562,7 +550,7 @@ def maker_named(name: str) -> tuple[Format, Maker]:
         return makers[name]
     form = next((form for form in all_formats() if form.name == name), None)
     if form is None:
-        raise unknown("form", name, makers, flag="--to")
+        raise unknown_name("form", name, makers, flag="--to")
     if makers_of(form):
         why = f"choose one of its forms: {' or '.join(maker.name for maker in makers_of(form))}."
     else:

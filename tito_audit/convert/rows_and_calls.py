@@ -1,4 +1,4 @@
-"""Calls as training rows and training rows as calls: the same tokens, trained in the same places; what is lost."""
+"""Calls as training rows, training rows as calls, with the same tokens trained; and what a conversion loses."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tito_audit.convert.unread import row_facts
 from tito_audit.errors import RecordError
 from tito_audit.join import CallsOfRollout
 from tito_audit.record.arrays import Ids, Logprobs
-from tito_audit.record.by_name import WEIGHTS, spans_of_versions, version_of_tokens
-from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy, spread
+from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy, expand
 from tito_audit.record.message import Message
+from tito_audit.record.policy_columns import WEIGHTS, versions_to_column, versions_to_spans
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn, with_speakers
 from tito_audit.record.runs import Run, trained_runs
 from tito_audit.record.speakers import Speakers
-from tito_audit.storage.inside import wrapper_keys
+from tito_audit.storage.nested_rows import wrapper_keys
 from tito_audit.storage.row import dump_row
 
 REWARDS = ("reward", "rewards", "score", "scores", "episode_reward", "final_reward")
@@ -31,41 +31,40 @@ _FINISH, _EACH_FINISH = "finish_reason", "finish_reasons"
 
 @dataclass(frozen=True, slots=True)
 class ConvertedPart:
-    """One of the rollouts that a rollout became."""
+    """One rollout of a conversion; a rollout becomes several where its calls do not continue each other."""
 
     rollout: Rollout
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What its calls say that applies to the whole training row, which has no place for it."""
+    """What its calls say of the training row, which has no columns for it."""
     used_facts: frozenset[str] = frozenset()
-    """Facts of the log that its calls now hold."""
+    """Names of facts of the log that its calls now hold."""
     calls: tuple[int, ...] = ()
-    """The numbers of the calls that a training row made of calls trains."""
+    """The numbers of the calls that its training row trains, if it was made of calls."""
     of_calls: tuple[Mapping[str, Any], ...] = ()
     """What the log says about each single call."""
 
 
 Converted = tuple[tuple[ConvertedPart, ...], tuple[str, ...]]
-"""A rollout in the other form, as several where calls do not continue one another; and the names of what has no
-place in that form."""
+"""The parts of a rollout in another form, and the names of what has no place in that form."""
 
 
 def as_rows(rollout: Rollout) -> Converted:
-    """The rollout as training rows: its own, or one for each chain of calls (`fork_rows`).
+    """The rollout as training rows: its own unchanged, else one for each chain of calls (`fork_rows`).
 
-    Its own row is kept unchanged, whatever its calls say. RecordError when ids are missing or nothing was sampled.
+    RecordError when ids are missing or nothing was sampled.
     """
     row, alone = rollout.training_row, replace(rollout, turns=())
     if row is not None and not rollout.turns:
         return (ConvertedPart(alone),), ()
-    if row is not None and not _is_row_of(rollout, row):
+    if row is not None and not _calls_make_row(rollout, row):
         return (ConvertedPart(alone),), (_OTHER_CALLS,)
     forked = fork_rows(sampled_calls(rollout))
     if not forked:
         raise RecordError("no call sampled a token, so there is nothing to train")
-    parts = tuple(_row_part(rollout, forked_row, alone=len(forked) == 1) for forked_row in forked)
+    parts = tuple(_part_of_chain(rollout, forked_row, alone=len(forked) == 1) for forked_row in forked)
     if row is not None:
         parts = (ConvertedPart(alone, parts[0].facts),)
-    return parts, tuple(dict.fromkeys(_lost_of_calls(rollout, forked)))
+    return parts, tuple(dict.fromkeys(_lost_in_rows(rollout, forked)))
 
 
 def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
@@ -77,12 +76,12 @@ def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
     row = rollout.training_row
     if rollout.turns:
         sampled_calls(rollout)
-        lost = (_OTHER_ROW,) if row is not None and not _is_row_of(rollout, row) else ()
+        lost = (_OTHER_ROW,) if row is not None and not _calls_make_row(rollout, row) else ()
         return (ConvertedPart(replace(rollout, training_row=None)),), lost
     if row is None:
         raise RecordError(_NO_IDS)
-    runs = _runs(row)
-    columns, lost_columns = _columns_to_cut(row)
+    runs = _require_runs(row)
+    columns, lost_columns = _columns_for_calls(row)
     versions, _ = columns.pop(WEIGHTS, (None, None))
     logprobs = known_logprobs(row)
     answers: list[int | None] = [i for i, message in enumerate(rollout.messages) if message.sampled]
@@ -101,11 +100,11 @@ def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
         )
         for (start, end), index in zip(runs, wrote, strict=True)
     ]
-    turns, used = _with_facts(turns, facts)
+    turns, used = _turns_with_facts(turns, facts)
     if versions is not None:
         for number, (start, end) in enumerate(runs):
             # Spans unless one version sampled all of the call.
-            spans = spans_of_versions(versions[start:end])
+            spans = versions_to_spans(versions[start:end])
             whole = len(spans) == 1 and spans[0][1:] == (0, end - start)
             names = tuple(dict.fromkeys(version for version, _, _ in spans))
             turns[number] = replace(turns[number], weight_versions=names, weight_spans=() if whole else spans)
@@ -130,7 +129,7 @@ def sampled_calls(rollout: Rollout) -> list[SampledCall]:
 
 
 def known_logprobs(row: TrainingRow) -> Logprobs | None:
-    """The row's logprobs `[T]`, NaN where untrained tokens have the fill too; None without a column."""
+    """The logprobs `[T]`, with NaN where untrained tokens hold the sentinel; None without a column."""
     if row.logprobs is None:
         return None
     if row.sentinel is None or row.loss_mask is None:
@@ -139,19 +138,19 @@ def known_logprobs(row: TrainingRow) -> Logprobs | None:
 
 
 def loss_weights(row: TrainingRow) -> NDArray[np.float64] | None:
-    """The weight of each token in the loss, `[T]` float64: 0 or 1 unless the mask holds weights; None: no mask."""
+    """The weight of each token in the loss, `[T]` float64; 0 or 1 unless the mask has weights. None: no mask."""
     if row.loss_mask is None:
         return None
     for column in row.columns:
         if column.role is ColumnRole.LOSS_MASK and column.encoding is MaskEncoding.FLOAT:
-            whole = column_over(row, column)
+            whole = column_over_tokens(row, column)
             if whole is not None:
                 return np.nan_to_num(whole.astype(np.float64))
     return row.loss_mask.astype(np.float64)
 
 
-def column_over(row: TrainingRow, column: Column) -> NDArray[Any] | None:
-    """A column with one entry for each token `[T]`, NaN or None where it has none; None when it does not fit."""
+def column_over_tokens(row: TrainingRow, column: Column) -> NDArray[Any] | None:
+    """A column over all tokens `[T]`, NaN or None where it has no entry; None when it does not fit."""
     full = len(row.token_ids)
     if column.alignment is Alignment.FULL and len(column.values) == full:
         return column.values
@@ -160,7 +159,7 @@ def column_over(row: TrainingRow, column: Column) -> NDArray[Any] | None:
     values = column.values if column.values.dtype.kind == "f" else column.values.astype(object)
     fill = np.nan if values.dtype.kind == "f" else None
     try:
-        return spread(
+        return expand(
             values, column.alignment, full=full, prompt_length=row.prompt_length, trained=row.loss_mask, fill=fill
         )
     except ValueError:
@@ -174,7 +173,7 @@ _OTHER_ROW = "a training row that differs from its calls"
 _NO_IDS = "it holds no token ids, and none are made up"
 
 
-def _row_part(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> ConvertedPart:
+def _part_of_chain(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> ConvertedPart:
     ids = np.array(forked.token_ids, np.int32)
     mask = np.array(forked.loss_mask, np.bool_)
     turns = rollout.turns
@@ -183,11 +182,10 @@ def _row_part(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> ConvertedP
         ids,
         mask,
         np.array(forked.logprobs, np.float64) if scored else None,
-        prompt_length=_length(turns[forked.calls[0]].prompt_ids),
+        prompt_length=_count(turns[forked.calls[0]].prompt_ids),
         columns=tuple(_columns_of_calls(turns, forked, len(ids))),
     )
     messages = rollout.messages if alone else _messages_up_to(rollout, turns[forked.calls[-1]])
-    # Why each call that a row trains ended, and the version of the weights if one version sampled them all.
     trained = [turns[k] for k in forked.trained]
     reasons = [turn.finish_reason for turn in trained]
     facts: dict[str, Any] = {}
@@ -200,12 +198,12 @@ def _row_part(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> ConvertedP
     return ConvertedPart(row_rollout, facts, calls=forked.trained)
 
 
-def _length(ids: Ids | None) -> int:
+def _count(ids: Ids | None) -> int:
     return 0 if ids is None else len(ids)
 
 
 def _columns_of_calls(turns: Sequence[Turn], forked: ForkedRow, size: int) -> Iterable[Column]:
-    """The other per-token columns of a row's calls, each over all tokens of the row."""
+    """The other per-token columns of a chain of calls, each over all `size` tokens of its row."""
     names: dict[str, MovePolicy] = {}
     for k in forked.calls:
         names |= {c.name: c.policy for c in turns[k].columns if c.role is ColumnRole.OTHER and c.alignment}
@@ -214,22 +212,22 @@ def _columns_of_calls(turns: Sequence[Turn], forked: ForkedRow, size: int) -> It
         floats = all(column.values.dtype.kind == "f" for _, column in parts)
         whole = np.full(size, np.nan) if floats else np.full(size, None, object)
         for k, column in parts:
-            start = _length(turns[k].prompt_ids)
+            start = _count(turns[k].prompt_ids)
             whole[start : start + len(column.values)] = column.values
         yield Column(name, ColumnRole.OTHER, whole, Alignment.FULL, policy)
     if len({version for k in forked.calls for version in turns[k].weight_versions}) > 1:
         spans: list[tuple[str, int, int]] = []
         for k in forked.calls:  # no call that names several versions without spans
-            turn, start = turns[k], _length(turns[k].prompt_ids)
+            turn, start = turns[k], _count(turns[k].prompt_ids)
             own = turn.weight_spans
             if not own and len(turn.weight_versions) == 1:
-                own = ((turn.weight_versions[0], 0, _length(turn.completion_ids)),)
+                own = ((turn.weight_versions[0], 0, _count(turn.completion_ids)),)
             spans += [(version, start + at, start + end) for version, at, end in own]
-        yield version_of_tokens(spans, size)
+        yield versions_to_column(spans, size)
 
 
 def _messages_up_to(rollout: Rollout, turn: Turn) -> tuple[Message, ...]:
-    """The messages of a chain that ends with a call; () when the log does not say which they are."""
+    """The messages of a chain that ends with `turn`, its answer included; () when the log does not say."""
     if turn.message_index is None:
         return turn.prompt_messages or ()
     if turn.prompt_messages is None:
@@ -237,7 +235,7 @@ def _messages_up_to(rollout: Rollout, turn: Turn) -> tuple[Message, ...]:
     return (*turn.prompt_messages, rollout.messages[turn.message_index])
 
 
-def _lost_of_calls(rollout: Rollout, forked: Sequence[ForkedRow]) -> Iterable[str]:
+def _lost_in_rows(rollout: Rollout, forked: Sequence[ForkedRow]) -> Iterable[str]:
     turns = rollout.turns
     texts = {message.text for message in rollout.messages}
     chained = {k for row in forked for k in row.calls}
@@ -246,8 +244,8 @@ def _lost_of_calls(rollout: Rollout, forked: Sequence[ForkedRow]) -> Iterable[st
     for row in forked:
         if any(len(turns[k].weight_versions) > 1 and not turns[k].weight_spans for k in row.trained):
             yield WEIGHTS
-        ends = [_length(turns[k].prompt_ids) + _length(turns[k].completion_ids) for k in row.calls]
-        if any(_length(turns[k].prompt_ids) == end for k, end in zip(row.calls[1:], ends, strict=False)):
+        ends = [_count(turns[k].prompt_ids) + _count(turns[k].completion_ids) for k in row.calls]
+        if any(_count(turns[k].prompt_ids) == end for k, end in zip(row.calls[1:], ends, strict=False)):
             yield "where one call ends and the next begins"
         messages = rollout.messages if len(forked) == 1 else _messages_up_to(rollout, turns[row.calls[-1]])
         sent = [turns[k].prompt_messages for k in row.calls]
@@ -261,8 +259,8 @@ def _lost_of_calls(rollout: Rollout, forked: Sequence[ForkedRow]) -> Iterable[st
         yield from (column.name for column in turn.columns if column.alignment is None)
 
 
-def _is_row_of(rollout: Rollout, row: TrainingRow) -> bool:
-    """Whether the calls yield exactly this row."""
+def _calls_make_row(rollout: Rollout, row: TrainingRow) -> bool:
+    """Whether the calls make exactly this row."""
     try:
         rows = fork_rows(sampled_calls(rollout))
     except RecordError:
@@ -278,8 +276,8 @@ def _is_row_of(rollout: Rollout, row: TrainingRow) -> bool:
     return bool(np.array_equal(logprobs, np.array(rows[0].logprobs), equal_nan=True))
 
 
-def _runs(row: TrainingRow) -> Sequence[Run]:
-    """The trained runs; RecordError where calls could not hold everything in the row."""
+def _require_runs(row: TrainingRow) -> Sequence[Run]:
+    """The trained runs of a row; RecordError if calls could not hold all that is in it."""
     weights = loss_weights(row)
     if row.loss_mask is None or weights is None:
         raise RecordError("it has no loss mask, so what a call sampled is unknown")
@@ -299,8 +297,8 @@ def _runs(row: TrainingRow) -> Sequence[Run]:
     return runs
 
 
-def _columns_to_cut(row: TrainingRow) -> tuple[dict[str, tuple[NDArray[Any], MovePolicy]], list[str]]:
-    """The columns that calls can hold, each over all tokens, and the names of the rest."""
+def _columns_for_calls(row: TrainingRow) -> tuple[dict[str, tuple[NDArray[Any], MovePolicy]], list[str]]:
+    """The columns that calls can hold, over all tokens and with their policy, and the names of the rest."""
     columns: dict[str, tuple[NDArray[Any], MovePolicy]] = {}
     lost: list[str] = []
     for column in row.columns:
@@ -308,7 +306,7 @@ def _columns_to_cut(row: TrainingRow) -> tuple[dict[str, tuple[NDArray[Any], Mov
             if column.alignment is None:
                 lost.append(column.name)
             continue
-        whole = column_over(row, column)
+        whole = column_over_tokens(row, column)
         assert row.loss_mask is not None
         if whole is None or not _is_filler(whole[~row.loss_mask]):
             lost.append(column.name)
@@ -324,7 +322,7 @@ def _is_filler(outside: NDArray[Any]) -> bool:
     return all(value is None or (isinstance(value, float) and value != value) for value in outside.tolist())
 
 
-def _with_facts(turns: list[Turn], facts: Mapping[str, Any]) -> tuple[list[Turn], frozenset[str]]:
+def _turns_with_facts(turns: list[Turn], facts: Mapping[str, Any]) -> tuple[list[Turn], frozenset[str]]:
     """The calls of a row with what the row says about them, and the names of those facts."""
     used: set[str] = set()
     reasons = [facts.get(_FINISH)] if len(turns) == 1 and _FINISH in facts else facts.get(_EACH_FINISH)
@@ -344,8 +342,8 @@ def _with_facts(turns: list[Turn], facts: Mapping[str, Any]) -> tuple[list[Turn]
     return turns, frozenset(used)
 
 
-def difference(before: Rollout, after: Rollout) -> str | None:
-    """How tokens, mask or logprobs differ after a conversion; None when they are the same."""
+def find_difference(before: Rollout, after: Rollout) -> str | None:
+    """How tokens, mask or logprobs differ after a conversion, in words; None when they are equal."""
     if before.training_row is not None:
         if after.training_row is None:
             return "no training row"
@@ -353,12 +351,12 @@ def difference(before: Rollout, after: Rollout) -> str | None:
             return "other token ids"
         if not _same_arrays(loss_weights(before.training_row), loss_weights(after.training_row)):
             return "another loss mask"
-        # Logprobs are equal as recorded or, where nothing was sampled, both unknown.
+        # Equal as recorded, or both unknown where nothing was sampled.
         rows = before.training_row, after.training_row
         blank = np.full(len(before.training_row.token_ids), np.nan)
-        same = _equal(*(blank if values is None else values for values in map(known_logprobs, rows)))
+        same = _equal_or_unknown(*(blank if values is None else values for values in map(known_logprobs, rows)))
         if rows[0].logprobs is not None and rows[1].logprobs is not None:
-            same |= _equal(rows[0].logprobs, rows[1].logprobs)
+            same |= _equal_or_unknown(rows[0].logprobs, rows[1].logprobs)
         return None if same.all() else "other logprobs"
     if len(before.turns) != len(after.turns):
         return f"{len(after.turns)} calls instead of {len(before.turns)}"
@@ -369,14 +367,14 @@ def difference(before: Rollout, after: Rollout) -> str | None:
             return f"other completion ids in call {number}"
         blank = np.full(0 if old.completion_ids is None else len(old.completion_ids), np.nan)
         values = [blank if turn.completion_logprobs is None else turn.completion_logprobs for turn in (old, new)]
-        if not _equal(*values).all():
+        if not _equal_or_unknown(*values).all():
             return f"other logprobs in call {number}"
     return None
 
 
 def lost_names(before: Rollout, after: Rollout) -> Iterator[str]:
-    """What else differs after a conversion, by its name in the log or the record."""
-    if not same_messages(before.messages, after.messages):
+    """The names of what else differs after a conversion."""
+    if not same_wires(before.messages, after.messages):
         yield "messages"
     if before.tools and before.tools != after.tools:
         yield "tools"
@@ -399,7 +397,7 @@ def lost_names(before: Rollout, after: Rollout) -> Iterator[str]:
         if old.message_index is not None and new.message_index != old.message_index:
             yield "which message each call wrote"
         sent = old.prompt_messages
-        if sent is not None and not same_messages(sent, new.prompt_messages or messages[: len(sent)]):
+        if sent is not None and not same_wires(sent, new.prompt_messages or messages[: len(sent)]):
             yield "messages of single calls"
         read_back = {column.name: column for column in new.columns}
         for column in old.columns:
@@ -412,27 +410,27 @@ def lost_names(before: Rollout, after: Rollout) -> Iterator[str]:
                 yield column.name
 
 
-def digest(rollouts: Sequence[Rollout]) -> int:
-    """A 64-bit digest of the tokens, masks and logprobs of rollouts."""
+def content_digest(rollouts: Sequence[Rollout]) -> int:
+    """A 64-bit digest of the tokens, loss masks and logprobs of rollouts."""
     state = hashlib.blake2b(digest_size=8)
     for rollout in rollouts:
         row = rollout.training_row
         arrays: list[NDArray[Any] | None] = []
         if row is not None:
-            arrays += [row.token_ids, loss_weights(row), _plain_nan(row.logprobs)]
+            arrays += [row.token_ids, loss_weights(row), _canonical_floats(row.logprobs)]
         for turn in rollout.turns:
-            arrays += [turn.prompt_ids, turn.completion_ids, _plain_nan(turn.completion_logprobs)]
+            arrays += [turn.prompt_ids, turn.completion_ids, _canonical_floats(turn.completion_logprobs)]
         for array in arrays:
             state.update(b"-" if array is None else b"%d:" % len(array) + np.ascontiguousarray(array).tobytes())
     return int.from_bytes(state.digest(), "little")
 
 
-def _plain_nan(values: Logprobs | None) -> Logprobs | None:
-    """Logprobs with one bit pattern for every unknown entry and no negative zeros."""
+def _canonical_floats(values: Logprobs | None) -> Logprobs | None:
+    """Logprobs with one bit pattern for NaN, and without negative zeros."""
     return None if values is None else np.where(np.isnan(values), np.nan, values) + 0.0
 
 
-def _equal(old: Logprobs, new: Logprobs) -> NDArray[np.bool_]:
+def _equal_or_unknown(old: Logprobs, new: Logprobs) -> NDArray[np.bool_]:
     return np.asarray((old == new) | (np.isnan(old) & np.isnan(new)))
 
 
@@ -442,23 +440,23 @@ def _same_arrays(old: NDArray[Any] | None, new: NDArray[Any] | None) -> bool:
     return np.array_equal(old, new)
 
 
-def same_messages(before: Sequence[Message], after: Sequence[Message]) -> bool:
-    """Whether two lists of messages are equal in every key; null and a missing key are the same."""
+def same_wires(before: Sequence[Message], after: Sequence[Message]) -> bool:
+    """Whether messages are equal in every key, as logged; a missing key equals null."""
     return len(before) == len(after) and all(
-        _text(old.wire.get(key)) == _text(new.wire.get(key))
+        _arrays_as_lists(old.wire.get(key)) == _arrays_as_lists(new.wire.get(key))
         for old, new in zip(before, after, strict=True)
         if old.wire is not new.wire
         for key in {*old.wire, *new.wire}
     )
 
 
-def _text(value: Any) -> Any:
-    """A value with arrays as lists at any depth, as in JSON."""
+def _arrays_as_lists(value: Any) -> Any:
+    """A value with its arrays as lists, at any depth."""
     if isinstance(value, np.ndarray):
-        return _text(value.tolist()) if value.dtype.kind == "O" else value.tolist()
+        return _arrays_as_lists(value.tolist()) if value.dtype.kind == "O" else value.tolist()
     if isinstance(value, Mapping):
-        return {key: _text(entry) for key, entry in value.items()}
-    return [_text(entry) for entry in value] if isinstance(value, list | tuple) else value
+        return {key: _arrays_as_lists(entry) for key, entry in value.items()}
+    return [_arrays_as_lists(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def _lost_columns(before: TrainingRow, after: TrainingRow) -> Iterator[str]:
@@ -470,8 +468,8 @@ def _lost_columns(before: TrainingRow, after: TrainingRow) -> Iterator[str]:
             if column.alignment is None:
                 yield column.name
             continue
-        old, column_after = column_over(before, column), read_back.get(column.name)
-        new = None if column_after is None else column_over(after, column_after)
+        old, column_after = column_over_tokens(before, column), read_back.get(column.name)
+        new = None if column_after is None else column_over_tokens(after, column_after)
         if old is None or new is None or not _same_entries(old, new):
             yield column.name
 
@@ -480,13 +478,13 @@ def _same_entries(old: NDArray[Any], new: NDArray[Any]) -> bool:
     if old.dtype.kind in "iufb" and new.dtype.kind in "iufb":
         floats = old.dtype.kind == "f" and new.dtype.kind == "f"
         return bool(np.array_equal(old, new, equal_nan=floats))
-    return len(old) == len(new) and _plain(old) == _plain(new)
+    return len(old) == len(new) and _comparable(old) == _comparable(new)
 
 
-def _plain(value: Any) -> Any:
-    """A value to compare: arrays as lists, NaN as None."""
+def _comparable(value: Any) -> Any:
+    """A value to compare, with arrays as lists and NaN as None."""
     if isinstance(value, np.ndarray | list):
-        return [_plain(each) for each in (value.tolist() if isinstance(value, np.ndarray) else value)]
+        return [_comparable(each) for each in (value.tolist() if isinstance(value, np.ndarray) else value)]
     return None if isinstance(value, float) and value != value else value
 
 
@@ -495,18 +493,18 @@ _MISSING: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class CallsOfConversation:
-    """The calls of a conversation as their own rows hold them, in the order of its turns."""
+    """The calls of a joined conversation as their own rows hold them, in the order of its turns."""
 
     each: Sequence[Rollout]
-    """The rollout of each row alone."""
+    """The rollout of each row."""
     facts: Sequence[Mapping[str, Any]]
-    """What else each row says."""
+    """What else each row holds."""
     unread: tuple[str, ...]
     """Paths of values that were read only in part, in any of the rows."""
 
     @classmethod
     def of(cls, joined: CallsOfRollout, whole: Rollout, speakers: Speakers) -> CallsOfConversation:
-        """The calls of a joined row, read one by one; RecordError if one cannot be read."""
+        """The calls of a joined row, each read from its own row; RecordError if one cannot be read."""
         lines, rows, form = joined.raws, joined.whole, joined.format
         each: list[Rollout] = []
         facts: list[Mapping[str, Any]] = []
@@ -523,7 +521,7 @@ class CallsOfConversation:
     def with_ids(
         self, whole: Rollout, refuse: Callable[[Place, str], None]
     ) -> tuple[CallsOfConversation, Rollout]:
-        """The same without the calls that lack ids; each of those is refused with its place."""
+        """The calls and the conversation without calls that lack ids; `refuse` gets the place and reason."""
         numbers: list[int] = []
         for k, own in enumerate(self.each):
             try:
@@ -558,7 +556,7 @@ class CallsOfConversation:
             texts = {message.text for message in row.messages}
             for own in (self.each[k] for k in part.calls):
                 messages = _messages_of(own)
-                if not same_messages(row.messages[: len(messages)], messages):
+                if not same_wires(row.messages[: len(messages)], messages):
                     lost.append(MESSAGES_LOST)
                 if own.turns[0].completion_text not in (None, *texts):
                     lost.append(TEXTS_LOST)
@@ -577,7 +575,7 @@ class CallsOfConversation:
             facts = {
                 name: value
                 for name, value in facts.items()
-                if all(name in about and _same(about[name], value) for about in self.facts)
+                if all(name in about and _written_alike(about[name], value) for about in self.facts)
             }
             left = [{name: value for name, value in about.items() if name not in facts} for about in self.facts]
             own = [{name: value for name, value in about.items() if name not in reserved} for about in left]
@@ -588,7 +586,7 @@ class CallsOfConversation:
             messages, index = turn.prompt_messages, turn.message_index
             if index is not None:
                 messages = (*(whole.messages[:index] if messages is None else messages), whole.messages[index])
-            if not same_messages(messages or (), _messages_of(rollout)):
+            if not same_wires(messages or (), _messages_of(rollout)):
                 lost_in_calls.append(MESSAGES_LOST)
             lost_in_calls += _lost_context(rollout, whole)
         call_parts, lost_as_calls = as_calls(whole, facts)
@@ -596,9 +594,9 @@ class CallsOfConversation:
         return parts, [*self.unread, *lost_as_calls, *lost, *lost_in_calls]
 
     def shared(self, calls: Sequence[int]) -> tuple[dict[str, Any], list[str]]:
-        """What the rows of these calls all say, and the names of what only some say or say differently.
+        """The facts that the rows of these calls share, and the names of those that only some have or that differ.
 
-        A reward that only the last of them has is the reward of all.
+        A reward that only the last row has counts as shared.
         """
         about = [self.facts[k] for k in calls]
         common: dict[str, Any] = {}
@@ -607,20 +605,20 @@ class CallsOfConversation:
             values = [each.get(name, _MISSING) for each in about]
             if name in REWARDS and all(value is _MISSING for value in values[:-1]):
                 values = values[-1:]
-            value = _common(values, name, lost)
+            value = _common_value(values, name, lost)
             if value is not _MISSING:
                 common[name] = value
         return common, lost
 
 
 def _messages_of(rollout: Rollout) -> tuple[Message, ...]:
-    """The messages of the only call of a rollout, with its answer."""
+    """The messages of a rollout with one call, its answer included."""
     (turn,) = rollout.turns
     return rollout.messages or turn.prompt_messages or ()
 
 
 def _lost_context(own: Rollout, whole: Rollout) -> Iterator[str]:
-    """What a new row says once for all of its calls but this call says differently."""
+    """The names of what a new row says for all of its calls, but this call says differently."""
     if own.tools != whole.tools:
         yield "tools"
     if own.template_kwargs != whole.template_kwargs:
@@ -629,22 +627,22 @@ def _lost_context(own: Rollout, whole: Rollout) -> Iterator[str]:
         yield "model"
 
 
-def _common(values: Sequence[Any], path: str, lost: list[str]) -> Any:
-    """What all values have in common, `_MISSING` if nothing; adds the paths of the rest to `lost`."""
+def _common_value(values: Sequence[Any], path: str, lost: list[str]) -> Any:
+    """What all values share, `_MISSING` if nothing; adds the paths of the rest to `lost`."""
     first = values[0]
-    if all(value is not _MISSING and _same(value, first) for value in values):
+    if all(value is not _MISSING and _written_alike(value, first) for value in values):
         return first
     if not all(isinstance(value, Mapping) for value in values):
         lost.append(path)
         return _MISSING
     common = {}
     for name in dict.fromkeys(name for value in values for name in value):
-        value = _common([value.get(name, _MISSING) for value in values], f"{path}.{name}", lost)
+        value = _common_value([value.get(name, _MISSING) for value in values], f"{path}.{name}", lost)
         if value is not _MISSING:
             common[name] = value
     return common or _MISSING
 
 
-def _same(value: Any, other: Any) -> bool:
-    """Whether two values are written the same way: 1, 1.0 and true all differ."""
+def _written_alike(value: Any, other: Any) -> bool:
+    """Whether two values are the same JSON: 1, 1.0 and true differ."""
     return value is other or dump_row({"": value}) == dump_row({"": other})

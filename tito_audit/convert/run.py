@@ -19,8 +19,8 @@ from tito_audit.convert.rows_and_calls import (
     CallsOfConversation,
     as_calls,
     as_rows,
-    difference,
-    digest,
+    content_digest,
+    find_difference,
     lost_names,
 )
 from tito_audit.convert.unread import row_facts
@@ -28,20 +28,20 @@ from tito_audit.errors import RecordError, SetupError, StorageError
 from tito_audit.evidence.reference import Reference
 from tito_audit.format import Format, Row
 from tito_audit.formats import pick_format
-from tito_audit.join import calls_of, lines_of
+from tito_audit.join import gathered_calls, rows_behind
 from tito_audit.record.column import Column, ColumnRole
-from tito_audit.record.rollout import Place, Rollout, TrainingRow, seen_by_loss, with_speakers
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, effective_loss_mask, with_speakers
 from tito_audit.record.speakers import Speakers
 from tito_audit.run.auditor import Loader
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Progress
 from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import Settings
-from tito_audit.sft.tokenized import as_sft_row, texts_of
-from tito_audit.storage import find_logs, open_log, output_path, paths_of, same_place
+from tito_audit.sft.tokenized import as_sft_row, prompt_and_completion
+from tito_audit.storage import find_logs, log_paths, open_log, output_path, path_identity
 from tito_audit.storage.atomic import refuse_target
-from tito_audit.storage.inside import wrapper_keys
-from tito_audit.storage.new_log import ColumnTypes, kind_of_name, new_log
+from tito_audit.storage.nested_rows import wrapper_keys
+from tito_audit.storage.new_log import ColumnTypes, new_log, output_kind
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow, dump_row, parse_json
 from tito_audit.summary import Summary
@@ -52,21 +52,21 @@ GROUPS = ("group_id", "group", "group_index", "_ng_task_index")
 
 @dataclass(slots=True)
 class RowBuilder:
-    """Builds the rows of one pass over a log."""
+    """Makes the rows of one pass over the logs, and notes what they lose."""
 
     form: Format
     maker: Maker
     tally: ConversionOutcome
     excluded: set[str] = field(default_factory=set)
-    """Facts and columns with which a row of this form would be read as something else."""
+    """Facts and columns with which a row would be read as another format, so that they are left out."""
 
     def sample(
         self, rollout: Rollout, facts: Mapping[str, Any], of_calls: Sequence[Mapping[str, Any]] = ()
     ) -> MakerInput:
-        """The rollout with the facts that its row has a place for; all others are counted as lost."""
+        """The rollout with the facts that the new row has a place for; the others are counted as lost."""
         if self.maker.tokens_only:
             row = rollout.training_row
-            bare = None if row is None else TrainingRow(row.token_ids, seen_by_loss(row), None)
+            bare = None if row is None else TrainingRow(row.token_ids, effective_loss_mask(row), None)
             return MakerInput(Rollout(rollout.place, rollout.format, training_row=bare))
         facts_of_row: dict[str, Any] = {}
         lost: list[str] = []
@@ -82,10 +82,7 @@ class RowBuilder:
         return MakerInput(rollout, facts_of_row, of_calls)
 
     def row(self, samples: Sequence[MakerInput]) -> tuple[Row, int] | None:
-        """The row of one sample or of a group, with its digest; None when no sample is left.
-
-        Samples that it cannot hold are recorded as refused.
-        """
+        """The row of a sample or a group, and its digest; None if no sample fits. Others are refused."""
         fitting: list[MakerInput] = []
         new_row: Row = {}
         again: Sequence[Rollout] = ()
@@ -107,21 +104,21 @@ class RowBuilder:
         for sample, rollout in zip(fitting, again, strict=True):
             self.tally.lose(lost_names(sample.rollout, rollout), sample.rollout.place)
         self.tally.rows_made += 1
-        return new_row, digest(again)
+        return new_row, content_digest(again)
 
     def _fitted(self, sample: MakerInput) -> tuple[MakerInput, Row, Sequence[Rollout]]:
-        """The sample without the facts and columns that make its row unreadable in its format; and its row."""
+        """The sample without facts and columns that make its row unreadable, the row, and what it reads as."""
         sample = self._without(sample, self.excluded)
         try:
             return sample, *self._proven([sample])
         except RecordError:
-            names = _names(sample, self.maker)
-            # What fails even without them fails for another reason.
-            self._proven([_stripped(sample, names)])
+            names = _optional_names(sample, self.maker)
+            # If it fails even without all of them, there is another reason: RecordError.
+            self._proven([_without_names(sample, names)])
         harmless: set[str] = set()
         for name in names:
             try:
-                self._proven([_stripped(sample, {*names} - harmless - {name})])
+                self._proven([_without_names(sample, {*names} - harmless - {name})])
                 harmless.add(name)
             except RecordError:
                 self.excluded.add(name)
@@ -129,12 +126,12 @@ class RowBuilder:
         return sample, *self._proven([sample])
 
     def _without(self, sample: MakerInput, names: Collection[str]) -> MakerInput:
-        present = [name for name in _names(sample, self.maker) if name in names] if names else []
+        present = [name for name in _optional_names(sample, self.maker) if name in names] if names else []
         self.tally.lose(present, sample.rollout.place)
-        return _stripped(sample, present) if present else sample
+        return _without_names(sample, present) if present else sample
 
     def _proven(self, samples: Sequence[MakerInput]) -> tuple[Row, Sequence[Rollout]]:
-        """A row, and the rollouts read back from it; RecordError when they differ."""
+        """The row of these samples, and the rollouts read back from it; RecordError when they differ."""
         row = self.maker.make(samples)
         back = parse_json(dump_row(row))
         form = pick_format(back)
@@ -144,26 +141,26 @@ class RowBuilder:
         if len(again) != len(samples):
             raise RecordError(f"its row would be read as {len(again)} rollouts")
         for sample, rollout in zip(samples, again, strict=True):
-            what = difference(sample.rollout, rollout)
+            what = find_difference(sample.rollout, rollout)
             if what is not None:
                 raise RecordError(f"its row would read back with {what}")
         return row, again
 
 
 def digest_of(raw: RawRow, form: Format) -> int | None:
-    """The digest of a row's rollouts; None when it cannot be read as a row of the format."""
+    """The digest of the rollouts of a row; None when the row cannot be read in the format."""
     if raw.value is None:
         return None
     try:
         if pick_format(raw.value).name != form.name:
             return None
-        return digest(form.read(raw.value, Place("", raw.index)))
+        return content_digest(form.read(raw.value, Place("", raw.index)))
     except RecordError:
         return None
 
 
-def _names(sample: MakerInput, maker: Maker) -> list[str]:
-    """The facts and columns that a row can do without."""
+def _optional_names(sample: MakerInput, maker: Maker) -> list[str]:
+    """The names of facts and columns that a row can do without."""
     slots = set(maker.slots.values())
     names = [name for facts in (sample.facts, *sample.of_calls) for name in facts if name not in slots]
     row = sample.rollout.training_row
@@ -173,7 +170,7 @@ def _names(sample: MakerInput, maker: Maker) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _stripped(sample: MakerInput, names: Collection[str]) -> MakerInput:
+def _without_names(sample: MakerInput, names: Collection[str]) -> MakerInput:
     def without(columns: tuple[Column, ...]) -> tuple[Column, ...]:
         return tuple(c for c in columns if c.role is not ColumnRole.OTHER or c.name not in names)
 
@@ -190,7 +187,7 @@ def _stripped(sample: MakerInput, names: Collection[str]) -> MakerInput:
     return MakerInput(rollout, facts, of_calls)
 
 
-_NAMED = 1000
+_MOST_REFUSED = 1000
 """How many of the rows that could not be converted are kept with their places; the rest are only counted."""
 
 
@@ -208,13 +205,13 @@ class ConversionOutcome:
     repeated: Counter[str] = field(default_factory=Counter)
     """What the log says once and several new rows repeat, with the number of rollouts affected."""
     missing: Counter[str] = field(default_factory=Counter)
-    """What the new form has a place for but the log lacks, by rollouts that lack it; no value is made up."""
+    """Facts that a trainer needs and the log lacks, with the number of rollouts that lack them."""
     forked: int = 0
     """Rollouts that became several rows because their calls do not all continue one another."""
     refused: list[tuple[Place, str]] = field(default_factory=list)
     """The first rows and rollouts that could not be read or converted, with the reason."""
     not_converted: int = 0
-    """How many there are in total."""
+    """How many rows and rollouts could not be read or converted."""
     _last: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     @property
@@ -222,7 +219,7 @@ class ConversionOutcome:
         return not self.lost and not self.not_converted
 
     def lose(self, names: Iterable[str], place: Place) -> None:
-        """Note what a row of a log loses; rows come in order."""
+        """Count, once per row and name, what a row of a log loses; rows come in order."""
         row = place.file, place.row
         for name in names:
             if self._last.get(name) != row:
@@ -230,9 +227,9 @@ class ConversionOutcome:
                 self.lost[name] = self.lost.get(name, 0) + 1
 
     def refuse(self, place: Place, reason: str) -> None:
-        """Note a row or rollout that is left out, with the reason."""
+        """Count a row or rollout that is left out; the first ones are kept with the reason."""
         self.not_converted += 1
-        if len(self.refused) < _NAMED:
+        if len(self.refused) < _MOST_REFUSED:
             self.refused.append((place, reason))
 
 
@@ -252,7 +249,7 @@ class Conversion:
         overwrite: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        self.logs = paths_of(logs)
+        self.logs = log_paths(logs)
         self.form, self.maker = maker_named(to)
         self.out = output_path(out) if out is not None else None
         self.settings = settings or Settings()
@@ -266,12 +263,12 @@ class Conversion:
         """The new log, once it has its name."""
         self._flow: RowFlow | None = None
         self._size = 0
-        """Bytes of the logs at the survey: rows added later do not move the joined ones."""
+        """Bytes of the logs at the survey; if rows were added since, the survey does not hold."""
         loader = Loader()
-        self._auditor = cache(lambda file: loader.auditor(self.settings.at(file)))
+        self._auditor = cache(lambda file: loader.load_auditor(self.settings.at(file)))
         """What writes the messages of a log as ids."""
         self._shapes: ColumnTypes | None = None
-        if self.out is not None and kind_of_name(self.out)[0] == "table":
+        if self.out is not None and output_kind(self.out)[0] == "table":
             self._shapes = ColumnTypes()
             if not self.maker.tables:
                 raise SetupError(
@@ -303,7 +300,7 @@ class Conversion:
                     f"{file}: this is a pipe or a device, which cannot be read twice; save it to a file first."
                 )
         if self.out is not None:
-            if any(same_place(self.out, file) for file in files):
+            if any(path_identity(self.out) == path_identity(file) for file in files):
                 which = "the log" if len(files) == 1 else "one of the logs"
                 raise SetupError(
                     f"-o {self.out}: this is {which}, and a log is never overwritten.\nName another file."
@@ -320,9 +317,9 @@ class Conversion:
                 self._shapes.learn(row)
             yield place
         if self._shapes is not None:
-            self._shapes.settle()
+            self._shapes.unify_buffered()
         summary = Summary()
-        self._flow.say_joined(summary)
+        self._flow.report_joins(summary)
         self.notices = summary.notices
 
     def write(self) -> Iterator[Place]:
@@ -335,7 +332,7 @@ class Conversion:
             raise ValueError("a conversion without a target or a survey has nothing to write")
         digests, again = array("Q"), ConversionOutcome()
         source = self._flow.files[0]
-        with new_log(self.out, overwrite=self.overwrite, source=source, shapes=self._shapes) as target:
+        with new_log(self.out, overwrite=self.overwrite, source=source, column_types=self._shapes) as target:
             for row, number, place in self._rows(again, self._flow):
                 if row is not None:
                     target.add(row)
@@ -357,7 +354,7 @@ class Conversion:
         self.written = self.out
 
     def _rows(self, tally: ConversionOutcome, flow: RowFlow) -> Iterator[tuple[Row | None, int, Place]]:
-        """The proven rows of the new log, each with its digest; and None after each row of the old logs."""
+        """The proven rows of the new log as (row, digest, place); (None, 0, place) after each row of the logs."""
         builder = RowBuilder(self.form, self.maker, tally)
         group: list[MakerInput] = []
         last: object = None
@@ -376,13 +373,13 @@ class Conversion:
             yield *built, place
 
     def _read(self, tally: ConversionOutcome, flow: RowFlow) -> Iterator[tuple[RawRow, Place]]:
-        """The rows of all logs, calls joined, counted as they pass."""
+        """The rows of all logs, with calls joined, counted as they pass."""
         total, done = flow.size, 0
         for file in flow.files:
             group = flow.groups[str(file)]
             log = group.open(file)
             for raw in group.rows(log):
-                tally.rows_read += len(lines_of(raw))
+                tally.rows_read += len(rows_behind(raw))
                 yield raw, Place(str(file), raw.index)
                 if self.progress is not None:
                     self.progress(tally.rows_read, done + log.position, total)
@@ -394,9 +391,9 @@ class Conversion:
         """The rollouts of a row in the new form, each with the key of its group."""
         tally, speakers = builder.tally, Speakers(reader.settings.sampled_roles)
         try:
-            read = reader.read(raw, place)
+            read = reader.read_row(raw, place)
             rollouts = tuple(with_speakers(rollout, speakers) for rollout in read.rollouts)
-            if (joined := calls_of(raw)) is not None:
+            if (joined := gathered_calls(raw)) is not None:
                 calls = CallsOfConversation.of(joined, rollouts[0], speakers)
                 yield from self._joined(rollouts[0], calls, builder)
                 return
@@ -412,7 +409,7 @@ class Conversion:
         tally.repeated.update(facts_of_row.shared if repeats else ())
         for rollout, own_facts in zip(rollouts, facts_of_row.facts, strict=True):
             tally.rollouts += 1
-            facts = _with_stated(own_facts, rollout, place.row if several else None)
+            facts = _facts_with_stated(own_facts, rollout, place.row if several else None)
             key = ("row", place) if several else _group_key(facts, place)
             yield from ((key, sample) for sample in self._converted(rollout, facts, builder, read.row))
 
@@ -425,7 +422,7 @@ class Conversion:
             if self.maker.tokens_only and not rollout.turns and rollout.training_row is None:
                 auditor, _ = self._auditor(rollout.place.file)
                 reference = None if auditor.tokenizer is None else Reference(auditor.tokenizer, auditor.renderer)
-                rollout = replace(rollout, training_row=as_sft_row(rollout, reference, texts_of(row)))
+                rollout = replace(rollout, training_row=as_sft_row(rollout, reference, prompt_and_completion(row)))
             parts, lost = as_rows(rollout) if self.maker.holds is Holds.ROWS else as_calls(rollout, facts)
         except RecordError as error:
             tally.refuse(rollout.place, str(error))
@@ -459,7 +456,7 @@ class Conversion:
         tally.lose(() if self.maker.tokens_only else lost, place)
         tally.forked += len(parts) > 1
         for part in parts:
-            facts = _with_stated(part.facts, part.rollout, None)
+            facts = _facts_with_stated(part.facts, part.rollout, None)
             yield _group_key(facts, place), builder.sample(part.rollout, facts, part.of_calls)
 
 
@@ -500,8 +497,8 @@ def convert_rollouts(
     return conversion
 
 
-def _with_stated(facts: Mapping[str, Any], rollout: Rollout, row: int | None) -> dict[str, Any]:
-    """The facts with the log's model and tokenizer and, for several rollouts of a row, the row as their group."""
+def _facts_with_stated(facts: Mapping[str, Any], rollout: Rollout, row: int | None) -> dict[str, Any]:
+    """The facts with the stated model and tokenizer, and with `group_id`: the stated group, else `row`."""
     stated = rollout.stated
     named = {"model": stated.model, "tokenizer": stated.tokenizer}
     more: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
@@ -513,6 +510,6 @@ def _with_stated(facts: Mapping[str, Any], rollout: Rollout, row: int | None) ->
 
 
 def _group_key(facts: Mapping[str, Any], place: Place) -> object:
-    """What adjacent samples of a group share; the same group number in another log is another group."""
+    """The key that adjacent samples of a group share; the same group number in another log is another group."""
     group = next((facts[name] for name in GROUPS if facts.get(name) is not None), None)
     return ("row", place) if group is None else ("group", place.file, repr(group))

@@ -10,7 +10,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from tito_audit.align.drift import align
+from tito_audit.align.alignment import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.chains.histories import Histories, History
 from tito_audit.chains.links import (
@@ -127,7 +127,7 @@ def _link_turn(
     if reference is None:
         return link_without_text(number, prompt, earlier), []
     last = earlier.last
-    whole = KnownText(reference.tokenizer.cuts, "", prompt)
+    whole = KnownText(reference.tokenizer.control_tokens, "", prompt)
     changed = compare_between_controls(whole, last.seen, reference, open_end=True)
     if changed is not None and not changed[1].texts:
         return broken_link(number, prompt, last, LinkKind.RETOKENIZED), starting_before(changed[0], len(last.seen))
@@ -135,7 +135,7 @@ def _link_turn(
     if data.data.startswith(last_data.data):
         differing = stretches_in_history(last_data, data, 0, frozenset())
         return broken_link(number, prompt, last, LinkKind.RETOKENIZED), differing
-    last_prompt = reference.vocabulary.data(last.prompt)
+    last_prompt = reference.vocabulary.bytes_of(last.prompt)
     inside = data.data.startswith(last_prompt)
     goes_on = messages_changed(rollout, last.turn, number, last_prompt, data.data) is False
     if goes_on or write_one_conversation(rollout, last.turn, number):
@@ -203,7 +203,9 @@ def _link_by_text(
         ):
             alone = "its prompt does not share even its first message with any earlier call"
             return broken_link(number, prompt.ids, parent, LinkKind.ORPHAN, alone), []
-    changed = messages_changed(rollout, parent.turn, number, reference.vocabulary.data(parent.prompt), prompt.data)
+    changed = messages_changed(
+        rollout, parent.turn, number, reference.vocabulary.bytes_of(parent.prompt), prompt.data
+    )
     what = describe_history_edit(differing, seen, prompt, completions, rollout, reference)
     if changed or (what is not None and (changed is None or what.endswith(INSERTED))):
         return broken_link(number, prompt.ids, parent, LinkKind.REWRITTEN, what or "messages changed"), []
@@ -224,7 +226,7 @@ def stretches_in_history(
     """
     diverges_at = common_byte_prefix(seen.data, prompt.data)
     if answer_start and diverges_at >= int(seen.end[answer_start - 1]):
-        prompt = prompt.part(0, _end_of_diverged_answer(seen, prompt, diverges_at, end_ids))
+        prompt = prompt.slice(0, _end_of_diverged_answer(seen, prompt, diverges_at, end_ids))
     blocks = align(seen, prompt, open_end=True)
     return starting_before(stretches(seen, prompt, blocks), len(seen))
 

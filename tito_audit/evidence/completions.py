@@ -16,7 +16,7 @@ from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.prefix import same_ids, starts_with
 from tito_audit.record.rollout import Rollout
-from tito_audit.tokens.segments import Cuts, KnownText
+from tito_audit.tokens.segments import ControlTokens, KnownText
 
 _HARMLESS = "harmless as logged, but would drift if the text were re-encoded"
 
@@ -45,7 +45,7 @@ class ConfirmedIds:
     goes_on: bool
     """Whether the text may continue after these ids."""
 
-    def cover(self, seen: Ids, cuts: Cuts) -> bool:
+    def cover(self, seen: Ids, cuts: ControlTokens) -> bool:
         """Whether these ids start with `seen`, a prompt and its completion, and continue with a control token.
 
         `seen` then needs no check: text between control tokens encodes the same on its own.
@@ -69,7 +69,7 @@ def answers_to_reencode(
         confirmed = ()
     if confirmed and len(confirmed[0].ids) < len(confirmed[-1].ids):
         confirmed = confirmed[::-1]  # longest first: it covers most calls
-    cuts = reference.tokenizer.cuts
+    cuts = reference.tokenizer.control_tokens
     later = {link.parent: link.turn for link in chains.links if link.kind is LinkKind.RETOKENIZED and confirmed}
     for number, call in enumerate(rollout.turns):
         if call.completion_ids is None or not len(call.completion_ids):
@@ -100,7 +100,7 @@ def reencoded_differences(
         if not same_ids(encoded, answer.ids):
             index = rollout.turns[answer.turn].message_index
             completion = CompletionSpan(answer.turn, answer.start, len(answer.ids), index)
-            whole = KnownText(reference.tokenizer.cuts, answer.text, encoded)
+            whole = KnownText(reference.tokenizer.control_tokens, answer.text, encoded)
             every += [
                 difference(stretch, Against.REENCODED, Severity.NOTE, _HARMLESS, answer.turn, (completion,))
                 for stretch in compare_ids(whole, answer.ids, reference)[0]

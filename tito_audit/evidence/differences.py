@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tito_audit.align.alignment import Pair, align, align_pair
 from tito_audit.align.blocks import Block, BlockKind, Blocks
-from tito_audit.align.drift import Pair, align, differing_tokens
-from tito_audit.align.pieces import AROUND, Pieces
+from tito_audit.align.pieces import CONTEXT_BYTES, Pieces
 from tito_audit.align.runs import equal_runs, gaps
 from tito_audit.evidence.model import CONTEXT_TOKENS, Against, Difference, TextSide
 from tito_audit.evidence.reference import Reference
@@ -26,7 +26,7 @@ from tito_audit.tokens.vocab import Vocabulary
 
 _BROKEN = "\ufffd"
 _EMPTY_REASONING = re.compile(rb"<think>\s*</think>\s*")
-_WINDOW = 4 * AROUND
+_WINDOW = 4 * CONTEXT_BYTES
 """About how many bytes of text a difference keeps when it keeps its own."""
 
 
@@ -62,7 +62,7 @@ def stretches(
     `within`, if given, is (recorded ids, first, canonical ids, first): longer sequences of which each side begins
     at token `first`. Places then count from their start.
     """
-    differing = blocks.differing() if isinstance(blocks, Blocks) else blocks
+    differing = blocks.differing_blocks() if isinstance(blocks, Blocks) else blocks
     keep_own = len(differing) * _WINDOW < len(recorded.data)
     ids, first, others, c_first = within or (recorded.ids, 0, canonical.ids, 0)
     return [
@@ -105,7 +105,7 @@ def _text_side(pieces: Pieces, start: int, end: int, keep_own: bool) -> TextSide
     """One side of a stretch: with `keep_own` only the text around it, else the whole sequence, which all share."""
     if not keep_own:
         return TextSide(pieces, start, end)
-    near, low = pieces.near(start, end)
+    near, low = pieces.with_context(start, end)
     return TextSide(near, start - low, end - low)
 
 
@@ -280,12 +280,12 @@ class Comparison:
         """The start that another text and its recorded ids share with these."""
         if self.texts is None:
             return NOTHING_SHARED
-        cuts, ids, tokens = self.canonical.shared(text), self.canonical.ids, self.canonical.tokens
+        cuts, ids, tokens = self.canonical.count_shared_cuts(text), self.canonical.ids, self.canonical.id_ends
         while cuts and ids[tokens[cuts - 1] - 1] not in vocabulary.special_ids:
             cuts -= 1
         if not cuts:
             return NOTHING_SHARED
-        characters, after = self.canonical.up_to(cuts)
+        characters, after = self.canonical.size_up_to(cuts)
         longer = sum([end - start - last + at for start, end, at, last in self.pairs if last < after])
         if not same_ids(self.recorded[: after + longer], recorded[: after + longer]):
             return NOTHING_SHARED
@@ -308,15 +308,12 @@ def compare_text(
     affects what follows it. If more than that differs, the whole text is aligned, and ranges that were paired
     before are paired again without a look inside. For `open_end` and `after` see `align`.
     """
-    shared = NOTHING_SHARED
-    if previous is not None:
-        shared = previous.shared_start(text, recorded, reference.vocabulary)
-    rest = recorded[shared.first :]
-    ids = reference.encode_as(text[shared.characters :], rest, goes_on=open_end)
+    shared = NOTHING_SHARED if previous is None else previous.shared_start(text, recorded, reference.vocabulary)
+    ids = reference.encode_as(text[shared.characters :], recorded[shared.first :], goes_on=open_end)
     base = previous.canonical if previous is not None and shared.cuts else None
     if base is not None:
         ids = np.concatenate([base.ids[: shared.other], ids])
-    canonical = KnownText(reference.tokenizer.cuts, text, ids, base, shared.cuts)
+    canonical = KnownText(reference.tokenizer.control_tokens, text, ids, base, shared.cuts)
     return compare_ids(canonical, recorded, reference, previous, shared, open_end=open_end, after=after)
 
 
@@ -336,13 +333,13 @@ def compare_ids(
     )
     if changed is not None:
         return changed
-    looked_into: Sequence[Pair] = ()
+    known_pairs: Sequence[Pair] = ()
     if previous is not None:  # in the common start, pairs differ as they did before
         size = common_prefix(recorded, previous.recorded)
         other_size = common_prefix(canonical.ids, previous.canonical.ids)
-        looked_into = [pair for pair in previous.pairs if pair[1] < size and pair[3] < other_size]
+        known_pairs = [pair for pair in previous.pairs if pair[1] < size and pair[3] < other_size]
     both, pairs = (reference.pieces(recorded), reference.pieces(canonical.ids)), list[Pair]()
-    blocks = align(*both, open_end=open_end, after=after, looked_into=looked_into, pairs=pairs)
+    blocks = align(*both, open_end=open_end, compare_from=after, known_pairs=known_pairs, pairs=pairs)
     return stretches(*both, blocks), Comparison(canonical, recorded, pairs, None)
 
 
@@ -379,7 +376,7 @@ def compare_between_controls(
             continue
         if 0 in vocabulary.byte_lengths(own.ids) or 0 in vocabulary.byte_lengths(theirs.ids):
             return None  # `align` joins tokens without bytes to the one before them
-        blocks = differing_tokens(own, theirs)
+        blocks = align_pair(own, theirs)
         differing += stretches(own, theirs, blocks, (recorded, low, canonical_ids, c_low))
     earlier = previous if previous is not None and shared.cuts else Comparison(canonical, recorded)
     every = [*(pair for pair in earlier.pairs if pair[1] <= shared.first), *pairs]
@@ -388,7 +385,7 @@ def compare_between_controls(
         if reference.has_bytes_of(canonical_ids, canonical.text):
             data, rest = canonical.text.encode(), canonical.text[shared.characters :].encode()
         else:
-            data, rest = vocabulary.data(canonical_ids), vocabulary.data(canonical_ids[shared.other :])
+            data, rest = vocabulary.bytes_of(canonical_ids), vocabulary.bytes_of(canonical_ids[shared.other :])
         for checked, part, others in ((texts, data, [*old, *texts]), (old, rest, texts)):
             for _, differs, written in checked:
                 if differs in part or part.count(written) > sum([text.count(written) for _, _, text in others]):

@@ -12,8 +12,8 @@ from operator import attrgetter, or_
 
 import numpy as np
 
+from tito_audit.align.alignment import align
 from tito_audit.align.blocks import SAME_BYTES
-from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.chains import Chains, chain_turns
 from tito_audit.evidence.completions import (
@@ -44,29 +44,29 @@ from tito_audit.evidence.row import (
 )
 from tito_audit.evidence.sft import is_sft, with_sampled_ends, with_trained_edges
 from tito_audit.evidence.unrelated import Unrelated, messages_are_unrelated
-from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens
-from tito_audit.record.by_name import versions_and_trainers
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Severity, Where
-from tito_audit.record.reading import NOTHING_STATED, Conventions
+from tito_audit.record.policy_columns import versions_and_trainers_logged
+from tito_audit.record.reading import NO_CONVENTIONS, Conventions
 from tito_audit.record.rollout import (
     IdsFrom,
     Rollout,
     TrainingRow,
     Turn,
-    as_training_row,
     hidden_and_trained,
-    visible_part,
+    visible_range,
+    with_call_as_row,
     with_speakers,
 )
-from tito_audit.record.speakers import DEFAULT, Speakers
+from tito_audit.record.speakers import DEFAULT_SPEAKERS, Speakers
 from tito_audit.record.stated import Unread
+from tito_audit.record.token_extras import NO_EXTRAS, TokenExtras
 from tito_audit.record.trainings import TrainedAgain
 from tito_audit.render.renderer import Renderer
 from tito_audit.tokens.tokenizer import Tokenizer
-from tito_audit.ways.observed import Observation, Part, observed, prompt_messages
-from tito_audit.ways.reading import date_formats
-from tito_audit.ways.row import OtherWays, tools_as_sent
+from tito_audit.ways.observations import Observation, Part, observe_prompt, prompt_messages
+from tito_audit.ways.other_texts import OtherWays, tools_as_sent
+from tito_audit.ways.recorded_values import date_formats
 from tito_audit.ways.writer import Writer
 
 
@@ -74,8 +74,8 @@ def gather(
     rollout: Rollout,
     tokenizer: Tokenizer | None,
     renderer: Renderer | None,
-    speakers: Speakers = DEFAULT,
-    conventions: Conventions = NOTHING_STATED,
+    speakers: Speakers = DEFAULT_SPEAKERS,
+    conventions: Conventions = NO_CONVENTIONS,
     trained_again: tuple[TrainedAgain, ...] = (),
 ) -> Evidence:
     """The evidence on a rollout. Never raises because of what a log holds.
@@ -88,7 +88,7 @@ def gather(
     reference = Reference(tokenizer, renderer, speakers) if tokenizer is not None else None
     rollout, problems = _with_recovered_ids(rollout, reference)
     if reference is not None and response_holds_given_turns(rollout, reference):
-        rollout = as_training_row(rollout)
+        rollout = with_call_as_row(rollout)
         trained_again = tuple(_placed_in_row(again, rollout) for again in trained_again)
     if reference is not None and rollout.stated.converted_tools:
         rollout = replace(rollout, tools=tools_as_sent(rollout, reference.vocabulary))
@@ -158,7 +158,7 @@ def _compare_row(rollout: Rollout, chains: Chains, reference: Reference | None) 
     """Compare the training row with the best evidence in the log: its calls, else its messages, else itself."""
     if rollout.training_row is None:
         return RowComparison()
-    start, end = visible_part(rollout.training_row)
+    start, end = visible_range(rollout.training_row)
     if end - start < len(rollout.training_row.token_ids):
         return _compare_padded_row(rollout, rollout.training_row, (start, end), chains, reference)
     if any(seen is not None for seen in chains.seen):
@@ -170,7 +170,7 @@ def _compare_row(rollout: Rollout, chains: Chains, reference: Reference | None) 
         comparison = compare_row_to_request(rollout, reference)
         if comparison is not None:
             return comparison
-        if all(message.given for message in rollout.messages):
+        if all(message.known_unsampled for message in rollout.messages):
             return compare_row_to_itself(rollout, reference)._replace(unused=_NO_ANSWER)
     if rollout.messages and reference.renderer is not None:
         rendered, error = render_conversation(rollout, reference)
@@ -325,11 +325,11 @@ def _find_needs_met(
     """Which needs of rules the rollout meets."""
     turns, row = rollout.turns, rollout.training_row
     rendered = rendered and renderer is not None
-    versions, trainers = versions_and_trainers(rollout)
+    versions, trainers = versions_and_trainers_logged(rollout)
     images = has_images(rollout)
-    beside = [each.beside for each in turns if each.beside is not NOTHING_BESIDE]
-    if row is not None and row.beside is not NOTHING_BESIDE:
-        beside.append(row.beside)
+    beside = [each.extras for each in turns if each.extras is not NO_EXTRAS]
+    if row is not None and row.extras is not NO_EXTRAS:
+        beside.append(row.extras)
     messages = bool(rollout.messages) or any(turn.prompt_messages for turn in turns)
     return _needs_of(
         (
@@ -357,16 +357,16 @@ def _find_needs_met(
     )
 
 
-def _needs_beside(beside: Sequence[BesideTokens]) -> tuple[bool, ...]:
+def _needs_beside(beside: Sequence[TokenExtras]) -> tuple[bool, ...]:
     """EXPERTS, EXPERTS_READ, KEPT_SETS, KEPT_SETS_READ and CREDIT: whether each is met."""
-    unfit = [part for values in beside for part in values.unfit]
+    unfit = [part for values in beside for part in values.unreadable]
     met: list[bool] = []
     for experts, read in (
         (True, any(each.routing for each in beside)),
-        (False, any(each.sets for each in beside)),
+        (False, any(each.kept_sets for each in beside)),
     ):
-        own = [part for part in unfit if part.experts is experts]
-        met += [read or bool(own), read or any(part.wrong for part in own)]
+        own = [part for part in unfit if part.is_routing is experts]
+        met += [read or bool(own), read or any(part.contradicts_itself for part in own)]
     return (*met, any(values.credit for values in beside))
 
 
@@ -423,7 +423,7 @@ def with_known_causes(
         recorded = reference.pieces(observation.ids)
         # A run of one control token other than BOS at the very start or end of a sequence is padding.
         ids, bos = observation.ids, reference.tokenizer.bos_id
-        place = "prompt ids" if observation.opens else "row"
+        place = "prompt ids" if observation.is_answered else "row"
         for number in numbers:
             start, end = out[number].start, out[number].end
             outside = start == 0 or end == len(ids)
@@ -446,15 +446,15 @@ def _observe(rollout: Rollout, where: Where, turn: int | None, reference: Refere
     if where is not Where.ROW:
         assert turn is not None
         ids, sent = rollout.turns[turn].prompt_ids, prompt_messages(rollout, turn)
-        return None if ids is None or not sent else observed(rollout, turn, sent, ids, Part.LATER)
+        return None if ids is None or not sent else observe_prompt(rollout, turn, sent, ids, Part.LATER)
     row = rollout.training_row
     if row is None:
         return None
     if not lacks_answer(rollout):
-        return observed(rollout, None, rollout.messages, row.token_ids, Part.WHOLE)
+        return observe_prompt(rollout, None, rollout.messages, row.token_ids, Part.WHOLE)
     answer = answer_in_row(rollout, reference)
     before = row.token_ids if answer is None else row.token_ids[: answer[0]]
-    return observed(rollout, None, rollout.messages, before, Part.LATER)
+    return observe_prompt(rollout, None, rollout.messages, before, Part.LATER)
 
 
 def _is_proven_sampled(difference: Difference) -> bool:
@@ -469,10 +469,10 @@ def _find_known_causes(
     causes: list[tuple[KnownCause, list[int]]] = []
     for text, code, cause, what in ways.texts():
         # The ranges of recorded tokens that this way of writing does not explain.
-        written, opens = reference.pieces(reference.encode_as(text, recorded.ids)), ways.observation.opens
+        written, opens = reference.pieces(reference.encode_as(text, recorded.ids)), ways.observation.is_answered
         rest = [
             (start, end)
-            for kind, start, end, _, _ in align(recorded, written, open_end=not opens).differing()
+            for kind, start, end, _, _ in align(recorded, written, open_end=not opens).differing_blocks()
             if kind not in SAME_BYTES and (opens or start < len(recorded))
         ]
         explained = [number for number in numbers if not any(_touches(out[number], part) for part in rest)]

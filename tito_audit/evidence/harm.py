@@ -9,7 +9,7 @@ from tito_audit.evidence.logprob_values import IMPOSSIBLE
 from tito_audit.evidence.logprobs import ROUNDING
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Logprobs, Mask
-from tito_audit.record.reading import WHOLE, Slide
+from tito_audit.record.reading import TO_END, Slide
 from tito_audit.record.rollout import TrainingRow
 
 
@@ -48,7 +48,7 @@ def find_harm(before: Evidence, after: Evidence) -> str | None:
         own = logprobs = old.logprobs
         if logprobs is not None and slide.logprobs:
             own = logprobs.copy()
-            for span in judged.spans[slide.first : None if slide.last == WHOLE else slide.last + 1]:
+            for span in judged.spans[slide.first : None if slide.last == TO_END else slide.last + 1]:
                 places = np.arange(span.start, span.ends[-1])
                 source = places + slide.logprobs
                 inside = (source >= 0) & (source < len(own))

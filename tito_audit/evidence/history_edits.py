@@ -14,10 +14,10 @@ from tito_audit.evidence.differences import CompletionSpan, Stretch, completion_
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, token_roles
 from tito_audit.record.message import Message, ToolCall
-from tito_audit.record.nesting import parsed_by_python
+from tito_audit.record.nesting import load_python_json
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.speakers import ASSISTANT
-from tito_audit.ways.reading import date_formats, other_date, tools_in
+from tito_audit.ways.recorded_values import date_formats, differing_dates, find_tools
 
 INSERTED = "message inserted"
 _SCAFFOLD = frozenset((ASSISTANT, GENERATION_PROMPT, TURN_END, TEMPLATE))
@@ -66,7 +66,7 @@ def _arguments(call: ToolCall) -> Any:
     if not isinstance(call.arguments, str):
         return call.arguments or {}
     try:
-        return parsed_by_python(call.arguments or "{}")
+        return load_python_json(call.arguments or "{}")
     except ValueError:
         return call.arguments
 
@@ -98,7 +98,7 @@ def contains_answer(prompt: bytes, seen: Pieces, completion: CompletionSpan, end
 
     `ends` are the bytes of tokens that end a turn.
     """
-    opener = seen.before(completion.start, _OPENER)
+    opener = seen.bytes_before(completion.start, _OPENER)
     answer = seen.bytes_of(completion.start, completion.end).rstrip()
     answer = next((answer.removesuffix(end) for end in ends if end and answer.endswith(end)), answer).strip()
     for answer_text in {answer, answer.rpartition(_THOUGHT_END)[2].lstrip()} - {b""}:
@@ -114,13 +114,13 @@ def contains_answer(prompt: bytes, seen: Pieces, completion: CompletionSpan, end
 
 def opens_another_answer(prompt: Pieces, rest: bytes) -> bool:
     """Whether `rest`, the end of `prompt`, opens an answer besides the one at its very end."""
-    opener = prompt.before(len(prompt), _OPENER)
+    opener = prompt.bytes_before(len(prompt), _OPENER)
     return rest.find(opener) < len(rest) - len(opener)
 
 
 def repeats_question(rest: bytes, seen: Pieces, completion: CompletionSpan) -> bool:
     """Whether `rest`, the text after a shared history, repeats the prompt of a completion and answers it."""
-    opener = seen.before(completion.start, _OPENER)
+    opener = seen.bytes_before(completion.start, _OPENER)
     question, at = seen.bytes_of(0, completion.start), rest.find(opener)
     while at >= 0 and not question.endswith(rest[: at + len(opener)]):
         at = rest.find(opener, at + 1)
@@ -159,7 +159,7 @@ def describe_history_edit(
         if not lost and (answer is None or (not recorded.strip() and answer is not completions[-1])):
             later = later_roles()[stretch.canonical_start : stretch.canonical_end]
             edited = [role for role in later if role not in _SCAFFOLD]
-        if not edited or tools_differ(stretch) or other_date(stretch.recorded, stretch.canonical, formats):
+        if not edited or tools_differ(stretch) or differing_dates(stretch.recorded, stretch.canonical, formats):
             continue
         if lost and answer is not None and not canonical.strip():
             return "older turns dropped"
@@ -173,7 +173,7 @@ def tools_differ(stretch: Stretch) -> bool:
     recorded, canonical = (
         side.in_context.decode("utf-8", "replace") for side in (stretch.recorded, stretch.canonical)
     )
-    return tools_in(recorded) != tools_in(canonical)
+    return find_tools(recorded) != find_tools(canonical)
 
 
 def unspaced(data: bytes) -> bytes:

@@ -28,8 +28,8 @@ from tito_audit.evidence.model import Evidence, RowView, SampledSpan, Verified
 from tito_audit.evidence.readings import Readings, SlideFit
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import ColumnRole
-from tito_audit.record.reading import NOTHING_STATED, Conventions, Slide
-from tito_audit.record.rollout import TrainingRow, seen_by_loss
+from tito_audit.record.reading import NO_CONVENTIONS, Conventions, Slide
+from tito_audit.record.rollout import TrainingRow, effective_loss_mask
 from tito_audit.record.runs import trained_runs
 
 _THINK = re.compile(r"\s*<think>\s*(?:</think>\s*)?")
@@ -117,7 +117,7 @@ def judge_view(
     row: TrainingRow,
     end_ids: frozenset[int],
     decode: Callable[[Ids], str] = lambda _ids: "",
-    stated: Conventions = NOTHING_STATED,
+    stated: Conventions = NO_CONVENTIONS,
 ) -> tuple[RowView, Judgement | None]:
     """A view derived from roles or messages, with the starts and ends of answers that mask, logprobs and finish
     reasons show; and the judgement.
@@ -207,16 +207,16 @@ def _leaves_first_values_out(span: SampledSpan, row: TrainingRow, values: Logpro
 
 
 def judge_spans(
-    row: TrainingRow, spans: tuple[SampledSpan, ...], stated: Conventions = NOTHING_STATED
+    row: TrainingRow, spans: tuple[SampledSpan, ...], stated: Conventions = NO_CONVENTIONS
 ) -> Judgement | None:
     """What these spans, the mask and the logprobs of a row show together; None without spans."""
     if not spans:
         return None
-    if stated is NOTHING_STATED:
+    if stated is NO_CONVENTIONS:
         exact = _judge_exact_row(row, spans)
         if exact is not None:
             return exact
-    mask, values = seen_by_loss(row), find_logprob_values(row, spans)
+    mask, values = effective_loss_mask(row), find_logprob_values(row, spans)
     covered = first_covered(row, ColumnRole.LOSS_MASK), first_covered(row)
     readings = Readings(spans, mask, values, covered, stated)
     departures = readings.departures_in_place()
@@ -308,7 +308,7 @@ def restored_logprobs(row: TrainingRow, judged: Judgement) -> tuple[Logprobs, Ma
         inside = (places + far >= first) & (places + far < size)
         out[places] = np.where(inside, row.logprobs[np.clip(places + far, 0, size - 1)], fill)
         lost[places[~inside]] = True
-    for place in range(*wrapped_places(judged.spans, far, size).indices(size)) if judged.slide.of_row else ():
+    for place in range(*wrapped_places(judged.spans, far, size).indices(size)) if judged.slide.whole_row else ():
         at = (place - far) % size
         if judged.values.real[place] and lost[at]:
             out[at], out[place], lost[at] = row.logprobs[place], fill, False

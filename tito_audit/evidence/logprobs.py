@@ -19,7 +19,7 @@ from tito_audit.evidence.model import Evidence, RowView, SampledSpan, Verified
 from tito_audit.evidence.readings import Readings
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.memo import memoized
-from tito_audit.record.reading import NOTHING_STATED, Slide
+from tito_audit.record.reading import NO_CONVENTIONS, Slide
 from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.runs import trained_runs
 
@@ -208,7 +208,7 @@ def slides_against_mask(row: TrainingRow) -> tuple[Slide, ...]:
     values = find_logprob_values(row, spans)
     if values is None:
         return ()
-    readings = Readings(spans, None, values, (0, first_covered(row)), NOTHING_STATED)
+    readings = Readings(spans, None, values, (0, first_covered(row)), NO_CONVENTIONS)
     lacks = values.clear_fill and bool((row.loss_mask & ~values.real).any())
     if readings.values_in_place and not lacks:
         return ()

@@ -19,7 +19,7 @@ from tito_audit.record.column import ColumnRole
 from tito_audit.record.memo import memoized
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT, unknown_role_name
-from tito_audit.record.testimony import EndsOf
+from tito_audit.record.testimony import AnswerEnds
 
 MAX_PREFILL = 3
 """How many first tokens of every answer a harness may have written."""
@@ -191,7 +191,7 @@ class LeftOut:
     """`[T]`"""
     first: int
     """How many first tokens of each answer are left out."""
-    ends: EndsOf | None
+    ends: AnswerEnds | None
     """Whether the ends of answers are trained; None if there are none."""
 
 
@@ -204,7 +204,7 @@ def left_out(evidence: Evidence) -> LeftOut | None:
         return None
     mask, tokens = row.loss_mask, np.zeros(len(row.loss_mask), np.bool_)
     first: set[int] = set()
-    ends: list[EndsOf] = []
+    ends: list[AnswerEnds] = []
     places: list[tuple[int, int]] = []
     for _, ranges in sampled_turns(evidence):
         start, end = ranges[0][0], ranges[-1][1]
@@ -216,21 +216,23 @@ def left_out(evidence: Evidence) -> LeftOut | None:
         if untrained < end - start - ended:  # a shorter answer shows nothing
             first.add(untrained)
         if ended:
-            ends.append(EndsOf.TRAINED if trained[-1] else EndsOf.KEPT)
+            ends.append(AnswerEnds.TRAINED if trained[-1] else AnswerEnds.KEPT)
         elif end < len(mask) and is_turn_end(end, row.token_ids, view, evidence.end_ids) and not view.proven:
-            ends.append(EndsOf.TRAINED if mask[end] else EndsOf.OPEN)
+            ends.append(AnswerEnds.TRAINED if mask[end] else AnswerEnds.OPEN)
         places.append((start, end))
     if not places:
         return None
     count = first.pop() if len(first) == 1 else 0
     count = count if count <= MAX_PREFILL else 0
-    keeps_ends = EndsOf.KEPT in ends and EndsOf.TRAINED not in ends
+    keeps_ends = AnswerEnds.KEPT in ends and AnswerEnds.TRAINED not in ends
     for start, end in places:
         tokens[start : start + count] = True
         tokens[end - 1] |= keeps_ends and is_turn_end(end - 1, row.token_ids, view, evidence.end_ids)
     # An open end counts only if all are open: where others are known, it was appended.
-    decided = {end for end in ends if end is not EndsOf.OPEN}
-    of_row = EndsOf.MIXED if len(decided) > 1 else decided.pop() if decided else EndsOf.OPEN if ends else None
+    decided = {end for end in ends if end is not AnswerEnds.OPEN}
+    of_row = (
+        AnswerEnds.MIXED if len(decided) > 1 else decided.pop() if decided else AnswerEnds.OPEN if ends else None
+    )
     return LeftOut(tokens & ~mask, count, of_row)
 
 

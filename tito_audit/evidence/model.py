@@ -15,9 +15,9 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.unrelated import Unrelated
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Severity, Side, Where
-from tito_audit.record.reading import NOTHING_STATED, Conventions
+from tito_audit.record.reading import NO_CONVENTIONS, Conventions
 from tito_audit.record.rollout import Rollout
-from tito_audit.record.speakers import DEFAULT, Speakers
+from tito_audit.record.speakers import DEFAULT_SPEAKERS, Speakers
 from tito_audit.record.trainings import TrainedAgain
 from tito_audit.tokens.vocab import Vocabulary
 
@@ -86,7 +86,7 @@ class TextSide:
 @lru_cache(maxsize=4)
 def _around(side: TextSide) -> tuple[bytes, bytes]:
     """The text before and after a side; kept for a few sides only, since a row may have a difference a token."""
-    return side.pieces.before(side.start), side.pieces.after(side.end)
+    return side.pieces.bytes_before(side.start), side.pieces.bytes_after(side.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +225,11 @@ class Evidence:
     """The formats in which the template asks for the date."""
     recovery_problems: tuple[tuple[int, str], ...] = ()
     """(turn, what could not be recovered from its token strings)."""
-    conventions: Conventions = NOTHING_STATED
+    conventions: Conventions = NO_CONVENTIONS
     """What the run states about how its training rows were written."""
     trained_again: tuple[TrainedAgain, ...] = ()
     """What the run trains more than once in this rollout; () if its rows were not compared."""
-    speakers: Speakers = DEFAULT
+    speakers: Speakers = DEFAULT_SPEAKERS
     """Which roles were sampled, as the settings say."""
     memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """What several rules derive from the evidence, see `memoized`."""

@@ -7,10 +7,10 @@ A conversation is rendered and encoded once: most of its prompts are known to st
 
 A prompt starts a later text if the template writes each of its messages the same way in both. If the template is
 known to look only at a message, its neighbors, and which messages come before and after it (see
-`render/fast/looked_for.py`), this depends only on their shapes: the context of the message. A rendered prompt that
-starts a later text proves the contexts of all its messages; a prompt whose contexts are all proven need not be
-rendered. It ends where the answer after its messages begins, found by counting generation prompts: there must be
-as many as answers, so no message spells one. One prompt in 256 is rendered anyway, as a check.
+`render/fast/text_conditions.py`), this depends only on their shapes: the context of the message. A rendered prompt
+that starts a later text proves the contexts of all its messages; a prompt whose contexts are all proven need not
+be rendered. It ends where the answer after its messages begins, found by counting generation prompts: there must
+be as many as answers, so no message spells one. One prompt in 256 is rendered anyway, as a check.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from tito_audit.record.finding import Severity
 from tito_audit.record.message import Message
 from tito_audit.record.prefix import starts_with
 from tito_audit.record.rollout import Rollout
-from tito_audit.render.renderer import Forms, Renderer
-from tito_audit.render.scaffolds import Inputs, Shapes, scaffolds, scaffolds_of
+from tito_audit.render.renderer import ChatForms, Renderer
+from tito_audit.render.scaffolds import Inputs, MessageShapes, find_scaffolds, template_scaffolds
 from tito_audit.render.template import Template
-from tito_audit.tokens.segments import Cuts, KnownText
+from tito_audit.tokens.segments import ControlTokens, KnownText
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import keeps_bytes
-from tito_audit.ways.observed import prompt_messages
+from tito_audit.ways.observations import prompt_messages
 
 _ONE_IN = 256
 """One in this many known prompts is rendered anyway."""
@@ -125,9 +125,9 @@ class LaterText:
 class PromptStarts:
     """What is known about the texts that one template writes, for one tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, template: Template, shapes: Shapes) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: Template, shapes: MessageShapes) -> None:
         self._tokenizer = tokenizer
-        self.cuts = tokenizer.cuts
+        self.cuts = tokenizer.control_tokens
         self._template = template
         self._shapes = shapes
         self._generation_prompts: dict[int, PromptOpener | None] = {}
@@ -145,7 +145,7 @@ class PromptStarts:
         """Whether some prompt was not what the template writes though its contexts were proven."""
 
     def later(
-        self, messages: Sequence[Message], inputs: Inputs | None, opens: bool, ids: Ids, forms: Forms
+        self, messages: Sequence[Message], inputs: Inputs | None, opens: bool, ids: Ids, forms: ChatForms
     ) -> LaterText | None:
         """A text known to encode as these ids, to find prompts in; None if it shows nothing about prompts."""
         opener = self._generation_prompt(inputs) if inputs is not None and not self._off else None
@@ -193,7 +193,7 @@ class PromptStarts:
             self._sure.clear()
         return self._keys.setdefault(parts, next(self._numbers))
 
-    def are_first(self, messages: Sequence[Message], later: LaterText, forms: Forms) -> bool:
+    def are_first(self, messages: Sequence[Message], later: LaterText, forms: ChatForms) -> bool:
         """Whether a later text starts with these messages."""
         size = len(messages)
         first = later.messages[:size]
@@ -236,7 +236,7 @@ class PromptStarts:
             self._proven |= contexts
 
     def contexts_alone(
-        self, messages: Sequence[Message], inputs: Inputs | None, opens: bool, forms: Forms
+        self, messages: Sequence[Message], inputs: Inputs | None, opens: bool, forms: ChatForms
     ) -> list[_Context] | None:
         """The context of each of these messages in their own text alone; None if unknown."""
         read = self._shapes.read(messages, forms) if inputs is not None and not self._engines_differ else None
@@ -276,7 +276,7 @@ class PromptStarts:
     def _generation_prompt(self, inputs: Inputs) -> PromptOpener | None:
         """The generation prompt; None if it does not begin with a control token."""
         if inputs.number not in self._generation_prompts:
-            text = self._template.opener_after_user(inputs.variables)
+            text = self._template.generation_prompt_after_user(inputs.variables)
             begin, *pieces = self.cuts.split(text)
             shows = not begin and pieces
             self._generation_prompts[inputs.number] = (
@@ -288,8 +288,8 @@ class PromptStarts:
 def prompt_starts(tokenizer: Tokenizer, template: Template) -> PromptStarts | None:
     """What is known about the texts of a template; None if more than shapes may decide, or if no control token
     shows its turns."""
-    every = scaffolds(template)
-    if every is None or not tokenizer.cuts.tokens:
+    every = template_scaffolds(template)
+    if every is None or not tokenizer.control_tokens.tokens:
         return None
     key = PromptStarts, tokenizer.vocabulary
     if key not in template.memo:
@@ -378,11 +378,11 @@ class _PromptWriter:
         self._variables = renderer.variables(rollout.tools, rollout.template_kwargs)
         template = renderer.template(bool(rollout.tools))
         self._shapes = prompt_starts(reference.tokenizer, template)
-        every = scaffolds(template)
+        every = template_scaffolds(template)
         self._inputs = every.inputs(self._variables) if every is not None else None
-        self._scaffolds = scaffolds_of(renderer, bool(rollout.tools))
+        self._scaffolds = find_scaffolds(renderer, bool(rollout.tools))
         self._starts = self._shapes if may_know else None
-        self._forms = Forms()
+        self._forms = ChatForms()
         self._later: list[tuple[LaterText, RenderedText]] = []
         """The latest texts that encode as recorded ids, of several chains."""
 
@@ -440,7 +440,7 @@ class _PromptWriter:
             return self._write_exactly(prompt, None)
         if self._scaffolds is not None and self._inputs is not None:
             how = prompt.messages, self._inputs, opens, self._forms
-            whole, scaffold = self._scaffolds.written(*how) or ("", None)
+            whole, scaffold = self._scaffolds.render(*how) or ("", None)
             if scaffold is not None:
                 data = whole.encode()
                 # Ids of another length in bytes are of another text, unless a normalizer changes texts.
@@ -449,7 +449,7 @@ class _PromptWriter:
                 matches = not differ and reference.leads_to(whole, recorded, goes_on=not opens)
                 if matches or self._scaffolds.is_exact(scaffold, *how):
                     return RenderedText(lambda: whole, matches)
-        _, fast = self._renderer.accepted_fast(
+        _, fast = self._renderer.render_chat_fast(
             prompt.messages, self._variables, add_generation_prompt=opens, forms=self._forms
         )
         if fast is None:
@@ -478,7 +478,7 @@ class _PromptWriter:
         return RenderedText(lambda: text, matches_record=False)
 
 
-def _start_of_text(later: LaterText, text: RenderedText, cuts: Cuts, recorded: Ids) -> RenderedText:
+def _start_of_text(later: LaterText, text: RenderedText, cuts: ControlTokens, recorded: Ids) -> RenderedText:
     """The start of a later text, known to encode as these ids."""
 
     def write() -> str:
@@ -577,5 +577,5 @@ def _comparison(
     """The comparison of the prompt of an earlier turn with its text; None if that is not known."""
     ids, rendered = rollout.turns[turn].prompt_ids, texts.get(turn)
     if turn not in compared and ids is not None and rendered is not None and rendered.matches_record:
-        compared[turn] = Comparison(KnownText(reference.tokenizer.cuts, rendered.text, ids), ids)
+        compared[turn] = Comparison(KnownText(reference.tokenizer.control_tokens, rendered.text, ids), ids)
     return compared.get(turn)

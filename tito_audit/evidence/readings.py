@@ -18,7 +18,7 @@ from tito_audit.evidence.logprob_values import MAX_SLIDE, LogprobValues
 from tito_audit.evidence.masks import MAX_PREFILL
 from tito_audit.evidence.model import SampledSpan
 from tito_audit.record.arrays import Mask, Offsets
-from tito_audit.record.reading import WHOLE, Conventions, End, First, Slide
+from tito_audit.record.reading import TO_END, Conventions, EndConvention, FirstConvention, Slide
 from tito_audit.record.runs import trained_runs
 
 _SLIDES = tuple(sorted(range(-MAX_SLIDE, MAX_SLIDE + 1), key=abs))
@@ -69,7 +69,7 @@ class Readings:
         # Where each answer begins, its turn end begins, and the answer ends at the earliest and at the latest.
         bounds = [(span.start, span.content_end, span.ends[0], span.ends[-1]) for span in spans]
         self.starts, self.closes, self.least, self.last = np.array(bounds, np.int64).reshape(-1, 4).T
-        if stated.first is First.PREFILL:  # prefilled tokens are no part of an answer
+        if stated.first is FirstConvention.PREFILL:  # prefilled tokens are no part of an answer
             self.starts = np.minimum(self.starts + stated.tokens, self.closes)
         self.stated, self.first_covered = stated, first_covered
         self.mask, self.values = mask, values
@@ -90,9 +90,9 @@ class Readings:
             ends = np.where(some, self.runs[np.maximum(after - 1, 0), 1], self.starts)
             fits = np.ones(len(starts), np.bool_)
             if self.stated.first is not None:
-                tokens = self.stated.tokens if self.stated.first is First.LEFT_OUT else 0
+                tokens = self.stated.tokens if self.stated.first is FirstConvention.LEFT_OUT else 0
                 fits = ~some | (starts == np.minimum(self.starts + tokens, self.closes))
-            if self.stated.end is End.UNTRAINED:
+            if self.stated.end is EndConvention.UNTRAINED:
                 fits &= ends <= self.closes
             self.trained = _Column(fits, after - before, starts, ends, some & (starts > self.starts))
         self.mask_in_place = int(self.trained.entries.sum()) == len(self.runs)
@@ -119,7 +119,7 @@ class Readings:
             & (mask.ends <= self.closes)
             & (self._count_values(self.closes + shifts, self.last + shifts) > 0)
         )
-        if self.stated.end is End.TRAINED and kept_ends.any():
+        if self.stated.end is EndConvention.TRAINED and kept_ends.any():
             return None
         unusual = [mask.departs, kept_ends]
         if self.values is not None and not self.clear_fill:
@@ -138,7 +138,7 @@ class Readings:
         """
         shifts, trained = np.zeros_like(self.starts), self.trained.ends
         if fit is not None:
-            shifts[fit.slide.first : None if fit.slide.last == WHOLE else fit.slide.last + 1] = fit.slide.logprobs
+            shifts[fit.slide.first : None if fit.slide.last == TO_END else fit.slide.last + 1] = fit.slide.logprobs
             trained = fit.ends
         ends = np.maximum(trained, self.closes + self._count_values(self.closes + shifts, self.last + shifts))
         lost = self.last + shifts > self.size
@@ -160,7 +160,7 @@ class Readings:
         # (first tokens of each answer that are not trained, those of them without a value). If the fill may be a
         # logprob, a prefilled token looks like one that was certain.
         firsts = [(self.stated.tokens, 0)]
-        if self.stated.first is not First.LEFT_OUT:
+        if self.stated.first is not FirstConvention.LEFT_OUT:
             most = 0 if self.stated.first is not None else MAX_PREFILL
             firsts = [
                 (first, prefilled)
@@ -203,7 +203,7 @@ class Readings:
         offsets: Sequence[int] = _SLIDES
         if of_row and not cut:
             offsets = tuple(set((begins - starts)[np.abs(begins - starts) <= MAX_SLIDE].tolist()))
-        latest = self.closes if self.stated.end is End.UNTRAINED else self.last
+        latest = self.closes if self.stated.end is EndConvention.UNTRAINED else self.last
         masks = {}
         for far in offsets:
             moved = np.minimum(np.maximum(starts + far, self.first_covered[0]), self.size)  # np.clip costs more
@@ -278,7 +278,7 @@ class Readings:
         if not len(inside) or (far and not of_trained):
             return None
         first = int(inside[0]) if inside[0] > moved[0] else 0
-        last = WHOLE if inside[-1] == moved[-1] else int(inside[-1])
+        last = TO_END if inside[-1] == moved[-1] else int(inside[-1])
         shifts, ends = np.where(chosen, shift, 0), mask.ends
         if far > 0 and (trains & (ends > self.closes)).any():
             # Entries that slid past the end of the row are lost: a sampled end was trained if others were.
@@ -287,7 +287,7 @@ class Readings:
         of_mask = self._count_departures(mask, shifts)
         if of_mask is None:
             return None
-        departures = bool(far) + bool(shift) + bool(first or last != WHOLE) + of_mask
+        departures = bool(far) + bool(shift) + bool(first or last != TO_END) + of_mask
         inside = (chosen & shown).nonzero()[0]
         answers = range(int(inside[0]), int(inside[-1]) + 1)
         return SlideFit(Slide(far, shift, first, last), answers, departures, mask.starts, ends)

@@ -13,11 +13,11 @@ from tito_audit.evidence.roles import Headers, headers_of
 from tito_audit.record.arrays import Ids
 from tito_audit.record.memo import memoized
 from tito_audit.record.prefix import same_ids, starts_with
-from tito_audit.record.speakers import DEFAULT, Speakers
+from tito_audit.record.speakers import DEFAULT_SPEAKERS, Speakers
 from tito_audit.render.renderer import Renderer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Prefix, Vocabulary, keeps_bytes
-from tito_audit.ways.reading import named_ends
+from tito_audit.ways.recorded_values import turn_end_ids
 
 _ONE_IN = 1024
 """One in this many segments that equal the recorded ids is checked with the reference encoder."""
@@ -29,7 +29,7 @@ class Reference:
 
     tokenizer: Tokenizer
     renderer: Renderer | None
-    speakers: Speakers = DEFAULT
+    speakers: Speakers = DEFAULT_SPEAKERS
     """Which roles were sampled."""
 
     vocabulary: Vocabulary = field(init=False)
@@ -41,12 +41,12 @@ class Reference:
     def end_ids(self) -> frozenset[int]:
         """Ids that end a turn: the tokenizer's end tokens and those of published templates."""
         if self._end_ids is None:
-            self._end_ids = named_ends(self.vocabulary) | frozenset(self.tokenizer.eos_ids)
+            self._end_ids = turn_end_ids(self.vocabulary) | frozenset(self.tokenizer.eos_ids)
         return self._end_ids
 
     def headers(self, kwargs: Mapping[str, object]) -> Headers:
         """The message headers that the template writes with these arguments."""
-        generation_prompt = self.renderer.opener(kwargs) if self.renderer is not None else ""
+        generation_prompt = self.renderer.generation_prompt(kwargs) if self.renderer is not None else ""
         return headers_in(self.vocabulary, generation_prompt, self.speakers)
 
     def pieces(self, ids: Ids, data: bytes | None = None) -> Pieces:
@@ -61,7 +61,7 @@ class Reference:
             return False
         if len(data) != self.vocabulary.byte_count(ids):
             return False
-        return keeps_bytes(self.tokenizer.normal_form, data) or self.vocabulary.data(ids) == data
+        return keeps_bytes(self.tokenizer.normal_form, data) or self.vocabulary.bytes_of(ids) == data
 
     def spells(self, ids: Ids, text: str) -> bool:
         """Whether these ids decode to exactly this text; False for a text with U+FFFD, which may stand for any
@@ -74,7 +74,7 @@ class Reference:
         tokenizer, vocabulary = self.tokenizer, self.vocabulary
         if tokenizer.normal_form is None or vocabulary.prefix is not Prefix.NEVER:
             return False
-        return vocabulary.special_ids.issubset(tokenizer.cuts.tokens.values())
+        return vocabulary.special_ids.issubset(tokenizer.control_tokens.tokens.values())
 
     def last_control_token(self, prompt: Ids) -> int:
         """The index of a prompt's last control token, 0 without one: what follows may merge with a completion."""
@@ -103,24 +103,24 @@ class Reference:
         """
         (fast,) = self.tokenizer.encode_fast_batch([text])
         alike = starts_with(fast, recorded) if goes_on else same_ids(fast, recorded)
-        if alike and self.tokenizer.sampled_check([text], [fast], _ONE_IN):
+        if alike and self.tokenizer.check_sample([text], [fast], _ONE_IN):
             return fast
-        return self.tokenizer.proved(text, fast, recorded)
+        return self.tokenizer.prove(text, fast, recorded)
 
     def encode_all_as(self, texts: Sequence[str], recorded: Sequence[Ids]) -> list[Ids]:
         """What `encode_as` returns for each of several texts, encoded in one batch."""
         fast = self.tokenizer.encode_fast_batch(texts)
         alike = [same_ids(ids, own) for ids, own in zip(fast, recorded, strict=True)]
         equal = list(compress(texts, alike)), list(compress(fast, alike))
-        agreed = self.tokenizer.sampled_check(*equal, _ONE_IN)
+        agreed = self.tokenizer.check_sample(*equal, _ONE_IN)
         return [
-            ids if agreed and same else self.tokenizer.proved(text, ids, own)
+            ids if agreed and same else self.tokenizer.prove(text, ids, own)
             for text, ids, own, same in zip(texts, fast, recorded, alike, strict=True)
         ]
 
     def leads_to(self, text: str, recorded: Ids, *, goes_on: bool = False) -> bool:
         """Whether a text encodes as these ids; with `goes_on`, as ids that start with these."""
-        return self.tokenizer.leads_to(text, recorded, _ONE_IN, goes_on=goes_on)
+        return self.tokenizer.encodes_to(text, recorded, _ONE_IN, goes_on=goes_on)
 
 
 def pieces_of(ids: Ids, vocabulary: Vocabulary | None, data: bytes | None = None) -> Pieces:
@@ -131,7 +131,7 @@ def pieces_of(ids: Ids, vocabulary: Vocabulary | None, data: bytes | None = None
     if vocabulary is None:
         plain = np.ascontiguousarray(ids, np.int32)
         return Pieces(plain, 4 * np.arange(1, len(ids) + 1), plain.tobytes(), np.zeros(len(ids), np.bool_))
-    end, own, control = vocabulary.spelling(ids)
+    end, own, control = vocabulary.spell(ids)
     return Pieces(ids, end, own if data is None else data, control)
 
 

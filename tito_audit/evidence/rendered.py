@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.drift import align
+from tito_audit.align.alignment import align
 from tito_audit.errors import RenderError
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import (
@@ -28,11 +28,11 @@ from tito_audit.record.message import Message
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, unknown_role_name
+from tito_audit.render.marks import SpanKind
 from tito_audit.render.scaffolds import Scaffold
-from tito_audit.render.sentinels import SpanKind
-from tito_audit.render.spans import Rendering, Span, WrittenFast, spans, written_fast
+from tito_audit.render.spans import FastRendering, Rendering, Span, render_fast, render_spans
 from tito_audit.render.template import Template
-from tito_audit.tokens.segments import pattern_of, shared_start
+from tito_audit.tokens.segments import any_of, common_beginning
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Prefix
 
@@ -58,16 +58,16 @@ class TurnReader:
         """How many control tokens the generation prompt has."""
         self._ends = end_ids
         contents = sorted(vocabulary.piece(token) for token in vocabulary.special_ids)
-        self._opening = shared_start(contents[0], contents[-1])
+        self._opening = common_beginning(contents[0], contents[-1])
         """The text that every control token begins with, to search for first."""
-        self._spelled = re.compile(pattern_of(contents))
+        self._spelled = re.compile(any_of(contents))
         self._seen: dict[_Kind, int] = {}
         """How many conversations of each kind were read; -1 once marks showed other turns."""
         self._scaffolds: dict[Scaffold, tuple[_Kind, int]] = {}
         """The kind of conversations with a scaffold, and how many control tokens it seems to hold."""
 
     def turns(
-        self, rollout: Rollout, ids: Ids, written: WrittenFast, proof: Callable[[Turns], bool]
+        self, rollout: Rollout, ids: Ids, written: FastRendering, proof: Callable[[Turns], bool]
     ) -> Turns | None:
         """The turns in the ids `[N]` of a rendered conversation; None if control tokens do not show them.
 
@@ -287,7 +287,7 @@ def render_conversation(rollout: Rollout, reference: Reference) -> tuple[Rendere
         if same_ids(rendering[0].ids, recorded):
             return rendering
         blocks = align(reference.pieces(recorded), reference.pieces(rendering[0].ids), open_end=True)
-        if (shared := len(blocks.matched()[0])) > most:
+        if (shared := len(blocks.matched_positions()[0])) > most:
             best, most = rendering, shared
     return best or first or (None, None)
 
@@ -314,7 +314,7 @@ def _render(rollout: Rollout, reference: Reference) -> tuple[RenderedConversatio
     renderer = reference.renderer
     assert renderer is not None
     recorded = rollout.training_row.token_ids if rollout.training_row is not None else empty_ids()
-    fast_text = written_fast(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
+    fast_text = render_fast(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
     try:
         if fast_text is not None:
             ids, spelled = _confirm_fast_text(fast_text, rollout, recorded, reference)
@@ -323,17 +323,17 @@ def _render(rollout: Rollout, reference: Reference) -> tuple[RenderedConversatio
                 if turns is not None:
                     data = None if ids is recorded else fast_text.text.encode()
                     return RenderedConversation(ids, turns, data, spelled), None
-                by_marks = fast_text.spans()
+                by_marks = fast_text.find_spans()
                 if by_marks is not None:
                     return _with_byte_roles(rollout, by_marks, ids, reference), None
-        rendering = spans(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
+        rendering = render_spans(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
     except RenderError as error:
         return None, str(error)
     return _with_byte_roles(rollout, rendering, reference.encode_as(rendering.text, recorded), reference), None
 
 
 def _confirm_fast_text(
-    fast_text: WrittenFast, rollout: Rollout, recorded: Ids, reference: Reference
+    fast_text: FastRendering, rollout: Rollout, recorded: Ids, reference: Reference
 ) -> tuple[Ids | None, bool]:
     """Today's ids of a text by the fast engine, None if the template writes another one; and whether the recorded
     ids are others with the same bytes.
@@ -348,7 +348,7 @@ def _confirm_fast_text(
         return recorded, False
     spelled = reference.spells(recorded, fast_text.text)
     if not spelled:
-        chat, text = fast_text.renderer.accepted(
+        chat, text = fast_text.renderer.render_chat(
             rollout.messages,
             rollout.tools,
             add_generation_prompt=False,
@@ -369,7 +369,7 @@ def _encode_after_last_end(text: str, recorded: Ids, reference: Reference) -> Id
         return None
     spelling = reference.vocabulary.piece(end)
     size = text.rfind(spelling) + len(spelling)
-    if not len(spelling) <= size < len(text) or reference.tokenizer.cuts.tokens.get(spelling) != end:
+    if not len(spelling) <= size < len(text) or reference.tokenizer.control_tokens.tokens.get(spelling) != end:
         return None
     if not reference.leads_to(text[:size], recorded):
         return None
@@ -378,7 +378,7 @@ def _encode_after_last_end(text: str, recorded: Ids, reference: Reference) -> Id
 
 
 def _turns_by_control(
-    rollout: Rollout, fast_text: WrittenFast, ids: Ids, reference: Reference
+    rollout: Rollout, fast_text: FastRendering, ids: Ids, reference: Reference
 ) -> TurnsByControl | None:
     """The turns in the ids of a text by control tokens; None if these do not show them."""
     template = fast_text.renderer.template(bool(rollout.tools))
@@ -388,7 +388,7 @@ def _turns_by_control(
 
     def marked() -> tuple[Roles, Mask, ByteRoles] | None:
         """What marks in the template's text show: `[N]` roles and what is sampled, and the role of each byte."""
-        rendering = fast_text.spans()
+        rendering = fast_text.find_spans()
         shown = None if rendering is None else _with_byte_roles(rollout, rendering, ids, reference).shown
         if not isinstance(shown, ByteRoles):
             return None

@@ -16,7 +16,7 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Mask, Offsets
 from tito_audit.record.memo import memoized
 from tito_audit.record.prefix import common_byte_prefix
-from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, GIVEN_SPEAKERS, Speakers, unknown_role_name
+from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, UNSAMPLED_SPEAKERS, Speakers, unknown_role_name
 
 
 class Opener(NamedTuple):
@@ -110,7 +110,7 @@ class Headers:
         own = self.speakers.speaker(match[1].decode("utf-8", "replace"))
         if own != ASSISTANT and match[1] == self.word:
             return self.speakers.speaker(ASSISTANT)
-        if own in GIVEN_SPEAKERS or own == ASSISTANT:
+        if own in UNSAMPLED_SPEAKERS or own == ASSISTANT:
             return own
         if opener == HARMONY and _TOOL.match(header):
             return self.speakers.speaker("tool")
@@ -262,9 +262,9 @@ def token_roles(pieces: Pieces, end_ids: frozenset[int], headers: Headers | None
         marked = np.isin(pieces.ids, np.fromiter(headers.ids, np.int64))
         pieces = replace(pieces, control=pieces.control | marked)
     reader = _RoleReader(pieces, end_ids, headers)
-    units = pieces.units()
+    units = pieces.split_at_control()
     ids = pieces.ids[[start for start, _ in units]].tolist()
-    for (start, end), (is_control, data), id_ in zip(units, pieces.keys(units), ids, strict=True):
+    for (start, end), (is_control, data), id_ in zip(units, pieces.range_keys(units), ids, strict=True):
         if is_control:
             reader.read_control(start, id_, data.decode("utf-8", "replace"))
         else:

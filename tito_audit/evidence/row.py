@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.blocks import BlockKind, Blocks, GrowingBlocks
-from tito_audit.align.drift import align
+from tito_audit.align.alignment import align
+from tito_audit.align.blocks import BlockKind, Blocks, BlocksBuilder
 from tito_audit.align.pieces import Pieces
 from tito_audit.chains.links import LinkKind, last_calls
 from tito_audit.evidence.chains import Chains
@@ -53,9 +53,9 @@ from tito_audit.record.message import as_message
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
-from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, unknown_role_name
+from tito_audit.record.speakers import ASSISTANT, UNSAMPLED_SPEAKERS, unknown_role_name
 from tito_audit.tokens.vocab import Vocabulary
-from tito_audit.ways.reading import holds_marker
+from tito_audit.ways.recorded_values import holds_marker
 
 
 def has_template_markers(recorded: Pieces, canonical: Pieces, reference: Reference) -> bool:
@@ -65,7 +65,7 @@ def has_template_markers(recorded: Pieces, canonical: Pieces, reference: Referen
 
 def _has_markers(pieces: Pieces, reference: Reference) -> bool:
     first = 1 if len(pieces) and int(pieces.ids[0]) == reference.tokenizer.bos_id else 0
-    rest = pieces.part(first, len(pieces))
+    rest = pieces.slice(first, len(pieces))
     if (rest.control & ~np.isin(rest.ids, list(reference.end_ids()))).any():
         return True
     return holds_marker(reference.decode(rest.ids[~rest.control]))
@@ -79,7 +79,7 @@ def with_answer_starts(view: RowView, rollout: Rollout, recorded: Pieces, blocks
     """
     added = np.zeros(len(recorded), np.bool_)
     removed = np.zeros(len(recorded), np.bool_)
-    for kind, start, end, _, _ in blocks.differing():
+    for kind, start, end, _, _ in blocks.differing_blocks():
         if (
             kind is BlockKind.EXTRA
             and start > 0
@@ -220,7 +220,7 @@ def compare_row_to_template(
         view = None  # the row was encoded without the template, so nothing shows where its messages are
     if view is not None:
         view = with_answer_starts(view, rollout, recorded, blocks)
-        for _, start, end, _, _ in blocks.differing():
+        for _, start, end, _, _ in blocks.differing_blocks():
             view.drifted[start:end] = True
     out: list[Difference] = []
     # What the template writes after the end of the row is no difference.
@@ -347,7 +347,7 @@ def response_holds_given_turns(rollout: Rollout, reference: Reference) -> bool:
     if not pieces.control.any():
         return False
     headers = reference.headers(rollout.template_kwargs)
-    by_others = token_roles(pieces, reference.end_ids(), headers).among(GIVEN_SPEAKERS)
+    by_others = token_roles(pieces, reference.end_ids(), headers).among(UNSAMPLED_SPEAKERS)
     if not by_others.any() or logprobs is None:
         return bool(by_others.any())
     scored = logprobs[by_others]
@@ -363,7 +363,7 @@ def _view_by_roles(recorded: Pieces, rollout: Rollout, reference: Reference) -> 
     row = rollout.training_row
     if is_sft(rollout) and row is not None and row.loss_mask is not None and not sampled.any():
         # The row may end before an answer begins, or train parts of what was given.
-        by_others = roles.among(GIVEN_SPEAKERS)
+        by_others = roles.among(UNSAMPLED_SPEAKERS)
         nameless |= bool((by_others & row.loss_mask if row.loss_mask.any() else by_others).any())
     return _view_of(roles, sampled) if nameless or sampled.any() or roles.unclear().any() else None
 
@@ -403,8 +403,8 @@ def _canonical_byte_offsets(recorded: Pieces, canonical: Pieces, blocks: Blocks)
 
 
 def lacks_answer(rollout: Rollout) -> bool:
-    """Whether the messages end with one that was given, as they are sent to a sampler."""
-    return bool(rollout.messages) and rollout.messages[-1].given
+    """Whether the messages end with one that was known_unsampled, as they are sent to a sampler."""
+    return bool(rollout.messages) and rollout.messages[-1].known_unsampled
 
 
 def answer_in_row(rollout: Rollout, reference: Reference) -> tuple[int, int] | None:
@@ -527,7 +527,7 @@ def compare_row_to_calls(rollout: Rollout, chains: Chains, reference: Reference 
         return start >= 0 and end <= size and bool((turns[start:end] >= 0).all())
 
     for leaf, recorded, blocks in aligned:
-        completions, (own, places) = chains.completions[leaf], blocks.matched()
+        completions, (own, places) = chains.completions[leaf], blocks.matched_positions()
         if not completions or (has_chain and len(own) * 2 < completions[-1].end):
             continue  # the row belongs to another chain and holds little of this one
         has_chain = True
@@ -538,7 +538,7 @@ def compare_row_to_calls(rollout: Rollout, chains: Chains, reference: Reference 
                 severity, effect = _effect_beside_calls(row, completion_at(stretch, completions), stretch, end_ids)
                 new = difference(stretch, Against.ROW, severity, effect, leaf, completions)
                 differences.setdefault(new.key, new)
-        for _, start, _, first, last in blocks.differing():
+        for _, start, _, first, last in blocks.differing_blocks():
             if start < completions[-1].end and not claimed(first, last):
                 drifted[first:last] = True
         unclaimed = turns[places] < 0
@@ -612,7 +612,7 @@ def _find_unrelated_calls(
         sampled = b" ".join(content_bytes(seen, answers[leaf]) for leaf, seen, _ in aligned)
         if share_words(sampled, content_bytes(pieces, runs)):
             return None
-    elif any(2 * len(blocks.matched()[0]) >= len(seen) for _, seen, blocks in aligned):
+    elif any(2 * len(blocks.matched_positions()[0]) >= len(seen) for _, seen, blocks in aligned):
         return None  # without a tokenizer, drift of a whole answer looks like another answer
     what = "nothing that it trains was sampled by the calls beside it"
     return Unrelated(TRAINING_ROW, "row of other calls", f"the training row is not of these calls: {what}", span)
@@ -635,13 +635,13 @@ def _align_chains(chains: Chains, pieces: Pieces, vocabulary: Vocabulary | None)
         if at is None:
             blocks = align(recorded, pieces, open_end=True)
         else:
-            growing = GrowingBlocks()
-            growing.block(BlockKind.MISSING, at, 0)
-            growing.block(BlockKind.SAME, len(pieces), len(pieces))
-            growing.block(BlockKind.MISSING, len(seen) - at - len(pieces), 0)
-            blocks = growing.done()
+            growing = BlocksBuilder()
+            growing.add(BlockKind.MISSING, at, 0)
+            growing.add(BlockKind.SAME, len(pieces), len(pieces))
+            growing.add(BlockKind.MISSING, len(seen) - at - len(pieces), 0)
+            blocks = growing.build()
         aligned.append((leaf, recorded, blocks))
-    return sorted(aligned, key=lambda chain: -len(chain[2].matched()[0]))
+    return sorted(aligned, key=lambda chain: -len(chain[2].matched_positions()[0]))
 
 
 def _find_in_history(seen: Ids, ids: Ids) -> int | None:

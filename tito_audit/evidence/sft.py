@@ -13,7 +13,7 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, Roles
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.memo import memoized
-from tito_audit.record.rollout import Rollout, TrainingRow, seen_by_loss
+from tito_audit.record.rollout import Rollout, TrainingRow, effective_loss_mask
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
 
@@ -56,7 +56,7 @@ def with_trained_edges(view: RowView, row: TrainingRow, reference: Reference) ->
     """
     if row.loss_mask is None or view.proven or not isinstance(view.roles, Roles):
         return view
-    mask, out = seen_by_loss(row), view.sampled.copy()
+    mask, out = effective_loss_mask(row), view.sampled.copy()
     assert mask is not None
     new_ends = np.zeros_like(out)
     header = view.roles.among((GENERATION_PROMPT,))
@@ -111,13 +111,13 @@ def _count_facts(evidence: Evidence) -> dict[str, int]:
     if row is None:
         return {}
     size = len(row.token_ids)
-    mask = seen_by_loss(row)
+    mask = effective_loss_mask(row)
     facts = {ROWS: 1, TOKENS: size, PACKED: int(evidence.rollout.place.item == 1)}
     if mask is not None:
         facts |= {TRAINED: int(np.count_nonzero(mask)), NOTHING: int(not mask.any())}
     if evidence.bos_id is not None and size > 1 and (row.token_ids[:2] == evidence.bos_id).all():
         facts |= {TWO_BOS: 1, BOS_ALONE: int(not evidence.rendered)}
-    data = b" " if evidence.vocabulary is None else evidence.vocabulary.data(row.token_ids)
+    data = b" " if evidence.vocabulary is None else evidence.vocabulary.bytes_of(row.token_ids)
     if b" " in data:
         facts[SPACED] = 1
     elif len(data.translate(None, _OTHERS)) >= 200:  # neither short, nor written in other letters

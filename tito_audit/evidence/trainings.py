@@ -9,10 +9,10 @@ from hashlib import blake2b
 import numpy as np
 
 from tito_audit.record.arrays import Ids, Logprobs, Mask, empty_ids
-from tito_audit.record.column import Column, ColumnRole, MaskEncoding, trained_of
+from tito_audit.record.column import Column, ColumnRole, MaskEncoding, decode_mask
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.prefix import starts_with
-from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, seen_by_loss, visible_part
+from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, effective_loss_mask, visible_range
 from tito_audit.record.runs import Run, trained_runs
 from tito_audit.record.trainings import SEQUENCE, SPAN, TrainedAgain, Trainings
 
@@ -71,11 +71,11 @@ def retraining_hit(again: TrainedAgain) -> Hit:
 
 
 def _spans_of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:
-    mask = seen_by_loss(row)
+    mask = effective_loss_mask(row)
     flags = [facts[name] for name in _LEFT_OUT if name in facts]
     if mask is None or any(isinstance(flag, int | float | np.generic) and flag == 0 for flag in flags):
         return []
-    start, end = visible_part(row)
+    start, end = visible_range(row)
     if start or (len(mask) and mask[0]):
         return []  # the context is unknown: a first token is never sampled, nor is padding part of a prompt
     return _spans(row.token_ids[:end], trained_runs(mask[:end]), row.logprobs, blake2b(digest_size=8))
@@ -87,7 +87,7 @@ def _trained_in_completion(columns: Sequence[Column], size: int) -> Mask | None:
         if column.role is ColumnRole.LOSS_MASK and column.encoding is not None and len(column.values) == size:
             if column.encoding in (MaskEncoding.IMPLIED, MaskEncoding.ABSENT):
                 continue
-            return np.ascontiguousarray(trained_of(column.values, column.encoding))
+            return np.ascontiguousarray(decode_mask(column.values, column.encoding))
     return None
 
 

@@ -52,10 +52,10 @@ def share_an_answer(
     in_answer, same, of_answer = np.zeros(size, np.bool_), np.zeros(size, np.bool_), np.zeros(other_size, np.bool_)
     for start, end in answers:
         in_answer[start:end] = True
-    places, others = blocks.matched()
+    places, others = blocks.matched_positions()
     same[places] = True
     of_answer[others] = in_answer[places]
-    for kind, start, end, first, last in blocks.differing():
+    for kind, start, end, first, last in blocks.differing_blocks():
         if kind in SAME_BYTES:
             same[start:end] = True
             of_answer[first:last] = in_answer[start:end].any()

@@ -9,8 +9,8 @@ from tito_audit.evidence.logprobs import logprob_shifts, slides_against_mask
 from tito_audit.evidence.masks import left_out
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.sft import sft_facts
-from tito_audit.record.reading import NOTHING_STATED, Conventions
-from tito_audit.record.testimony import IDS, EndsOf, Verdict, Witness
+from tito_audit.record.reading import NO_CONVENTIONS, Conventions
+from tito_audit.record.testimony import MAX_IDS, AnswerEnds, Verdict, Witness
 
 
 def witness(evidence: Evidence) -> Witness | None:
@@ -32,7 +32,7 @@ def _row_witness(evidence: Evidence) -> Witness | None:
     if judged.exact:
         ended = zip(judged.spans, judged.ends, strict=True)
         trained = [end == span.ends[-1] for span, end in ended if len(span.ends) > 1]
-        ends = None if not trained else EndsOf.TRAINED if any(trained) else EndsOf.OPEN
+        ends = None if not trained else AnswerEnds.TRAINED if any(trained) else AnswerEnds.OPEN
         return Witness(Verdict.CLEAN, first=0, ends=ends)
     left = left_out(evidence)
     first, ends = (None, None) if left is None else (left.first, left.ends)
@@ -51,7 +51,7 @@ def _row_witness(evidence: Evidence) -> Witness | None:
         # The first trained tokens of answers whose logprob is the fill.
         starts = [span.start + int(mask[span.start : span.ends[-1]].argmax()) for span in judged.spans]
         certain = tuple(
-            sorted({int(row.token_ids[at]) for at in starts if mask[at] and not values.real[at]})[:IDS]
+            sorted({int(row.token_ids[at]) for at in starts if mask[at] and not values.real[at]})[:MAX_IDS]
         )
     verdict = Verdict.OPEN if judged.is_open else Verdict.CLEAN
     return Witness(verdict, slides, simplest, certain, first, ends, contradicted)
@@ -60,7 +60,7 @@ def _row_witness(evidence: Evidence) -> Witness | None:
 def _contradicted_flags(evidence: Evidence, judged: Judgement) -> tuple[str, ...]:
     """The flags of the run that the row contradicts."""
     stated, row = evidence.conventions, evidence.rollout.training_row
-    if stated is NOTHING_STATED or row is None:
+    if stated is NO_CONVENTIONS or row is None:
         return ()
     flags = []
     if stated.slide is not None and judged.slide != stated.slide:
@@ -68,7 +68,7 @@ def _contradicted_flags(evidence: Evidence, judged: Judgement) -> tuple[str, ...
     alone = (Conventions(stated.first, stated.tokens), Conventions(end=stated.end))
     without = judge_spans(row, judged.spans, replace(stated, first=None, tokens=0, end=None))
     for convention, flag in zip(alone, ("--convention first", "--convention end"), strict=True):
-        if convention == NOTHING_STATED or without is None or not without.is_plausible:
+        if convention == NO_CONVENTIONS or without is None or not without.is_plausible:
             continue
         with_convention = judge_spans(row, judged.spans, convention)
         if with_convention is not None and not with_convention.is_plausible:

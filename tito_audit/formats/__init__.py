@@ -1,8 +1,8 @@
 """Rows to rollouts and back; one file for each log format.
 
-Which format a row has: by its keys, what it nearly matches, rows nested inside it. What the names of its columns
-say: a user's names mapped to those that formats read, which columns hold numbers only, and which look like ids,
-masks, logprobs or messages but were not read.
+Here a row gets its format, by its keys, or an error that names the nearest ones. Columns are judged by their
+names: a user's names are mapped to those that formats read, number columns are told from others, and columns that
+look like ids, masks, logprobs or messages but were not read are named.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
-from tito_audit.formats._answers import LoggedCall, part_of
+from tito_audit.formats._answers import LoggedCall, build_thread
 from tito_audit.formats._atropos import TOKEN_COLUMNS
 from tito_audit.formats._calls import (
     CALL_LISTS,
@@ -27,47 +27,35 @@ from tito_audit.formats._calls import (
     COMPLETION_IDS,
     PROMPT_IDS,
     calls_unknown_tools,
-    real_name,
-    with_sampling,
+    model_name,
+    with_sampling_settings,
 )
 from tito_audit.formats._columns import (
     FLAT_IDS,
     MASKS,
     ROW_LOGPROBS,
-    SEGMENTS,
-    STALE,
+    SEGMENT_COLUMNS,
+    STALE_COLUMNS,
     equal_values,
     is_list,
     is_messages,
     names_in,
-    parsed,
+    parsed_column,
 )
 from tito_audit.formats._responses import chat_tools
-from tito_audit.formats._text_logs import known_text, notice_of_text, text_log
-from tito_audit.formats._verifiers import with_updates
+from tito_audit.formats._text_logs import text_log, text_log_despite_ids, text_log_notice
+from tito_audit.formats._verifiers import with_trainer_updates
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Rollout
-from tito_audit.registry import module_names, plugins
-from tito_audit.unknown import did_you_mean, unknown
+from tito_audit.registry import load_plugins, module_names
+from tito_audit.unknown import did_you_mean, unknown_name
 
-# What other rooms read of the private modules.
+# Names of the private modules that other rooms use.
 __all__ = [
-    "CALL_LISTS",
-    "COMPLETION_IDS",
-    "FLAT_IDS",
-    "MASKS",
-    "PROMPT_IDS",
-    "SEGMENTS",
-    "STALE",
-    "LoggedCall",
-    "calls_unknown_tools",
-    "chat_tools",
-    "notice_of_text",
-    "part_of",
-    "real_name",
-    "with_sampling",
-    "with_updates",
-]
+    "CALL_LISTS", "COMPLETION_IDS", "FLAT_IDS", "MASKS", "PROMPT_IDS", "SEGMENT_COLUMNS", "STALE_COLUMNS",
+    "LoggedCall", "build_thread", "calls_unknown_tools", "chat_tools", "model_name", "text_log_notice",
+    "with_sampling_settings", "with_trainer_updates",
+]  # fmt: skip
 
 LOGPROBS = tuple(dict.fromkeys((*ROW_LOGPROBS, *CALL_LOGPROBS)))
 """Column names for the logprobs of a row or a call."""
@@ -75,20 +63,20 @@ LOGPROBS = tuple(dict.fromkeys((*ROW_LOGPROBS, *CALL_LOGPROBS)))
 
 @cache
 def all_formats() -> tuple[Format, ...]:
-    """Every format, in the order they are tried."""
-    formats = plugins(__name__, Format, lambda format: format.name)
+    """Every format, in the order in which they are tried."""
+    formats = load_plugins(__name__, Format, lambda format: format.name)
     return tuple(sorted(formats, key=lambda format: (format.precedence, format.name)))
 
 
 def pick_format(row: Row) -> Format:
     """The first format that matches the row; RecordError naming its columns when none does."""
-    for format, certain in _possible(tuple(row)):
+    for format, certain in _candidate_formats(tuple(row)):
         if certain or format.matches(row):
             return format
     if not row:
         raise RecordError("the row is an empty object: nothing was recorded in it")
     columns = f"no known format has these columns: {', '.join(sorted(map(str, row))[:40])}. "
-    for path, inner in islice(_rows_inside(row), 64):
+    for path, inner in islice(_nested_objects(row), 64):
         # A message may hold ids, but then the row is the object around it.
         name = (
             None if "role" in inner else next((form.name for form in all_formats() if form.matches(inner)), None)
@@ -103,11 +91,11 @@ def pick_format(row: Row) -> Format:
 
 
 class _ValueNeeded(Exception):
-    """The keys alone do not decide."""
+    """A format asked for a value of a row that has only keys."""
 
 
 class _KeysOnly(UserDict[str, Any]):
-    """A row without its values; `_ValueNeeded` if one is asked for."""
+    """The keys of a row; `_ValueNeeded` if the value of one is asked for."""
 
     def __getitem__(self, key: str) -> Any:
         if key in self.data:
@@ -116,10 +104,10 @@ class _KeysOnly(UserDict[str, Any]):
 
 
 @lru_cache(256)
-def _possible(keys: tuple[str, ...]) -> tuple[tuple[Format, bool], ...]:
-    """The formats that a row with these keys may match, in order, and whether values are irrelevant.
+def _candidate_formats(keys: tuple[str, ...]) -> tuple[tuple[Format, bool], ...]:
+    """The formats that a row with these keys may match, in order, each with whether it does for all values.
 
-    A format that matches whatever the values are is the last.
+    The first that does is the last of them.
     """
     row, possible = _KeysOnly(dict.fromkeys(keys)), []
     for format in all_formats():
@@ -144,15 +132,15 @@ def format_named(name: str) -> Format:
             f'Unknown format "{name}": --format is the format of the log.\nFor a report, pass -f {name}',
             flag="--format",
         )
-    raise unknown("format", name, names, flag="--format", listed_by="tito-audit list formats")
+    raise unknown_name("format", name, names, flag="--format", listed_by="tito-audit list formats")
 
 
-_PLAIN = dict.fromkeys((*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS))
+_TOKEN_COLUMNS = dict.fromkeys((*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS))
 
 
 @dataclass(frozen=True, slots=True)
-class Near:
-    """A format that a row nearly matches, and why it does not."""
+class NearFormat:
+    """A format that a row nearly matches, or that was tried too late, and what tells them apart."""
 
     format: str
     has: tuple[str, ...]
@@ -162,31 +150,31 @@ class Near:
     excess: tuple[str, ...]
     """Keys that it has but must not have."""
     fits: bool
-    """Whether it matches but another format came first."""
+    """Whether the row matches it, but another format came first."""
 
 
 @dataclass(slots=True)
-class Detection:
-    """The keys by which formats were recognized, searched and reported once per file and format."""
+class MatchedKeys:
+    """The keys by which rows were recognized, found and reported once per file and format."""
 
     seen: set[tuple[str, str]] = field(default_factory=set)
     unsaid: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
-    def look(self, file: str, format: Format, row: Row) -> None:
-        """Search the first row of a file and format for them."""
+    def note_first_row(self, file: str, format: Format, row: Row) -> None:
+        """Find the keys in the first row of a file and format."""
         if (file, format.name) not in self.seen:
             self.seen.add((file, format.name))
-            self.unsaid[file, format.name] = told_by(format, row)
+            self.unsaid[file, format.name] = matched_keys(format, row)
 
-    def say(self, result: Result) -> Result:
-        """The result, with the keys if it is the first of its file and format."""
+    def with_keys(self, result: Result) -> Result:
+        """The result; with the keys, if it is the first of its file and format."""
         if not self.unsaid or result.rollout is None:
             return result
         keys = self.unsaid.pop((result.place.file, result.rollout.format), ())
         return replace(result, told_by=keys) if keys else result
 
-    def once(self, results: Iterable[Result]) -> Iterator[Result]:
-        """The results of several processes, with keys reported once as by a single process."""
+    def without_repeats(self, results: Iterable[Result]) -> Iterator[Result]:
+        """Results of several processes, with the keys only in the first of each file and format."""
         for result in results:
             if not result.told_by or result.rollout is None:
                 yield result
@@ -196,62 +184,63 @@ class Detection:
             self.seen.add(key)
 
 
-def told_by(format: Format, row: Row) -> tuple[str, ...]:
-    """The keys of the row that show its format, as paths; for `generic`, the columns that are read."""
+def matched_keys(format: Format, row: Row) -> tuple[str, ...]:
+    """The paths of the keys by which a row is recognized as the format; for `generic`, the columns it reads."""
     if format.name == "generic":
-        # Columns that `generic` reads and that are not empty.
-        lists = [name for name in _PLAIN if is_list(row.get(name))]
+        lists = [name for name in _TOKEN_COLUMNS if is_list(row.get(name))]
         calls = [
-            name for name in CALL_LISTS if isinstance(value := parsed(row, name), list | tuple) and len(value)
+            name
+            for name in CALL_LISTS
+            if isinstance(value := parsed_column(row, name), list | tuple) and len(value)
         ]
         texts = [
             name
             for name in ("messages", "prompt", "completion", "tools")
-            if is_messages(value := parsed(row, name))
+            if is_messages(value := parsed_column(row, name))
             or (isinstance(value, list) and value and isinstance(value[0], Mapping))
         ]
         return (*(calls[:1] or ()), *lists, *texts)
-    paths = _paths(row)
-    text = known_text(row) if format.name == "text_only" else None
+    paths = _key_paths(row)
+    text = text_log_despite_ids(row) if format.name == "text_only" else None
     if text is not None:
         return tuple(text.keys)
-    ways = format.signature.by_keys
+    ways = format.signature.key_patterns
     for way in ways:
-        required = [_first(paths, names) for names in way.required]
+        required = [_first_path_named(paths, names) for names in way.required]
         if all(path is not None for path in required):
-            more = [_first(paths, names) for names in way.optional]
+            more = [_first_path_named(paths, names) for names in way.optional]
             return tuple(dict.fromkeys(path for path in (*required, *more) if path is not None))
-    every = (_first(paths, (key,)) for way in ways for names in way.required for key in names)
+    every = (_first_path_named(paths, (key,)) for way in ways for names in way.required for key in names)
     return tuple(dict.fromkeys(path for path in every if path is not None))
 
 
-def near_formats(row: Row, formats: Sequence[Format], read_as: str | None) -> tuple[Near, ...]:
-    """The three formats that the row matches most nearly, the nearest first."""
-    paths = _paths(row)
-    ranked: list[tuple[tuple[int, int], Near]] = []
+def near_formats(row: Row, formats: Sequence[Format], read_as: str | None) -> tuple[NearFormat, ...]:
+    """The three formats that the row matches most nearly, nearest first; not `read_as`, which it was read as."""
+    paths = _key_paths(row)
+    ranked: list[tuple[tuple[int, int], NearFormat]] = []
     for format in formats:
         if format.name in (read_as, "generic"):  # plain columns are in rows of many formats
             continue
         fits = format.matches(row)
         nears = []
-        for way in format.signature.by_keys:
-            has = [path for names in way.required if (path := _first(paths, names)) is not None]
-            lacks = [" or ".join(names) for names in way.required if _first(paths, names) is None]
-            excess = [path for names in way.absent if (path := _first(paths, names)) is not None]
-            near = Near(format.name, tuple(has), tuple(lacks), tuple(excess), fits)
+        for way in format.signature.key_patterns:
+            has = [path for names in way.required if (path := _first_path_named(paths, names)) is not None]
+            lacks = [" or ".join(names) for names in way.required if _first_path_named(paths, names) is None]
+            excess = [path for names in way.absent if (path := _first_path_named(paths, names)) is not None]
+            near = NearFormat(format.name, tuple(has), tuple(lacks), tuple(excess), fits)
             nears.append(((len(lacks) + len(excess), -len(has)), near))
-        # In the way of which it lacks the least.
-        nothing = ((0, 0), Near(format.name, (), (), (), fits))
+        # The way in which the row lacks least.
+        nothing = ((0, 0), NearFormat(format.name, (), (), (), fits))
         (wrong, count), near = min(nears, key=lambda pair: pair[0], default=nothing)
-        # Else it is worth a word with more of the format's keys than it lacks, some of them at the top.
+        # A row that does not match is worth a mention if it has more of the keys than it lacks, some at the top.
         if fits or (-count > max(wrong, 1) and any("." not in path for path in near.has)):
             ranked.append(((0 if fits else wrong, count), near))
     ranked.sort(key=lambda pair: pair[0])
     return tuple(near for _, near in ranked[:3])
 
 
-def _first(paths: Sequence[str], names: Sequence[str]) -> str | None:
-    """The first path that is one of the names or ends in one; a row's own keys come before those inside."""
+def _first_path_named(paths: Sequence[str], names: Sequence[str]) -> str | None:
+    """The first path that is one of the names or ends in it; paths of outer keys come first."""
     for name in names:
         for path in paths:
             if path == name or path.endswith(f".{name}"):
@@ -259,8 +248,8 @@ def _first(paths: Sequence[str], names: Sequence[str]) -> str | None:
     return None
 
 
-def _paths(row: Row) -> list[str]:
-    """Paths of everything that is in a row and not null, level by level: `choices[].token_ids`."""
+def _key_paths(row: Row) -> list[str]:
+    """The path of every value of a row that is not null, level by level, such as `choices[].token_ids`."""
     paths: dict[str, None] = {}
     level: list[tuple[str, Any]] = [("", row)]
     looked = 0
@@ -274,7 +263,7 @@ def _paths(row: Row) -> list[str]:
                 for key, inner in value.items():
                     if inner is None:
                         continue
-                    # A model's output may be used as a key; a path has to be readable.
+                    # Some logs use whole texts as keys; a path has to stay readable.
                     short = str(key) if len(str(key)) <= 60 else f"{str(key)[:60]}…"
                     name = f"{path}.{short}" if path else short
                     paths.setdefault(name)
@@ -285,8 +274,8 @@ def _paths(row: Row) -> list[str]:
     return list(paths)
 
 
-def _rows_inside(row: Row) -> Iterator[tuple[str, Row]]:
-    """The objects in a row with their paths, outer ones first; only the first entry of each list."""
+def _nested_objects(row: Row) -> Iterator[tuple[str, Row]]:
+    """The objects inside a row with their paths, outer ones first; of lists only the first entry."""
     level: list[tuple[str, Any]] = [("", row)]
     for _ in range(3):
         below: list[tuple[str, Any]] = []
@@ -301,51 +290,54 @@ def _rows_inside(row: Row) -> Iterator[tuple[str, Row]]:
         level = below
 
 
-_INTEGERS, _NUMBERS = "i", "ifb"
-"""Kinds of numpy dtypes. A column of ids stays a list unless it holds only integers, so that an error can name
-the first entry that is not an id."""
+_INTEGER_DTYPES, _NUMBER_DTYPES = "i", "ifb"
+"""Kinds of numpy dtypes. Ids become an array only if all are integers, so that an error can name the first entry
+that is not an id."""
 
-_IDS = (*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS)
-_OTHERS = (
+_ID_COLUMN_NAMES = (*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS)
+_NUMBER_COLUMN_NAMES = (
     *MASKS,
     *ROW_LOGPROBS,
     *CALL_LOGPROBS,
     *TOKEN_COLUMNS,
-    *STALE,
+    *STALE_COLUMNS,
     *names_in(
         "advantages attention_mask masked_tokens position_ids rewards token_loss_mask token_mask token_rewards"
     ),
 )
-_KINDS = {**dict.fromkeys(_OTHERS, _NUMBERS), **dict.fromkeys(_IDS, _INTEGERS)}
+_DTYPES_OF_COLUMN = {
+    **dict.fromkeys(_NUMBER_COLUMN_NAMES, _NUMBER_DTYPES),
+    **dict.fromkeys(_ID_COLUMN_NAMES, _INTEGER_DTYPES),
+}
 
 NUMBER_COLUMNS: Mapping[str, str] = {
-    **_KINDS,
-    **{f"{calls}[].{name}": kinds for calls in CALL_LISTS for name, kinds in _KINDS.items()},
+    **_DTYPES_OF_COLUMN,
+    **{f"{calls}[].{name}": kinds for calls in CALL_LISTS for name, kinds in _DTYPES_OF_COLUMN.items()},
 }
-"""Columns of a row and of the calls it lists, with the dtype kinds that an array there may have."""
+"""Columns of a row and of its listed calls that become arrays, with the dtype kinds that these may have."""
 
 
 def number_columns(mapping: Mapping[str, str]) -> Mapping[str, str]:
-    """`NUMBER_COLUMNS` with the names that a user maps to them: `mapping` is ours -> the log's."""
-    theirs = {name: _KINDS[ours] for ours, name in mapping.items() if ours in _KINDS}
+    """`NUMBER_COLUMNS`, and the log's own names for them; `mapping` is from our names to the log's."""
+    theirs = {name: _DTYPES_OF_COLUMN[ours] for ours, name in mapping.items() if ours in _DTYPES_OF_COLUMN}
     return {**NUMBER_COLUMNS, **theirs} if theirs else NUMBER_COLUMNS
 
 
 PARAMETER = "a parameter by its name"
-_PARAMETER = re.compile(
+_PARAMETER_NAME = re.compile(
     r"(?:^|_)stop(?:_|$|ping)|bad_?words|(?:^|_)(?:allowed|banned|suppress|forbidden|excluded?|forced|begin)_"
     r"|^(?:eos|bos|pad|unk|sep|cls|mask)(?:_token)?(?:_ids?|s|_tokens?)*$"
     r"|(?:^|_)(?:logit_?bias|vocab|lora|adapter|grid|thw|hw|seeds?|temperatures?)(?:_|$)"
     r"|special_(?:token_)?ids|special_tokens?$|additional_special",
     re.IGNORECASE,
 )
-_MEASURE = re.compile(
+_MEASURE_NAME = re.compile(
     r"(?:^|_)(?:lens?|lengths?|sizes?|counts?|nums?|n|shapes?|dims?|offsets?|cu_seqlens|seqlens?|indexes|indices"
     r"|index|idxs?|starts?|ends?|spans?|bounds|boundaries|ranks?|versions?|timestamps?|times?|durations?"
     r"|latency|latencies|positions?|pos|bytes|widths?|heights?|epochs?|scores?|rewards?|totals?)(?:_|$)",
     re.IGNORECASE,
 )
-_NUMBERED = re.compile(
+_OBJECT_ID_NAME = re.compile(
     r"(?:^|_)(?:segments?|samples?|docs?|documents?|turns?|steps?|experts?|workers?|users?|groups?|types?|rows?"
     r"|images?|pages?|sources?|questions?|problems?|tasks?|nodes?|agents?|slots?|blocks?|layers?|roles?|files?"
     r"|retrieved|episodes?|envs?|seqs?|sequences?|batch|requests?|messages?|parents?|speakers?|sentences?|words?"
@@ -353,7 +345,7 @@ _NUMBERED = re.compile(
     r"|^(?:segments|docs|documents|turns|experts|workers|types|layers|token_types)$",
     re.IGNORECASE,
 )
-_NO_LOSS = re.compile(
+_OTHER_MASK_NAME = re.compile(
     r"(?:^|_)(?:prompt|user|system|special|valid|visible|image|pad|padding|padded|attention|attn|types?|causal"
     r"|eos|done|dones|terminal|ignored?|frozen|truncated?|segments?)(?:_|$)"
     r"|^is_(?!.*(?:train|loss|assist|action|respon|complet|sampl|generat))",
@@ -361,24 +353,24 @@ _NO_LOSS = re.compile(
 )
 
 
-def in_snake_case(name: str) -> str:
-    """A column's name in snake case: `stopTokenIds` is `stop_token_ids`."""
+def snake_case(name: str) -> str:
+    """A column's name in snake case: `stopTokenIds` as `stop_token_ids`."""
     return re.sub(r"[^0-9a-zA-Z]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)).strip("_").lower()
 
 
-def no_tokens_by_name(name: str) -> str:
-    """Why a column of integers does not hold tokens, by its name, in a few words; "" if it may."""
-    words = in_snake_case(name)
-    if _PARAMETER.search(words):
+def why_not_token_ids(name: str) -> str:
+    """Why a column of integers with this name holds no token ids, in a few words; "" if it may hold them."""
+    words = snake_case(name)
+    if _PARAMETER_NAME.search(words):
         return PARAMETER
-    if _MEASURE.search(words):
+    if _MEASURE_NAME.search(words):
         return "sizes or places by its name"
-    return "numbers of something else by its name" if _NUMBERED.search(words) else ""
+    return "numbers of something else by its name" if _OBJECT_ID_NAME.search(words) else ""
 
 
-def no_loss_mask_by_name(name: str) -> bool:
-    """Whether flags with this name mark something other than trained tokens."""
-    return bool(_NO_LOSS.search(in_snake_case(name)))
+def is_other_mask_name(name: str) -> bool:
+    """Whether a mask with this name marks something other than trained tokens."""
+    return bool(_OTHER_MASK_NAME.search(snake_case(name)))
 
 
 CANONICAL_COLUMNS = names_in(
@@ -389,11 +381,11 @@ CANONICAL_COLUMNS = names_in(
 
 
 def map_columns(row: Row, mapping: Mapping[str, str]) -> Row:
-    """The row with columns under our names: `mapping` is ours -> the log's.
+    """The row with columns under our names; `mapping` is from our names to the log's.
 
-    A dot in the log's name leads into an object (`extra.tokens`), unless a column has that name with the
-    dot. A mapped top-level column no longer appears under its old name, or it would be read twice.
-    SetupError for a name that is not ours, RecordError for one that the row does not have.
+    A dot in the log's name leads into an object (`extra.tokens`), unless a column has that very name. A mapped
+    top-level column loses its old name, or it would be read twice. SetupError for a name that is not ours,
+    RecordError for a column that the row does not have.
     """
     unknown = [name for name in mapping if name not in CANONICAL_COLUMNS]
     if unknown:
@@ -408,7 +400,7 @@ def map_columns(row: Row, mapping: Mapping[str, str]) -> Row:
         for depth, name in enumerate(names):
             if not isinstance(value, Mapping) or name not in value:
                 place = ".".join(names[:depth])
-                # For a missing column, the ones that exist, and the one that may be meant.
+                # The message lists the columns that there are, and the one that may be meant.
                 there = sorted(map(str, value)) if isinstance(value, Mapping) else []
                 close = did_you_mean(name, there[:100])
                 has = f"{place!r} has" if place else "It has" if close else "it has"
@@ -424,8 +416,8 @@ def map_columns(row: Row, mapping: Mapping[str, str]) -> Row:
 def unmap_columns(original_row: Row, mapped_row: Row, mapping: Mapping[str, str]) -> Row:
     """The log's row with the changes made to its mapped form; the same object if nothing changed.
 
-    Mapped columns go back to the log's names, dotted ones into their objects; unchanged objects are
-    shared. RecordError if two of our names map to one column and now differ.
+    Mapped columns get the log's names back, dotted ones inside their objects; unchanged objects are shared.
+    RecordError if two of our names map to one column and now differ.
     """
     before = map_columns(original_row, mapping)
     row: Row = original_row
@@ -454,24 +446,24 @@ def _with_value_at(row: Mapping[str, Any], path: str, value: Any) -> Mapping[str
 
 
 Unread: TypeAlias = tuple[tuple[str, str], ...]
-"""Columns that were not read, each as (what it looks like, path)."""
+"""Columns that were not read, as (what it looks like, path) pairs."""
 
-_FIRST = 64
+_EXAMINED = 64
 """How many entries of a list are examined."""
-_NAMES_IDS = re.compile(r"(?:^|_)(?:tok|toks|token|tokens|ids|seq|seqs|sequence)(?:_|$)")
-_MASK = re.compile(r"mask|(?:^|_)(?:train|trained|trainable|loss)(?:_|$)")
-_LOGPROBS = re.compile(r"log_?p|(?:^|_)lps?(?:_|$)")
-_NAMES_OTHERS = re.compile(
+_ID_NAME = re.compile(r"(?:^|_)(?:tok|toks|token|tokens|ids|seq|seqs|sequence)(?:_|$)")
+_MASK_NAME = re.compile(r"mask|(?:^|_)(?:train|trained|trainable|loss)(?:_|$)")
+_LOGPROB_NAME = re.compile(r"log_?p|(?:^|_)lps?(?:_|$)")
+_EXTRA_NAME = re.compile(
     r"(?:^|_)(?:ref|reference|teacher|old|prev|prox|proximal|trainer|critic|base|top|top_?[kp]|topk|cum|cumulative"
     r"|mean|sum|prompt_log\w*|distill\w*|opd|mopd|expert\w*|routed|routing|chosen|rejected|raw|original|draft"
     r"|ratio|kl|entropy|advantages?|rewards?)(?:_|$)"
 )
-"""Extras that trainers and servers write next to what they sampled."""
-_KNOWN = {
+"""Columns that trainers and servers write beside what was sampled."""
+_KNOWN_NAMES = {
     *(name.rpartition(".")[2] for name in NUMBER_COLUMNS),
-    *FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS, *SEGMENTS, *STALE, *CALL_LISTS,
-    "messages", "tools", "prompt", "completion",
-    # What individual formats keep next to their samples.
+    *FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS, *CALL_LISTS,
+    *SEGMENT_COLUMNS, *STALE_COLUMNS, "messages", "tools", "prompt", "completion",
+    # Columns that single formats read.
     "accumulated_token_ids", "input_token_logprobs", "logprob_token_ids", "loss_weights",
     "objective_partition_ids",
     "output_token_logprobs", "prompt_delta_token_ids", "sample_loss_mask", "sample_mask", "sampled_mask",
@@ -480,29 +472,29 @@ _KNOWN = {
 
 
 def unread_columns(format: Format, row: Row, rollouts: Sequence[Rollout], mapped: Collection[str] = ()) -> Unread:
-    """Columns that look like ids, masks, logprobs or messages, with unknown names and values in no rollout.
+    """Columns with unknown names that look like ids, masks, logprobs or messages, whose values no rollout holds.
 
-    Judged by names and first values; `mapped` are columns that the user named. Searches objects in the row and its
-    first call. Nothing for a log of text whose shape is known.
+    They are searched in the row, its objects and its first call, and judged by names and first values. `mapped`
+    are columns that the user named. () for a known log of text.
     """
     if text_log(row) is not None:
         return ()
     unread: list[tuple[str, str]] = []
     keys = {
         key
-        for way in format.signature.by_keys
+        for way in format.signature.key_patterns
         for keys in (*way.required, *way.optional, *way.absent)
         for key in keys
     }
-    read_names = {*_KNOWN, *(part.removesuffix("[]") for key in keys for part in key.split("."))}
-    for (path, name, value), _ in zip(_columns(row), range(512), strict=False):
-        kind = None if name in read_names or path in mapped else _looks_like(name, value)
-        if kind is not None and not _is_read(kind, value, rollouts):
+    read_names = {*_KNOWN_NAMES, *(part.removesuffix("[]") for key in keys for part in key.split("."))}
+    for (path, name, value), _ in zip(_list_columns(row), range(512), strict=False):
+        kind = None if name in read_names or path in mapped else _kind_by_name_and_values(name, value)
+        if kind is not None and not _is_in_rollouts(kind, value, rollouts):
             unread.append((kind, path))
     return tuple(unread)
 
 
-def _columns(row: Row) -> Iterator[tuple[str, str, Any]]:
+def _list_columns(row: Row) -> Iterator[tuple[str, str, Any]]:
     level: list[tuple[str, Any]] = [("", row)]
     for _ in range(2):
         below: list[tuple[str, Any]] = []
@@ -519,40 +511,38 @@ def _columns(row: Row) -> Iterator[tuple[str, str, Any]]:
         level = below
 
 
-def _looks_like(name: str, value: Any) -> str | None:
-    """What a list looks like by its name and first entries; None if nothing that is audited."""
+def _kind_by_name_and_values(name: str, value: Any) -> str | None:
+    """What a list looks like, by its name and first entries; None if it is nothing that is audited."""
     if len(value) < 4:
         return "messages" if len(value) > 1 and is_messages(value) else None
     if is_messages(value):
         return "messages"
-    words = in_snake_case(name)
-    if _NAMES_OTHERS.search(words) or no_tokens_by_name(name):
+    words = snake_case(name)
+    if _EXTRA_NAME.search(words) or why_not_token_ids(name):
         return None
-    first = value[:_FIRST].tolist() if isinstance(value, np.ndarray) else list(value[:_FIRST])
+    first = value[:_EXAMINED].tolist() if isinstance(value, np.ndarray) else list(value[:_EXAMINED])
     kinds = set(map(type, first)) - {type(None)}
     if not kinds or not kinds <= {int, float, bool}:
         return None
     numbers = [entry for entry in first if entry is not None]
     if float in kinds:
-        return "logprobs" if _LOGPROBS.search(words) and max(numbers) <= 0 > min(numbers) else None
+        return "logprobs" if _LOGPROB_NAME.search(words) and max(numbers) <= 0 > min(numbers) else None
     if set(numbers) <= {0, 1}:
-        return "loss masks" if _MASK.search(words) and not no_loss_mask_by_name(name) else None
-    return "token ids" if _NAMES_IDS.search(words) and min(numbers) >= 0 else None
+        return "loss masks" if _MASK_NAME.search(words) and not is_other_mask_name(name) else None
+    return "token ids" if _ID_NAME.search(words) and min(numbers) >= 0 else None
 
 
-def _is_read(kind: str, value: Any, rollouts: Sequence[Rollout]) -> bool:
-    """Whether a rollout holds these values under another name."""
+def _is_in_rollouts(kind: str, value: Any, rollouts: Sequence[Rollout]) -> bool:
+    """Whether a rollout holds these values, or messages at all."""
     if kind == "messages":
         return any(rollout.messages for rollout in rollouts)
     if kind == "token ids":
-        # Whether ids are part of a sequence that was read.
         try:
             part = np.array(value, dtype=np.int32)
         except (OverflowError, TypeError, ValueError):
             return True  # no ids
-        sequences = [turn.prompt_ids for rollout in rollouts for turn in rollout.turns]
-        sequences += [turn.completion_ids for rollout in rollouts for turn in rollout.turns]
-        sequences += [turn.seen_ids for rollout in rollouts for turn in rollout.turns]
+        turns = [turn for rollout in rollouts for turn in rollout.turns]
+        sequences = [ids for turn in turns for ids in (turn.prompt_ids, turn.completion_ids, turn.seen_ids)]
         sequences += [rollout.training_row.token_ids for rollout in rollouts if rollout.training_row is not None]
         return any(
             ids is not None

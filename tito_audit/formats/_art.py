@@ -25,28 +25,28 @@ from tito_audit.formats._answers import (
     FindSource,
     LoggedCall,
     Thread,
+    build_thread,
     chat_calls,
-    choice_call,
     choice_source,
-    part_of,
-    request_facts,
+    group_into_threads,
+    read_choice,
+    stated_by_request,
     template_kwargs,
-    threads,
 )
-from tito_audit.formats._calls import call_turn
+from tito_audit.formats._calls import read_turn
 from tito_audit.formats._columns import as_object, as_objects
 from tito_audit.formats._responses import (
     Exchange,
     chat_tools,
-    input_steps,
-    message_wire,
-    steps,
-    text_of,
-    unread_types,
+    drop_empty_fields,
+    nonempty_text,
+    parse_items,
+    parse_request,
+    unknown_item_types,
 )
-from tito_audit.formats._update import path_text, plain_sources
+from tito_audit.formats._update import path_text, sources_at
 from tito_audit.record.arrays import as_ids, empty_ids
-from tito_audit.record.build import call_columns
+from tito_audit.record.build import build_call_columns
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_message, as_tools, without_arrays
 from tito_audit.record.rollout import Place, Rollout, Turn
@@ -58,7 +58,7 @@ KINDS = ("chat_completions", "completions", "responses", "messages")
 
 
 def exchange_threads(root: Row, exchanges: object, path: Path) -> list[list[LoggedCall]]:
-    """The calls of a trajectory's exchanges at `path` as threads, each in the order of its requests."""
+    """The threads of a trajectory's exchanges at `path`, each in the order of its requests."""
     lists = as_object(exchanges, "exchanges is not an object with one list for each kind of endpoint")
     lines: list[list[LoggedCall]] = []
     for kind in KINDS:
@@ -85,21 +85,21 @@ def exchange_threads(root: Row, exchanges: object, path: Path) -> list[list[Logg
             if kind == "messages":
                 calls.append([_message_call(request, response, (*at, "response"))])
             elif kind == "responses":
-                calls += [[call] for call in _generations(request, response, (*at, "response"))]
+                calls += [[call] for call in _generation_calls(request, response, (*at, "response"))]
             else:
                 calls.append(chat_calls(root, request, response, (*at, "request"), (*at, "response")))
-        lines += threads(calls)
+        lines += group_into_threads(calls)
     return lines
 
 
 def _message_call(request: Mapping[str, Any], response: Mapping[str, Any], path: Path) -> LoggedCall:
-    # No messages if the request holds something that they cannot express, such as a document.
+    # No messages are read if the request holds what they cannot express, such as a document.
     plain, wires = without_arrays(request), []
     if plain.get("system"):
-        wires.append({"role": "system", "content": _joined(plain["system"])})
+        wires.append({"role": "system", "content": _joined_text(plain["system"])})
     complete = not wires or wires[0]["content"] is not None
     for message in as_objects(plain.get("messages"), "request.messages is not a list of messages (objects)"):
-        chat_wires = _wires(message)
+        chat_wires = _chat_wires(message)
         complete = complete and chat_wires is not None
         wires += chat_wires or []
     sent = tuple(as_message(wire, "request.messages") for wire in wires) if complete else ()
@@ -108,9 +108,9 @@ def _message_call(request: Mapping[str, Any], response: Mapping[str, Any], path:
         tools = as_objects(tools, "request.tools is not a list of tool definitions (objects)")
     functions = [{ours: tool[key] for key, ours in names.items() if key in tool} for tool in tools or ()]
     # The answer is not a message if it holds anything but text, thinking and tool calls.
-    wrote = _wires({"role": "assistant", "content": without_arrays(response.get("content"))})
+    wrote = _chat_wires({"role": "assistant", "content": without_arrays(response.get("content"))})
     answer = as_message(wrote[0], "response.content") if wrote is not None and len(wrote) == 1 else None
-    turn = call_turn(response, "exchanges.messages[].response")
+    turn = read_turn(response, "exchanges.messages[].response")
     return LoggedCall(
         turn,
         partial(CallSource, entry=path),
@@ -118,31 +118,31 @@ def _message_call(request: Mapping[str, Any], response: Mapping[str, Any], path:
         answer=answer,
         tools=tuple({"type": "function", "function": function} for function in functions),
         template_kwargs=template_kwargs(request),
-        stated=request_facts(request, response),
+        stated=stated_by_request(request, response),
         wants_ids=any(response.get(key) is not None for key in ("token_ids", "prompt_token_ids")),
     )
 
 
-def _generations(request: Mapping[str, Any], response: Mapping[str, Any], path: Path) -> Iterator[LoggedCall]:
-    """The calls of a Responses exchange: one for each generation, which wrote one or more items."""
+def _generation_calls(request: Mapping[str, Any], response: Mapping[str, Any], path: Path) -> Iterator[LoggedCall]:
+    """The calls of a Responses exchange: one for each generation, which writes one or more items."""
     output = response.get("output")
     if not isinstance(output, list | tuple):
         raise RecordError("exchanges.responses[].response.output is not a list of items")
     before = tuple(
-        s.message for s in input_steps({"instructions": response.get("instructions"), **request}, "request")
+        s.message for s in parse_request({"instructions": response.get("instructions"), **request}, "request")
     )
-    if unread_types(output) or text_of(request.get("previous_response_id")):
+    if unknown_item_types(output) or nonempty_text(request.get("previous_response_id")):
         before = ()
     tools = request.get("tools")
     fields: dict[str, Any] = {
         "tools": chat_tools(tools if isinstance(tools, list | tuple) else None, "request.tools"),
         "template_kwargs": template_kwargs(request),
-        "stated": request_facts(request, response),
+        "stated": stated_by_request(request, response),
     }
     listed = response.get("token_generations")
     if listed is None:
         turn = Turn(prompt_ids=None, completion_ids=None)
-        yield LoggedCall(turn, CallSource, before, _answer(output), wants_ids=False, **fields)
+        yield LoggedCall(turn, CallSource, before, _sole_assistant_message(output), wants_ids=False, **fields)
         return
     listed = as_objects(listed, "token_generations is not a list of generations (objects)")
     for number, generation in enumerate(listed):
@@ -150,15 +150,18 @@ def _generations(request: Mapping[str, Any], response: Mapping[str, Any], path: 
         own: list[int] = as_ids([] if indices is None else indices, where).tolist()
         if any(not 0 <= index < len(output) for index in own) or own != sorted(set(own)):
             raise RecordError(f"{where} is not an ascending list of output item indices")
-        sent = before and (*before, *(s.message for s in steps(output[: own[0]] if own else output, "output")))
-        answer = _answer([output[i] for i in own])
+        sent = before and (
+            *before,
+            *(s.message for s in parse_items(output[: own[0]] if own else output, "output")),
+        )
+        answer = _sole_assistant_message([output[i] for i in own])
         source = partial(_generation_source, response, generation, path, number, len(listed) == 1)
         yield LoggedCall(_generation_turn(generation, number), source, sent if answer else (), answer, **fields)
 
 
-def _answer(items: Sequence[Any]) -> Message | None:
-    """The assistant message that items make up; None if they make up none or several."""
-    written = [step.message for step in steps(items, "output")]
+def _sole_assistant_message(items: Sequence[Any]) -> Message | None:
+    """The assistant message that items form; None if they form none or several messages."""
+    written = [step.message for step in parse_items(items, "output")]
     return written[0] if len(written) == 1 and written[0].role == "assistant" else None
 
 
@@ -171,7 +174,7 @@ def _generation_turn(generation: Mapping[str, Any], number: int) -> Turn:
         None if entries is None else as_ids([entry.get("token_id") for entry in entries], f"{where}.output_tokens")
     )
     logprobs = [entry.get("logprob") for entry in entries or ()]
-    values, columns = call_columns(
+    values, columns = build_call_columns(
         empty_ids() if ids is None else ids,
         logprobs=("output_tokens", logprobs) if any(value is not None for value in logprobs) else None,
     )
@@ -186,11 +189,11 @@ def _generation_turn(generation: Mapping[str, Any], number: int) -> Turn:
 def _generation_source(
     response: Mapping[str, Any], generation: Mapping[str, Any], path: Path, number: int, alone: bool
 ) -> CallSource:
-    """Where a generation is stored; the response's token counts are its own if it is `alone`."""
+    """Where a generation is stored; if it is `alone`, the response's token counts are its own."""
     where = (*path, "token_generations", number)
     entries = generation.get("output_tokens")
     return CallSource(
-        prompts=plain_sources([(*where, "prompt_token_ids")] if "prompt_token_ids" in generation else []),
+        prompts=sources_at([(*where, "prompt_token_ids")] if "prompt_token_ids" in generation else []),
         logprobs=(Source((*where, "output_tokens"), Layout.ENTRIES, (0, len(entries))),) if entries else (),
         counters=(Counter((*path, "usage")),) if alone and isinstance(response.get("usage"), Mapping) else (),
         whole="output_tokens holds ids and logprobs together, so neither can be dropped",
@@ -201,8 +204,8 @@ def _generation_source(
 # `vllm/entrypoints/anthropic/serving_messages.py`, OpenPipe/ART `trajectories/_tokenize.py`
 
 
-def _wires(message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """The chat messages that one message becomes: each tool result is a message of its own."""
+def _chat_wires(message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The chat messages of one message, each tool result as its own; None if it holds other blocks."""
     role, content = message.get("role"), message.get("content")
     if isinstance(content, str) or content is None:
         return [{"role": role, "content": content}]
@@ -221,7 +224,7 @@ def _wires(message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
             arguments = json.dumps(block.get("input") or {}, default=str)
             function = {"name": block["name"], "arguments": arguments}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
-        elif kind == "tool_result" and (result_text := _joined(block.get("content"))) is not None:
+        elif kind == "tool_result" and (result_text := _joined_text(block.get("content"))) is not None:
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result_text})
         else:
             return None
@@ -234,8 +237,8 @@ def _wires(message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     return [*results, wire] if texts or thoughts or calls or not results else results
 
 
-def _joined(content: object) -> str | None:
-    """The text of a string or of text-only blocks; None for anything else."""
+def _joined_text(content: object) -> str | None:
+    """The text of a string, or of blocks that are all text; None for anything else."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list | tuple):
@@ -245,7 +248,7 @@ def _joined(content: object) -> str | None:
 
 
 def is_trajectory(value: object) -> bool:
-    """True for an object with histories or exchanges in the form ART writes."""
+    """Whether a value is an object with histories or exchanges as ART writes them."""
     if not isinstance(value, Mapping):
         return False
     exchanges = value.get("exchanges")
@@ -254,35 +257,36 @@ def is_trajectory(value: object) -> bool:
     )
 
 
-def trajectory_parts(
+def trajectory_threads(
     root: Row, trajectory: Mapping[str, Any], path: Path, place: Place, name: str, stated: Stated
 ) -> list[Thread]:
-    """The rollouts of a trajectory at `path` of the row: its histories, then its exchanges.
+    """The threads of the trajectory at `path` of the row: its histories, then those of its exchanges.
 
-    A trajectory with neither gives a rollout without messages, which needs no ids.
+    A trajectory with neither is one thread without messages, which needs no ids.
     """
-    # The weight versions at the first and the last call, if the trajectory names both.
     versions = [trajectory.get(f"{end}_policy_version") for end in ("initial", "final")]
     policy_versions = tuple(version for version in versions if type(version) is int)
     facts = replace(stated, policy_versions=policy_versions if len(policy_versions) == len(versions) else ())
     parts = []
     if trajectory.get("messages_and_choices") is not None:
-        parts.append(_history(root, trajectory, path, place, name, facts))
+        parts.append(_history_thread(root, trajectory, path, place, name, facts))
     more, at = trajectory.get("additional_histories"), (*path, "additional_histories")
     if more is not None and not isinstance(more, list | tuple):
         raise RecordError(f"{path_text(at)} is not a list of histories")
     for number, history in enumerate(more or ()):
         history = as_object(history, f"{path_text(at)}[{number}] is not a history (an object)")
-        parts.append(_history(root, history, (*at, number), place, name, facts))
+        parts.append(_history_thread(root, history, (*at, number), place, name, facts))
     exchanges = trajectory.get("exchanges")
     if exchanges is not None:
         for calls in exchange_threads(root, exchanges, (*path, "exchanges")):
-            parts.append(part_of(calls, place, name, facts))
+            parts.append(build_thread(calls, place, name, facts))
     return parts or [Thread(Rollout(place, name, stated=facts.without_ids()), ())]
 
 
-def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, name: str, stated: Stated) -> Thread:
-    """The rollout of one conversation; each of its choices is a call."""
+def _history_thread(
+    root: Row, history: Mapping[str, Any], path: Path, place: Place, name: str, stated: Stated
+) -> Thread:
+    """The thread of one history; each of its choices is a call."""
     path = (*path, "messages_and_choices")
     entries = history.get("messages_and_choices", ())
     if not isinstance(entries, list | tuple):
@@ -294,14 +298,14 @@ def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, na
     wanted = False
     for index, entry in enumerate(entries):
         if not (isinstance(entry, Mapping) and isinstance(entry.get("message"), Mapping) and "role" not in entry):
-            wire = message_wire(entry) if isinstance(entry, Mapping) else entry
+            wire = drop_empty_fields(entry) if isinstance(entry, Mapping) else entry
             messages.append(as_message(wire, f"{path_text(path)}[{index}]"))
             continue
-        turn, odd, wants_ids = choice_call({}, entry, entry)
+        turn, odd, wants_ids = read_choice({}, entry, entry)
         if turn.answer is None:
             raise RecordError(f"{path_text(path)}[{index}].message is not an assistant message")
         messages.append(turn.answer)
-        # The turn of a choice, with the trajectory's weight version if that did not change along the way.
+        # The weight version of the trajectory is that of its calls if it did not change on the way.
         versions = stated.policy_versions
         weight_versions = turn.weight_versions or ((str(versions[0]),) if len(set(versions)) == 1 else ())
         turns.append(replace(turn, message_index=index, weight_versions=weight_versions))

@@ -1,4 +1,4 @@
-"""One Atropos sample as a training row; groups, items and sequence nodes only wrap it differently."""
+"""One Atropos sample as a training row, as groups, items and sequence nodes hold it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from tito_audit.errors import RecordError
-from tito_audit.formats._beside import beside_of
-from tito_audit.formats._columns import Raw, ids_or_none, is_list, is_messages, is_numbers, names_in, policy_of
-from tito_audit.record.build import training_row
+from tito_audit.formats._beside import read_beside
+from tito_audit.formats._columns import (
+    Raw,
+    ids_or_none,
+    is_list,
+    is_messages,
+    is_number_list,
+    move_policy,
+    names_in,
+)
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import TrainingRow
@@ -33,7 +41,7 @@ _NOT_PER_TOKEN = names_in(
 """Of these, preference pairs are sequences of their own."""
 
 
-def sample_row(
+def read_sample_row(
     tokens: object,
     mask: tuple[str, Raw | None],
     logprobs: tuple[str, Raw | None],
@@ -49,7 +57,7 @@ def sample_row(
             raise RecordError(f"column {column!r} of {name} is not a list with one entry per token")
     # Environments that compute no mask write [1] on a longer sample.
     absent = mask[1] is None or (len(mask[1]) == 1 and len(ids) != 1)
-    row = training_row(
+    row = build_training_row(
         ids,
         mask=None if absent else (mask[0], mask[1] if mask[1] is not None else ()),
         logprobs=None if logprobs[1] is None else (logprobs[0], logprobs[1]),
@@ -57,29 +65,29 @@ def sample_row(
         sentinel=1.0,  # unambiguous, as logprobs are never above zero
         whole=True,
     )
-    return replace(row, beside=beside_of({column: values for column, (values, _) in other.items()}))
+    return replace(row, extras=read_beside({column: values for column, (values, _) in other.items()}))
 
 
 def sample_columns(row: Mapping[str, Any], index: int | None) -> dict[str, tuple[Raw, MovePolicy]]:
     """The other per-token columns of sample `index` of a group, or of an item if `index` is None.
 
-    Environments add their own; a list as long as the tokens has to move with them.
+    Environments add columns of their own; an unknown list of numbers moves with the tokens.
     """
     columns: dict[str, tuple[Raw, MovePolicy]] = {}
     for name, value in row.items():
         if name in _NOT_PER_TOKEN or not is_list(value):
             continue
         entries: Any = value if index is None else value[index] if index < len(value) else None
-        if is_list(entries) and (name in TOKEN_COLUMNS or is_numbers(entries)):
-            columns[name] = (entries, TOKEN_COLUMNS.get(name, policy_of(name)))
+        if is_list(entries) and (name in TOKEN_COLUMNS or is_number_list(entries)):
+            columns[name] = (entries, TOKEN_COLUMNS.get(name, move_policy(name)))
     return columns
 
 
 def sample_messages(value: object, where: str) -> tuple[Message, ...]:
-    """The conversation of one sample; () if the tokens were not rendered from it.
+    """The conversation of one sample; () if its tokens were not rendered from it.
 
-    Messages may also be plain strings without roles, or one made-up user message around the decoded
-    tokens. Rendering such a list would show drift everywhere, so it counts as not logged.
+    `messages` may also hold plain strings, or one made-up user message around the decoded tokens. Rendered, these
+    would differ from the ids everywhere, so they count as not logged.
     """
     if not is_messages(value):
         return ()

@@ -1,13 +1,14 @@
-"""Columns by the names in use, and their values in the form of the log.
+"""The names that frameworks give their columns, how a column is read, and how new values are written in its form.
 
-Integers, null or NaN, arrays of a table's type, logprobs stored with other data: what is written keeps the form in
-which the log had it.
+A column may hold integers, null or NaN, the numpy type of a table, or logprobs stored with other data. What is
+written keeps that form.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
@@ -17,16 +18,17 @@ from numpy.typing import NDArray
 from tito_audit.errors import RecordError
 from tito_audit.record.arrays import Ids, Logprobs, as_ids, json_kind
 from tito_audit.record.column import MovePolicy
-from tito_audit.record.nesting import parsed_json
+from tito_audit.record.nesting import load_json
 from tito_audit.record.sources import Layout
 
 Raw: TypeAlias = Sequence[Any] | NDArray[Any]
+"""A list as storage returns it: a Python list, or a numpy array where a column holds only numbers."""
 
 _LISTS = (list, tuple, np.ndarray)
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """The names in a text."""
+    """The names in a text, separated by white space."""
     return tuple(text.split())
 
 
@@ -46,12 +48,12 @@ ROW_LOGPROBS = names_in(
     completion_logprobs generation_log_probs generation_logprobs sampling_per_token_logps
     log_probs old_log_probs"""
 )
-"""Column names for the logprobs of a row; the last two are the trainer's own, if one before is present too."""
+"""Column names for the logprobs of a row; the last two are the trainer's own if another one is present too."""
 
-SEGMENTS = ("segment_ids", "document_ids", "doc_ids", "sequence_ids", "sample_ids")
+SEGMENT_COLUMNS = ("segment_ids", "document_ids", "doc_ids", "sequence_ids", "sample_ids")
 """Column names for the sample number of each token, in a row of several samples."""
 
-STALE = frozenset(
+STALE_COLUMNS = frozenset(
     names_in(
         """distill_logprobs distill_token_ids entropies entropy importance_ratio importance_sampling_ratio
     is_masked is_masked_high is_masked_low log_importance_ratio mismatch_kl old_log_prob old_log_probs
@@ -61,13 +63,13 @@ STALE = frozenset(
     values"""
     )
 )
-"""Columns that a trainer, a critic, a reference model or a teacher computed from the old ids."""
+"""Columns that a trainer, a critic, a reference model or a teacher computed from these ids."""
 EXPERTS = names_in(
     """routed_experts rollout_routed_experts expert_indices rollout_expert_indices routing_matrices
     trainer_routed_experts"""
 )
-"""Columns with the experts that an engine or the trainer chose for each token, of prompts too."""
-UNREBUILT = frozenset(
+"""Columns with the experts that an engine or the trainer routed each token to, prompt tokens included."""
+ENGINE_COLUMNS = frozenset(
     (
         *EXPERTS,
         *("kept_tokens", "output_token_sampling_mask", "rollout_sampling_mask", "sampling_mask"),
@@ -75,31 +77,31 @@ UNREBUILT = frozenset(
         *("top_p_kept_token_ids", "top_p_kept_token_offsets", "top_p_token_ids", "top_p_token_offsets"),
     )
 )
-"""What an engine returned about exactly these tokens: nothing can compute it for others."""
+"""Columns that an engine returned for exactly these tokens; nothing else can compute them for other tokens."""
 
 
 def is_list(value: object) -> TypeGuard[Raw]:
-    """True for a list as storage returns it: a Python list or a numpy array."""
+    """Whether the value is a Python list or a numpy array."""
     return isinstance(value, _LISTS)
 
 
-def filled(value: object) -> TypeGuard[Raw]:
-    """True for a list with entries."""
+def has_entries(value: object) -> TypeGuard[Raw]:
+    """Whether the value is a list with at least one entry."""
     return is_list(value) and len(value) > 0
 
 
 def is_given(value: Any) -> bool:
-    """False for null and for an empty list, which is how logs say that they have none."""
+    """False for null and for an empty list: both are how logs say that they have none."""
     return value is not None and not (isinstance(value, _LISTS) and not len(value))
 
 
-def plain(values: Any) -> list[Any]:
+def to_list(values: Any) -> list[Any]:
     """The entries of a list or an array as Python values."""
     return values.tolist() if isinstance(values, np.ndarray) else list(values)
 
 
 def is_messages(value: object) -> bool:
-    """True for a list whose entries have roles."""
+    """Whether the value is a nonempty list of objects that all have a `role`."""
     return (
         isinstance(value, list | tuple)
         and len(value) > 0
@@ -109,29 +111,29 @@ def is_messages(value: object) -> bool:
 
 
 def as_object(value: object, refusal: str) -> Mapping[str, Any]:
-    """The value, an object; RecordError in the words of `refusal` if it is something else."""
+    """The value itself; RecordError with the text `refusal` if it is not an object."""
     if not isinstance(value, dict | Mapping):
         raise RecordError(refusal)
     return value
 
 
 def as_objects(value: object, refusal: str) -> Sequence[Mapping[str, Any]]:
-    """The value, a list of objects; RecordError in the words of `refusal` if it is something else."""
+    """The value itself; RecordError with the text `refusal` if it is not a list of objects."""
     if not isinstance(value, list | tuple) or not all(isinstance(entry, dict | Mapping) for entry in value):
         raise RecordError(refusal)
     return value
 
 
-def column_of(row: Mapping[str, Any], name: str) -> tuple[str, Raw] | None:
-    """A column of one entry per token with its name; None if it is null, RecordError if it is no list."""
+def per_token_column(row: Mapping[str, Any], name: str) -> tuple[str, Raw] | None:
+    """A column as (name, entries); None if it is null or missing, RecordError if it is not a list."""
     value: Any = row.get(name)
     if value is not None and not is_list(value):
         raise RecordError(f"column {name!r} is not a list of one entry per token")
     return None if value is None else (name, value)
 
 
-def is_numbers(value: object) -> bool:
-    """True for a list whose first entries are numbers or null; the rest is not checked."""
+def is_number_list(value: object) -> bool:
+    """Whether the first four entries of a list are numbers or null; the rest is not checked."""
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "iufb"
     return isinstance(value, list | tuple) and all(
@@ -139,39 +141,39 @@ def is_numbers(value: object) -> bool:
     )
 
 
-def holds_ids(value: object) -> bool:
-    """True for a list that may hold ids: two or more whole numbers, or lists or objects that hold such a list."""
+def may_hold_ids(value: object) -> bool:
+    """Whether a list may hold ids: two or more whole numbers, or lists or objects that hold such a list."""
     if isinstance(value, np.ndarray):
         return value.ndim > 1 or (value.dtype.kind in "iu" and len(value) > 1)
     if not isinstance(value, list | tuple) or not value:
         return False
     if isinstance(value[0], dict | Mapping):
-        return any(holds_ids(inner) for inner in value[0].values() if is_list(inner))
+        return any(may_hold_ids(inner) for inner in value[0].values() if is_list(inner))
     if is_list(value[0]):
-        return any(holds_ids(inner) for inner in value[:2])
+        return any(may_hold_ids(inner) for inner in value[:2])
     return len(value) > 1 and all(type(entry) is int for entry in value[:4])
 
 
 def lists_or_null(row: Mapping[str, Any], *names: str) -> bool:
-    """True if the row has all of these columns, and each holds a list or null."""
+    """Whether the row has all of these columns and each holds a list or null."""
     return all(name in row and (row[name] is None or isinstance(row[name], _LISTS)) for name in names)
 
 
-def first_given(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
-    """The first of these columns that is there and not null; None if none is."""
+def first_present_name(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """The name of the first of these columns that is not null; None if all are."""
     return next((name for name in names if row.get(name) is not None), None)
 
 
-def first_list(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
-    """The first of these columns that holds a list, even an empty one; None if none does."""
+def first_list_name(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """The name of the first of these columns that holds a list, even an empty one; None if none does."""
     for name in names:
         if name in row and isinstance(row[name], _LISTS):
             return name
     return None
 
 
-def first_filled(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
-    """The first of these columns that holds a list with entries; else the first that holds a list."""
+def first_filled_name(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """The name of the first of these columns whose list has entries; else of the first that holds a list."""
     empty = None
     for name in names:
         if name in row and isinstance(row[name], _LISTS):
@@ -191,15 +193,15 @@ def first_text(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
 
 
 def ids_or_none(value: Any, name: str) -> Ids | None:
-    """Token ids `[N]` int32; None for null and for an empty list."""
+    """Token ids `[N]` int32, `name` for errors; None for null and for an empty list."""
     return None if value is None or (isinstance(value, _LISTS) and not len(value)) else as_ids(value, name)
 
 
-def flat_logprobs(row: Mapping[str, Any], name: str | None) -> tuple[str, Raw] | None:
-    """A logprob column as (name, one number per token); None if the row has none.
+def logprob_column(row: Mapping[str, Any], name: str | None) -> tuple[str, Raw] | None:
+    """A column of logprobs as (name, one number per token); None if the row has none.
 
-    An object is OpenAI's (`content` entries with a `logprob`, or `token_logprobs`); lists inside the list are
-    SGLang's `[logprob, id, text]` or the top k with the sampled token first: in both the value comes first.
+    It may be OpenAI's object (entries with a `logprob` in `content`, or `token_logprobs`), or a list per token:
+    SGLang's `[logprob, id, text]`, or the top k with the sampled token first. In both the logprob comes first.
     """
     value = row.get(name) if name is not None else None
     if name is None or value is None:
@@ -207,9 +209,9 @@ def flat_logprobs(row: Mapping[str, Any], name: str | None) -> tuple[str, Raw] |
     if isinstance(value, _LISTS):
         if not len(value) or not isinstance(value[0], _LISTS):
             return name, value
-        # A table of numbers may have turned the inner lists into arrays; tolist returns plain numbers.
+        # Tables hold the inner lists as arrays; tolist returns plain numbers.
         inner = [entry.tolist() if isinstance(entry, np.ndarray) else entry for entry in value]
-        return name, [entry[0] if filled(entry) else None for entry in inner]
+        return name, [entry[0] if has_entries(entry) else None for entry in inner]
     if not isinstance(value, dict | Mapping):
         raise RecordError(f"column {name!r} is {json_kind(value)}, not a list of logprobs")
     if is_list(value.get("token_logprobs")):
@@ -221,79 +223,80 @@ def flat_logprobs(row: Mapping[str, Any], name: str | None) -> tuple[str, Raw] |
 
 
 def other_columns(row: Mapping[str, Any], read_names: Collection[str]) -> dict[str, tuple[Raw, MovePolicy]]:
-    """Every list that may have one entry per token, except those in `read_names`; lengths decide later what fits.
+    """Every list that may have one entry per token, except those in `read_names`, with what a repair does to it.
 
-    An unknown list of numbers as long as the tokens is taken to describe them: it has to move with them.
+    Which lists fit is decided later, by length. An unknown list of numbers as long as the tokens is taken to
+    describe them, so it moves with them.
     """
     columns: dict[str, tuple[Raw, MovePolicy]] = {}
     for name, value in row.items():
         if name in read_names or not isinstance(value, _LISTS) or len(value) < 2:
             continue
-        policy = policy_of(name)
-        if policy is not MovePolicy.MOVE or is_numbers(value):
+        policy = move_policy(name)
+        if policy is not MovePolicy.MOVE or is_number_list(value):
             columns[name] = (value, policy)
     return columns
 
 
-def lists_of_lengths(
+def columns_of_lengths(
     row: Mapping[str, Any], read_names: Collection[str], sizes: Collection[int]
 ) -> dict[str, tuple[Raw, MovePolicy]]:
-    """Every list of one of these lengths, except those in `read_names`."""
+    """Every list of one of these lengths, except those in `read_names`, with what a repair does to it."""
     return {
-        name: (value, policy_of(name))
+        name: (value, move_policy(name))
         for name, value in row.items()
         if name not in read_names and is_list(value) and len(value) in sizes
     }
 
 
-def policy_of(name: str) -> MovePolicy:
-    """What happens to a column when its tokens change, by its name."""
-    if name in UNREBUILT:
+def move_policy(name: str) -> MovePolicy:
+    """What a repair does to the column of this name when tokens change."""
+    if name in ENGINE_COLUMNS:
         return MovePolicy.DROP
-    if name in ("position_ids", "attention_mask", *SEGMENTS):
+    if name in ("position_ids", "attention_mask", *SEGMENT_COLUMNS):
         return MovePolicy.COPY
-    return MovePolicy.STALE if name in STALE else MovePolicy.MOVE
+    return MovePolicy.STALE if name in STALE_COLUMNS else MovePolicy.MOVE
 
 
-def parsed(row: Mapping[str, Any], name: str) -> Any:
-    """A column's value, parsed if it is a JSON string, as in tables that can hold it no other way."""
+def parsed_column(row: Mapping[str, Any], name: str) -> Any:
+    """A column's value, parsed if it is JSON in a string, which is how tables hold nested values."""
     value = row.get(name)
     if not isinstance(value, str):
         return value
     try:
-        return parsed_json(value) if value.strip() else None
+        return load_json(value) if value.strip() else None
     except orjson.JSONDecodeError:
         return value
 
 
-_FIRST = 32
+_TOKENS_EXAMINED = 32
 """How many tokens of a call are read; they show the unit of the logprobs, which all tokens share."""
-_MOST = 64
+_ALTERNATIVES_READ = 64
 """How many alternatives are read per token."""
 
 
-def alternatives(logged: Any) -> tuple[tuple[float, ...], ...]:
-    """The distinct top k logprobs of a call's first tokens; () if the log has one value per token.
+def read_alternatives(logged: Any) -> tuple[tuple[float, ...], ...]:
+    """The distinct top k logprobs of a call's first tokens, highest first; () if the log has one value per token.
 
-    OpenAI's objects (`content` with `top_logprobs`, or lists of texts and logprobs), or a list for each token.
-    Equal values count once: some servers repeat the sampled token.
+    They are in OpenAI's object (`content` with `top_logprobs`, or lists of texts and logprobs), or in a list per
+    token. Equal values count once, because some servers repeat the sampled token.
     """
     tokens: Any = logged
     if not isinstance(logged, _LISTS) and isinstance(logged, dict | Mapping):
         tokens = logged.get("content")
         if is_list(tokens):
-            tokens = [t.get("top_logprobs") if isinstance(t, Mapping) else None for t in tokens[:_FIRST]]
+            tokens = [t.get("top_logprobs") if isinstance(t, Mapping) else None for t in tokens[:_TOKENS_EXAMINED]]
         else:
             tokens = logged.get("top_logprobs")
     if not is_list(tokens) or not len(tokens) or isinstance(tokens[0], int | float):
         return ()
     likeliest: list[tuple[float, ...]] = []
-    for top in tokens[:_FIRST]:
+    for top in tokens[:_TOKENS_EXAMINED]:
         entries: Iterable[Any] = ()
         if isinstance(top, dict | Mapping):
-            entries = list(top.values())[:_MOST]
+            entries = list(top.values())[:_ALTERNATIVES_READ]
         elif is_list(top):
-            part: Raw = top[:_MOST]
+            part: Raw = top[:_ALTERNATIVES_READ]
             # SGLang's [logprob, id, text] and [logprob, id] are one token, not alternatives.
             if len(part) not in (2, 3) or not isinstance(part[1], int):
                 entries = [entry.get("logprob") if isinstance(entry, Mapping) else entry for entry in part]
@@ -304,7 +307,7 @@ def alternatives(logged: Any) -> tuple[tuple[float, ...], ...]:
 
 
 def as_logged(values: NDArray[Any] | Sequence[Any] | None, original: Any) -> Any:
-    """One value per token in the form the log had the column; `original` itself if they are equal.
+    """The values in the form that the log had the column in; `original` itself if they are equal to it.
 
     A numpy array keeps its type, unless a value is unknown and the type has no NaN; RecordError if the
     type cannot hold a value. In a list, whole numbers stay whole numbers if the log had only those, and
@@ -314,15 +317,15 @@ def as_logged(values: NDArray[Any] | Sequence[Any] | None, original: Any) -> Any
         return None
     if is_list(original) and equal_values(values, original):
         return original
-    new = plain(values)
+    new = to_list(values)
     if isinstance(original, np.ndarray) and original.dtype.kind in "iufb":
         dtype = original.dtype
         if dtype.kind == "f":
             return np.array([np.nan if value is None else value for value in new], dtype)
         if any(is_unknown(value) for value in new):
-            return [None if is_unknown(value) else as_whole(value) for value in new]
+            return [None if is_unknown(value) else int_if_whole(value) for value in new]
         try:
-            array = np.array([as_whole(value) for value in new], dtype)
+            array = np.array([int_if_whole(value) for value in new], dtype)
         except OverflowError:
             array = np.empty(0, dtype)
         if len(array) != len(new) or not np.array_equal(array, np.array(new)):
@@ -338,16 +341,16 @@ def as_logged(values: NDArray[Any] | Sequence[Any] | None, original: Any) -> Any
     if kinds == {float}:
         return [float(value) if type(value) is int else value for value in new]
     if int in kinds and not any(isinstance(value, float) and value.is_integer() for value in old):
-        return [as_whole(value) for value in new]
+        return [int_if_whole(value) for value in new]
     return new
 
 
-def literal(value: Any) -> Any:
-    """A value, parsed if it is text: JSON, or a literal as Python prints it."""
+def parse_literal(value: Any) -> Any:
+    """The value, parsed if it is a string of JSON or of a Python literal; a string of neither as it is."""
     if not isinstance(value, str):
         return value
     try:
-        return parsed_json(value)
+        return load_json(value)
     except ValueError:
         pass
     try:
@@ -357,7 +360,7 @@ def literal(value: Any) -> Any:
 
 
 def equal_values(new: Any, old: Any) -> bool:
-    """Whether two lists are equal, where NaN and null both mean "unknown" and 1 equals 1.0."""
+    """Whether two lists are equal; NaN equals null, since both mean "unknown", and 1 equals 1.0."""
     if new is old:
         return True
     if len(new) != len(old):
@@ -367,22 +370,22 @@ def equal_values(new: Any, old: Any) -> bool:
             return bool(np.array_equal(new, old, equal_nan=True))
         if old.dtype.kind in "iub":
             return bool(np.array_equal(new, old))
-    return all(a is b or _equal(a, b) for a, b in zip(plain(new), plain(old), strict=True))
+    return all(a is b or _equal_entries(a, b) for a, b in zip(to_list(new), to_list(old), strict=True))
 
 
 def same_ids(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
-    """True for equal ids, or if both are None."""
+    """Whether both hold the same ids, or both are None."""
     return left is right or (left is not None and right is not None and np.array_equal(left, right))
 
 
 def same_floats(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
-    """True for equal numbers with NaN in the same places, or if both are None."""
+    """Whether both hold the same numbers, with NaN in the same places, or both are None."""
     return left is right or (
         left is not None and right is not None and np.array_equal(left, right, equal_nan=True)
     )
 
 
-def _equal(a: Any, b: Any) -> bool:
+def _equal_entries(a: Any, b: Any) -> bool:
     if a is b:
         return True
     if is_list(a) and is_list(b):
@@ -390,46 +393,35 @@ def _equal(a: Any, b: Any) -> bool:
     if is_list(a) or is_list(b):
         return False
     if isinstance(a, dict | Mapping) and isinstance(b, dict | Mapping):
-        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
-    if isinstance(a, float) and isinstance(b, int):
-        b = _as_float(b)  # a whole number that no float can hold was read as the nearest float
-    elif isinstance(a, int) and isinstance(b, float):
-        a = _as_float(a)
+        return a.keys() == b.keys() and all(_equal_entries(a[key], b[key]) for key in a)
+    if isinstance(a, int | float) and isinstance(b, int | float) and isinstance(a, float) != isinstance(b, float):
+        with suppress(OverflowError):
+            a, b = float(a), float(b)  # a whole number that no float can hold was read as the nearest float
     return bool(a == b) or (is_unknown(a) and is_unknown(b))
 
 
-def _as_float(value: int) -> float | int:
-    try:
-        return float(value)
-    except OverflowError:
-        return value
-
-
 def is_unknown(value: object) -> bool:
-    """True for null and for NaN."""
+    """Whether the value is null or NaN."""
     return value is None or (isinstance(value, float) and value != value)
 
 
-def as_whole(value: Any) -> Any:
-    """A float without a fraction as a whole number; anything else as it is."""
+def int_if_whole(value: Any) -> Any:
+    """A float without a fraction as an int; anything else as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# Logprobs stored together with other data: one object per token, triples, parallel lists
-
-
-def is_nested(original: Any) -> bool:
-    """True for logprobs stored with other data: an object, or one list per token."""
+def is_nested_logprobs(original: Any) -> bool:
+    """Whether logprobs are stored with other data: in an object, or in one list per token."""
     return isinstance(original, dict | Mapping) or (
         isinstance(original, list | tuple) and len(original) > 0 and is_list(original[0])
     )
 
 
 def logprobs_as_logged(values: NDArray[Any], original: Any) -> Any:
-    """Logprobs put into objects or lists that also hold other data; `original` itself if they are equal.
+    """The object or the lists that hold logprobs with other data, with new logprobs; `original` if they are equal.
 
-    OpenAI's object keeps its tokens, SGLang's triples their ids and texts: only numbers change.
-    RecordError if their number changes, because the other data cannot be made up.
+    Only the logprobs change: OpenAI's object keeps its tokens, SGLang's triples their ids and texts.
+    RecordError if the count changes, because the other data cannot be made up.
     """
     inside = isinstance(original, dict | Mapping)
     name = "token_logprobs" if inside and is_list(original.get("token_logprobs")) else "content"
@@ -441,39 +433,37 @@ def logprobs_as_logged(values: NDArray[Any], original: Any) -> Any:
             f"the logprobs are stored with the texts or ids of {len(old)} tokens and would become {len(values)}: "
             "the texts and ids for that many cannot be made up"
         )
-    new = rescored(old, layout=layout, old=values, new=values, ids=None)
+    new = replace_logprobs(old, layout=layout, old=values, new=values, ids=None)
     if new is old or (layout is not Layout.PLAIN and all(a is b for a, b in zip(new, old, strict=True))):
         return original
     return {**original, name: new} if inside else new
 
 
-def rescored(value: Any, *, layout: Layout, old: Logprobs, new: Logprobs, ids: Ids | None) -> Any:
-    """A value of this layout with `new` logprobs in place of `old`; the same object if they are equal.
+def replace_logprobs(value: Any, *, layout: Layout, old: Logprobs, new: Logprobs, ids: Ids | None) -> Any:
+    """A value of this layout with the `new` logprobs in place of the `old`; the same object if they are equal.
 
-    If there are fewer, whole entries are dropped; RecordError if it is unclear which ones. `ids` are the
-    completion's.
+    If there are fewer, whole entries are dropped; RecordError if it is unclear which. `ids`, those of the
+    completion, help to tell for triples.
     """
     if layout is Layout.PLAIN:
         return as_logged(new, value)
     if layout is not Layout.PARALLEL:
-        # Objects with a `logprob`, or `[logprob, id, text]` triples.
         objects = layout is Layout.ENTRIES
         if len(new) != len(old):
             also = [] if objects or ids is None else [([int(entry[1]) for entry in value], ids.tolist())]
-            start = _kept_from(old, new, also)
+            start = _start_of_kept(old, new, also)
             return list(value[start : start + len(new)])
-        was = [entry.get("logprob") if objects else entry[0] if filled(entry) else None for entry in value]
+        was = [entry.get("logprob") if objects else entry[0] if has_entries(entry) else None for entry in value]
         scores = as_logged(new, was)
         if objects and scores is was:
             return value
         return [
-            entry if score == before or (is_unknown(score) and is_unknown(before)) else _scored(entry, score)
+            entry if score == before or (is_unknown(score) and is_unknown(before)) else _with_logprob(entry, score)
             for entry, score, before in zip(value, scores, was, strict=True)
         ]
-    # The parallel lists of a completion's logprobs.
     if len(new) == len(old):
         return {**value, "token_logprobs": as_logged(new, value["token_logprobs"])}
-    start = _kept_from(old, new, [])
+    start = _start_of_kept(old, new, [])
     cut = {
         name: values[start : start + len(new)]
         for name, values in value.items()
@@ -482,19 +472,22 @@ def rescored(value: Any, *, layout: Layout, old: Logprobs, new: Logprobs, ids: I
     return {**value, **cut}
 
 
-def _scored(entry: Any, value: Any) -> Any:
-    """One entry with another logprob; a triple is still a list or an array."""
+def _with_logprob(entry: Any, value: Any) -> Any:
+    """A token's object or triple with another logprob."""
     if isinstance(entry, dict | Mapping):
         return {**entry, "logprob": value}
-    if not filled(entry):
+    if not has_entries(entry):
         raise RecordError("a token's list of logprobs is empty and has no place for the sampled one")
     if isinstance(entry, np.ndarray) and entry.dtype.kind == "f":
         return np.array([np.nan if value is None else value, *entry[1:].tolist()], entry.dtype)
-    return [value, *plain(entry[1:])]
+    return [value, *to_list(entry[1:])]
 
 
-def _kept_from(old: Logprobs, new: Logprobs, also: Sequence[tuple[list[int], list[int]]]) -> int:
-    """The index of the first entry kept; kept entries are contiguous, and the pairs in `also` must match too."""
+def _start_of_kept(old: Logprobs, new: Logprobs, also: Sequence[tuple[list[int], list[int]]]) -> int:
+    """The index in `old` where `new` starts; RecordError unless it is the only one.
+
+    In each pair of `also`, the entries of the first list from that index on must be the second list.
+    """
     size = len(new)
     starts = [
         start

@@ -1,14 +1,14 @@
 """The kit of formats: what reads a row and writes it back, made from the functions that are the format's own.
 
-`sample` is for rows that are one training row, `calls` for rows that are one call, `batch` for rows that hold
-one list per sample; `SampleRows` is for all others that hold samples. A format gives a function that reads one
-sample, and one that writes it, and takes the `functions` made from them. The columns it reads by their names in
-use (`_columns.py`), a call by `call_turn` and what a row says about itself by `stated_facts` (`_calls.py`).
+`training_rows` is for rows that are one training row, `single_calls` for rows that are one call, `batches` for
+rows with one list per sample, `SampleRows` for all other rows of samples. A format passes a function that reads a
+sample and one that writes it, and takes the `functions` made of them. A reader finds columns by their usual names
+(`_columns.py`), a call by `read_turn` and what the row says about itself by `stated_facts` (`_calls.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -19,35 +19,44 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._calls import CALL_LISTS, call_turn, stated_facts, updated_call, with_finishes, within
+from tito_audit.formats._calls import (
+    CALL_LISTS,
+    errors_at,
+    read_turn,
+    stated_facts,
+    updated_call,
+    with_finish_reasons,
+)
 from tito_audit.formats._columns import (
     FLAT_IDS,
     MASKS,
     RESPONSE_MASKS,
     ROW_LOGPROBS,
-    SEGMENTS,
+    SEGMENT_COLUMNS,
     as_logged,
-    filled,
-    first_filled,
-    first_list,
+    first_filled_name,
+    first_list_name,
+    has_entries,
     is_list,
     is_messages,
-    is_numbers,
+    is_number_list,
     names_in,
-    parsed,
-    plain,
+    parsed_column,
+    to_list,
 )
-from tito_audit.formats._flat import flat_row, split_row, trained_tokens, updated_flat
-from tito_audit.formats._update import at_most_one_each, total_counts, with_counts, with_values
+from tito_audit.formats._flat import read_flat_row, read_split_row, trained_by_mask, updated_flat_row
+from tito_audit.formats._update import TOTAL_COUNTS, one_repaired_each, with_counts, with_values
 from tito_audit.formats._writer import RowFunctions
 from tito_audit.record.arrays import Mask, as_floats
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
-from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn, as_training_row
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn, with_call_as_row
 from tito_audit.record.sources import CallSource, Source, Sources
 
 ReadSample = Callable[[Row, Place], Rollout]
+"""The rollout of a row that is one sample."""
 UpdateSample = Callable[[Row, Rollout, RepairedRollout], Row]
+"""The row of one sample with its repaired rollout, from the row, its rollout and the repaired one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +66,11 @@ class Samples:
     rows: tuple[Row, ...]
     """Each sample as a row of its own."""
     source: Callable[[int, str], Source | None]
-    """Where the whole row stores a column of a sample; None if all samples share it."""
+    """Where the whole row stores a column of the sample with this number; None if all samples share it."""
     ids: str = ""
-    """The column of ids; entries of a column that a sample lost become null, one for each id."""
-    finished: Callable[[Row, Row, Sequence[Row]], Row] = lambda old, new, samples: new
-    """Updates what the row says about its samples, from the old row, the new one and the new samples."""
+    """The column of ids. A column that a sample lost gets a null for each of its ids."""
+    with_totals: Callable[[Row, Row, Sequence[Row]], Row] = lambda old, new, samples: new
+    """The written row with what it says of all samples, from the old row, the written one and the new samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +82,16 @@ class SampleRows:
     split: Callable[[Row], Samples | None] = lambda row: None
     """The samples of a row; None if it is one sample."""
     forks: bool = False
-    """Whether each part of a fork is a row."""
+    """Whether a fork becomes several rows, one for each part; else it is refused."""
 
     def read(self, row: Row, place: Place) -> Sequence[Rollout]:
         """One rollout for each sample."""
         samples = self.split(row)
-        return (
-            (self.read_one(row, place),) if samples is None else _samples_read(samples.rows, place, self.read_one)
-        )
+        return (self.read_one(row, place),) if samples is None else self._read_each(samples, place)
 
     def sources(self, row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
         """Where the row stores the columns of its samples."""
-        return sources_in(self.split(row) or Samples((row,), lambda _, name: Source((name,))), rollouts)
+        return sample_sources(self.split(row) or Samples((row,), lambda _, name: Source((name,))), rollouts)
 
     def update(self, row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         """The row with its repaired samples, or a row for each part of a fork."""
@@ -93,29 +100,37 @@ class SampleRows:
         samples, place = self.split(row), repaired[0].rollout.place
         if samples is None:
             before = self.read_one(row, place)
-            ones = repaired if self.forks else at_most_one_each([before], repaired)
-            return tuple(self.write_one(row, before, each_rollout) for each_rollout in ones)
-        read = _samples_read(samples.rows, place, self.read_one)
-        chosen = at_most_one_each(read, repaired)
-        new = [self.write_one(*each) for each in zip(samples.rows, read, chosen, strict=True)]
-        updated = put_back(row, samples, new, samples.ids)
-        return (row if updated is row else samples.finished(row, updated, new),)
+            parts = repaired if self.forks else one_repaired_each([before], repaired)
+            return tuple(self.write_one(row, before, part) for part in parts)
+        rollouts = self._read_each(samples, place)
+        parts = one_repaired_each(rollouts, repaired)
+        new = [self.write_one(*each) for each in zip(samples.rows, rollouts, parts, strict=True)]
+        updated = with_changed_samples(row, samples, new)
+        return (row if updated is row else samples.with_totals(row, updated, new),)
+
+    def _read_each(self, samples: Samples, place: Place) -> tuple[Rollout, ...]:
+        """One rollout for each sample; RecordError naming the one that cannot be read."""
+        rollouts = []
+        for item, sample in enumerate(samples.rows):
+            with errors_at(f"sample {item}"):
+                rollouts.append(self.read_one(sample, replace(place, item=item)))
+        return tuple(rollouts)
 
     @property
     def functions(self) -> RowFunctions:
-        """What a format takes from here."""
+        """The three functions, as the arguments of a Format."""
         return RowFunctions(read=self.read, sources=self.sources, update=self.update)
 
 
-def sample(
-    read_one: ReadSample, written: Callable[[Row, TrainingRow, TrainingRow], Row], what: str = "this format's row"
+def training_rows(
+    read_one: ReadSample, write: Callable[[Row, TrainingRow, TrainingRow], Row], what: str = "this format's row"
 ) -> SampleRows:
-    """The functions of a format whose rows are training rows; `written` gets the row, before and after."""
+    """Rows that are one training row each; `write` gets the row, its old and its new training row."""
 
-    def write_one(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
-        old, new = before.training_row, repaired_rollout.rollout.training_row
+    def write_one(row: Row, before: Rollout, after: RepairedRollout) -> Row:
+        old, new = before.training_row, after.rollout.training_row
         if old is not None and new is not None:
-            return written(row, old, new)
+            return write(row, old, new)
         if old is not new:
             raise RecordError(f"a training row can neither be added to {what} nor removed")
         return row
@@ -123,43 +138,42 @@ def sample(
     return SampleRows(read_one, write_one)
 
 
-def calls(read_one: ReadSample, *skip: str) -> SampleRows:
-    """The functions of a format with one call per row; the columns in `skip` belong to something else."""
+def single_calls(read_one: ReadSample, *skip: str) -> SampleRows:
+    """Rows that are one call each; columns in `skip` belong to something else and never change."""
 
-    def write_one(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
-        if repaired_rollout.turns_from != (0,):
+    def write_one(row: Row, before: Rollout, after: RepairedRollout) -> Row:
+        if after.turns_from != (0,):
             raise RecordError("the row is a single call, which cannot be removed")
-        return updated_call(row, before.turns[0], repaired_rollout.rollout.turns[0], skip=skip)
+        return updated_call(row, before.turns[0], after.rollout.turns[0], skip=skip)
 
     return SampleRows(read_one, write_one)
 
 
-def batch(read_one: ReadSample, write_one: UpdateSample, ids: str) -> SampleRows:
-    """The functions of a format whose rows hold a list per sample in the column `ids`, or are one sample."""
-    return SampleRows(read_one, write_one, partial(batch_samples, ids=ids))
+def batches(read_one: ReadSample, write_one: UpdateSample, ids: str) -> SampleRows:
+    """Rows with a list per sample in the column `ids`; a row with a flat list there is one sample."""
+    return SampleRows(read_one, write_one, partial(split_batch, ids=ids))
 
 
-def sources_in(samples: Samples, rollouts: Sequence[Rollout]) -> list[Sources]:
-    """Where a row stores the columns of its samples. Next to training rows, a mask that trains a whole sample
-    marks a call."""
+def sample_sources(samples: Samples, rollouts: Sequence[Rollout]) -> list[Sources]:
+    """Where a row stores the columns of its samples.
+
+    Beside training rows, a sample that is a call has its mask as an implied column: it trains the whole call.
+    """
     mixed = any(rollout.training_row is not None for rollout in rollouts)
     sources = []
     for number, rollout in enumerate(rollouts):
         names = [column.name for part in (rollout.training_row, *rollout.turns) if part for column in part.columns]
         there = {name: source for name in names if (source := samples.source(number, name)) is not None}
         columns = {name: (source,) for name, source in there.items()}
-        mask = first_list(samples.rows[number], RESPONSE_MASKS) if mixed and rollout.turns else None
+        mask = first_list_name(samples.rows[number], RESPONSE_MASKS) if mixed and rollout.turns else None
         implied = samples.source(number, mask) if mask is not None else None
         calls = tuple(CallSource(columns=columns) for _ in rollout.turns)
         sources.append(Sources(columns, calls, () if implied is None else (implied.path,)))
     return sources
 
 
-def put_back(row: Row, samples: Samples, new: Sequence[Row], ids: str) -> Row:
-    """The row with its samples' changed columns put back; the same object if none changed.
-
-    A column that a sample lost becomes null for each of its `ids`.
-    """
+def with_changed_samples(row: Row, samples: Samples, new: Sequence[Row]) -> Row:
+    """The row with the changed columns of its samples; the same object if none changed."""
     values: dict[str, Any] = {}
     parts: dict[str, list[tuple[int, int, list[Any]]]] = {}
     for number, (old, sample) in enumerate(zip(samples.rows, new, strict=True)):
@@ -171,7 +185,7 @@ def put_back(row: Row, samples: Samples, new: Sequence[Row], ids: str) -> Row:
                 raise RecordError(f"column {name!r} is shared by all samples and cannot change for one of them")
             column, *place = source.path
             if source.part is not None:
-                own = [None] * len(sample[ids]) if value is None else plain(value)
+                own = [None] * len(sample[samples.ids]) if value is None else to_list(value)
                 parts.setdefault(str(column), []).append((*source.part, own))
             elif place:
                 values.setdefault(str(column), list(row[str(column)]))[int(place[0])] = value
@@ -182,7 +196,7 @@ def put_back(row: Row, samples: Samples, new: Sequence[Row], ids: str) -> Row:
         logged = row.get(name)
         columns[name] = np.array(value, logged.dtype) if isinstance(logged, np.ndarray) else value
     for name, changed in parts.items():
-        entries = plain(row[name])
+        entries = to_list(row[name])
         for start, end, own in reversed(changed):
             entries[start:end] = own
         whole = [entry.item() if isinstance(entry, np.generic) else entry for entry in entries]
@@ -190,35 +204,23 @@ def put_back(row: Row, samples: Samples, new: Sequence[Row], ids: str) -> Row:
     return with_values(row, columns)
 
 
-def _samples_read(samples: Iterable[Row], place: Place, read: ReadSample) -> tuple[Rollout, ...]:
-    """One rollout for each sample; RecordError naming the one that cannot be read."""
-    rollouts = []
-    for item, sample in enumerate(samples):
-        with within(f"sample {item}"):
-            rollouts.append(read(sample, replace(place, item=item)))
-    return tuple(rollouts)
-
-
-# Batches: samples of trainers, with prompt and response ids and columns over the response, one list per sample
-
-
 def is_batch(row: Row, name: str) -> bool:
-    """True if the column holds a list of lists: one per sample."""
+    """Whether the column holds a list per sample."""
     value: Any = row.get(name)
-    return filled(value) and (value[0] is None or is_list(value[0]))
+    return has_entries(value) and (value[0] is None or is_list(value[0]))
 
 
-def batch_samples(row: Row, ids: str) -> Samples | None:
+def split_batch(row: Row, ids: str) -> Samples | None:
     """The samples of a batch; None if the row is one sample.
 
-    A sample has an entry of each list that is as long as the batch, and every value that is not a list.
+    A sample has its entry of each list that is as long as the batch, and shares every value that is not a list.
     RecordError if a column of lists has another length.
     """
     if not is_batch(row, ids):
         return None
     size = len(row[ids])
     for name, value in row.items():
-        nested = filled(value) and is_list(value[0])
+        nested = has_entries(value) and is_list(value[0])
         if nested and len(value) != size:
             raise RecordError(
                 f"column {name!r} holds {len(value)} lists for {size} samples, so they cannot be matched"
@@ -229,54 +231,56 @@ def batch_samples(row: Row, ids: str) -> Samples | None:
     return Samples(tuple(samples), lambda number, name: Source((name, number)) if name in columns else None, ids)
 
 
-def sample_rollout(
-    row: Row, place: Place, format_name: str, names: Collection[str], *, prompt: object = None
-) -> Rollout:
-    """A sample in the columns that `generic` reads: a training row, or one call that is trained as a whole.
+def read_sample(row: Row, place: Place, format: str, names: Collection[str], *, prompt: object = None) -> Rollout:
+    """The rollout of a sample in the columns that `generic` reads: a training row, or one call trained as a whole.
 
-    `names` are the columns of ids; a sample with no entry in any of them needs no ids. The messages include its
-    answers, or are only its prompt, which some logs keep next to the columns as `prompt`.
+    `names` are the columns of ids; a sample with no entry in any of them needs no ids. Its messages include its
+    answers, or are only its prompt, which some logs keep apart as `prompt`.
     """
     flat = any(is_list(row.get(name)) for name in FLAT_IDS)
-    trained: TrainingRow | None = flat_row(row, has_calls=False) if flat else split_row(row)
-    messages = as_messages(parsed(row, "messages"), "messages")
-    if messages and any(not message.given for message in messages):
+    trained: TrainingRow | None = read_flat_row(row, has_calls=False) if flat else read_split_row(row)
+    messages = as_messages(parsed_column(row, "messages"), "messages")
+    if messages and any(not message.known_unsampled for message in messages):
         prompt_messages: tuple[Message, ...] = ()
     else:
         messages = prompt_messages = messages or as_messages(prompt if is_messages(prompt) else None, "prompt")
     turns: tuple[Turn, ...] = ()
     stated = stated_facts(row)
-    if not any(filled(row.get(name)) for name in names):
+    if not any(has_entries(row.get(name)) for name in names):
         stated = stated.without_ids()
     elif trained is None:
         plain = {name: value for name, value in row.items() if name not in ("messages", *FLAT_IDS)}
-        whole = with_finishes(split_row(row, of_one_call=True), row)
-        turns = (replace(call_turn(plain, prompt_messages=prompt_messages or None), as_row=whole),)
-    tools = as_tools(parsed(row, "tools"), "tools")
+        whole = with_finish_reasons(read_split_row(row, of_one_call=True), row)
+        turns = (replace(read_turn(plain, prompt_messages=prompt_messages or None), as_row=whole),)
+    tools = as_tools(parsed_column(row, "tools"), "tools")
     return Rollout(
-        place, format_name, messages, tools, turns=turns, training_row=with_finishes(trained, row), stated=stated
+        place,
+        format,
+        messages,
+        tools,
+        turns=turns,
+        training_row=with_finish_reasons(trained, row),
+        stated=stated,
     )
 
 
-def updated_sample(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
-    """The sample with the columns of its repaired rollout: a training row, or a call."""
-    if before.turns and not repaired_rollout.rollout.turns and before.turns[0].as_row is not None:
-        before = as_training_row(before)
-    if repaired_rollout.turns_from != tuple(range(len(before.turns))):
+def updated_sample(row: Row, before: Rollout, after: RepairedRollout) -> Row:
+    """The sample with the columns of its repaired training row or call."""
+    if before.turns and not after.rollout.turns and before.turns[0].as_row is not None:
+        before = with_call_as_row(before)
+    if after.turns_from != tuple(range(len(before.turns))):
         raise RecordError("the call is all of its row or sample, so it cannot be removed")
     new: Row = row
-    for old_turn, turn in zip(before.turns, repaired_rollout.rollout.turns, strict=True):
+    for old_turn, turn in zip(before.turns, after.rollout.turns, strict=True):
         new = updated_call(new, old_turn, turn, skip=("messages", *FLAT_IDS))
-    return with_training_row(new, before, repaired_rollout, has_turn=bool(before.turns))
+    return with_updated_training_row(new, before, after, has_turn=bool(before.turns))
 
 
-def with_training_row(
-    row: Row, before: Rollout, repaired_rollout: RepairedRollout, *, has_turn: bool = False
-) -> Row:
-    """The row with the columns of its repaired training row; with `has_turn`, others belong to its one call."""
-    old, new = before.training_row, repaired_rollout.rollout.training_row
+def with_updated_training_row(row: Row, before: Rollout, after: RepairedRollout, *, has_turn: bool = False) -> Row:
+    """The row with the columns of its repaired training row; with `has_turn`, others belong to its call."""
+    old, new = before.training_row, after.rollout.training_row
     if old is not None and new is not None:
-        return updated_flat(row, old, new, skip=(*CALL_LISTS, "messages", "tools"), has_turn=has_turn)
+        return updated_flat_row(row, old, new, skip=(*CALL_LISTS, "messages", "tools"), has_turn=has_turn)
     if old is not new:
         raise RecordError("a training row can neither be added to these columns nor removed")
     return row
@@ -286,48 +290,48 @@ _SINGULAR = {"prompt_lengths": "prompt_length", "response_lengths": "response_le
 """Lists with one number per sample, and the name of that number in a sample."""
 _CONVERSATIONS = ("messages", "prompt", "completion")
 SampleRanges: TypeAlias = tuple[tuple[int, int], ...]
-"""The half-open range of each sample, in order; tokens outside of them are padding."""
-LENGTHS = names_in(
+"""The range `[start, end)` of each sample, in order; tokens outside of all ranges are padding."""
+LENGTH_COLUMNS = names_in(
     """seq_lens seqlens seq_lengths sequence_lengths sequence_lens sample_lengths sample_lens packed_lengths
     doc_lens doc_lengths document_lengths"""
 )
 """Column names for how many tokens each sample of a row has."""
-BOUNDS = ("cu_seqlens", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens_k")
+BOUND_COLUMNS = ("cu_seqlens", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens_k")
 """Column names for where the samples of a row end, counted from the row's start."""
-_WHOLE = "attention_mask"
-"""Some packers number the samples in it, from 1."""
+_ATTENTION_MASK = "attention_mask"
+"""Some packers number the samples in it, counting from 1."""
 _Integers: TypeAlias = NDArray[np.int64]
 
 
-def packed(row: Row) -> Samples | None:
+def split_packed_row(row: Row) -> Samples | None:
     """The samples of a packed row; None if nothing says that it is packed.
 
     RecordError if its columns disagree about where samples end.
     """
-    ids = first_filled(row, FLAT_IDS)
+    ids = first_filled_name(row, FLAT_IDS)
     if ids is None or not len(row[ids]):
         return None
-    cuts = sample_ranges(row, ids)
+    cuts = find_sample_ranges(row, ids)
     if cuts is None:
         return None
     parts: dict[str, SampleRanges] = {}
     places: dict[str, str] = {}
     rest: dict[str, Any] = {}
     for name, value in row.items():
-        if name in LENGTHS or name in BOUNDS:
+        if name in LENGTH_COLUMNS or name in BOUND_COLUMNS:
             continue
-        if (ranges := _ranges(row, name, ids, cuts)) is not None:
+        if (ranges := _column_ranges(row, name, ids, cuts)) is not None:
             parts[name] = ranges
         elif _is_per_sample(value, name, len(cuts)):
             places[_SINGULAR.get(name, name)] = name
         elif name in MASKS or name in ROW_LOGPROBS:
             if value is not None:
-                # It does not fit the samples; read as one sample, a rule can report it.
+                # A mask or logprobs that do not fit the samples: read as one sample, so that a rule can report it.
                 flat_columns = {name: value for name, value in row.items() if name not in _CONVERSATIONS}
-                whole = partial(_finished, ids, ((0, len(row[ids])),))
+                whole = partial(_with_new_boundaries, ids, ((0, len(row[ids])),))
                 return Samples((flat_columns,), lambda _, name: Source((name,)), ids, whole)
         elif name == "tools" or (
-            # A value that a row has once applies to each sample; numbers do not, as they count or score all.
+            # A single value applies to each sample, except numbers, which count or score all of them.
             (value is None or isinstance(value, str | bool | Mapping) or name.startswith("group"))
             and not is_list(value)
             and name not in _CONVERSATIONS
@@ -338,7 +342,7 @@ def packed(row: Row) -> Samples | None:
             **rest,
             **{name: row[name][start:end] for name, ranges in parts.items() for start, end in (ranges[number],)},
             **{
-                name: plain(parsed(row, there) if there in _CONVERSATIONS else row[there])[number]
+                name: to_list(parsed_column(row, there) if there in _CONVERSATIONS else row[there])[number]
                 for name, there in places.items()
             },
         }
@@ -350,37 +354,37 @@ def packed(row: Row) -> Samples | None:
             return Source((name,), part=parts[name][number])
         return Source((places[name], number)) if name in places else None
 
-    return Samples(samples, source, ids, partial(_finished, ids, cuts))
+    return Samples(samples, source, ids, partial(_with_new_boundaries, ids, cuts))
 
 
-def _finished(ids: str, cuts: SampleRanges, old: Row, new: Row, samples: Sequence[Row]) -> Row:
-    """The new row with the new boundaries of its samples, and its counts."""
+def _with_new_boundaries(ids: str, cuts: SampleRanges, old: Row, new: Row, samples: Sequence[Row]) -> Row:
+    """The written row with new lengths, bounds and counts of its samples; RecordError if these are unclear."""
     sizes = [len(sample[ids]) for sample in samples]
     before = [end - start for start, end in cuts]
     values: dict[str, Any] = {}
     if sizes != before:
         grown = np.cumsum([0, *(now - was for now, was in zip(sizes, before, strict=True))]).tolist()
-        for name in LENGTHS:
+        for name in LENGTH_COLUMNS:
             if is_list(old.get(name)):
                 left = iter(sizes)
                 values[name] = as_logged([next(left) if size else 0 for size in old[name]], old[name])
-        for name in BOUNDS:
+        for name in BOUND_COLUMNS:
             if is_list(old.get(name)):
                 moved = {end: end + more for (_, end), more in zip(cuts, grown[1:], strict=True)}
                 last = grown[-1]
                 values[name] = as_logged(
                     [moved.get(at, at + last if at > 0 else at) for at in old[name]], old[name]
                 )
-    counted_row = with_values(new, values)
-    counted_row = with_counts(counted_row, total_counts(len(old[ids]), len(counted_row[ids])))
-    again = packed(counted_row)
+    totals = {name: [(len(old[ids]), len(new[ids]))] for name in TOTAL_COUNTS}
+    counted_row = with_counts(with_values(new, values), totals)
+    again = split_packed_row(counted_row)
     if len(samples) > 1 and (again is None or [len(sample[again.ids]) for sample in again.rows] != sizes):
         raise RecordError("it would be unclear where one sample ends and the next begins")
     return counted_row
 
 
-def _ranges(row: Row, name: str, ids: str, cuts: SampleRanges) -> SampleRanges | None:
-    """Each sample's range of a column: one entry per token, or for logprobs one per trained token."""
+def _column_ranges(row: Row, name: str, ids: str, cuts: SampleRanges) -> SampleRanges | None:
+    """Each sample's range of a column with an entry per token, or logprobs with one per trained token."""
     value = row[name]
     if not is_list(value):
         return None
@@ -389,7 +393,7 @@ def _ranges(row: Row, name: str, ids: str, cuts: SampleRanges) -> SampleRanges |
         return cuts
     if name not in ROW_LOGPROBS or (len(value) and is_list(value[0])):
         return None
-    trained = trained_tokens(row, size)
+    trained = trained_by_mask(row, size)
     if len(value) != trained.sum() or not len(value):
         return None
     before = np.concatenate(([0], np.cumsum(trained)))
@@ -397,9 +401,9 @@ def _ranges(row: Row, name: str, ids: str, cuts: SampleRanges) -> SampleRanges |
 
 
 def _is_per_sample(value: Any, name: str, count: int) -> bool:
-    """Whether a column has one entry per sample, each a list or null if it is a conversation, mask or logprobs."""
+    """Whether a column has `count` entries, one per sample; in a column of lists each is a list or null."""
     if name in _CONVERSATIONS:
-        value = parsed({name: value}, name)
+        value = parsed_column({name: value}, name)
     if not is_list(value) or len(value) != count:
         return False
     if name in (*_CONVERSATIONS, "tools", *MASKS, *ROW_LOGPROBS, *FLAT_IDS):
@@ -407,21 +411,18 @@ def _is_per_sample(value: Any, name: str, count: int) -> bool:
     return True
 
 
-# Where the samples begin and end, by whichever column of the row says so
+def find_sample_ranges(row: Row, ids: str) -> SampleRanges | None:
+    """The samples of a row whose ids are in column `ids`; None if no column says that there are several.
 
-
-def sample_ranges(row: Row, ids: str) -> SampleRanges | None:
-    """The samples of a row whose ids are in column `ids`; None if nothing says that there are several.
-
-    RecordError if two columns disagree, or one counts tokens that do not exist.
+    RecordError if two columns disagree, one counts tokens that do not exist, or trained tokens are in no sample.
     """
-    if _LIMITS.isdisjoint(row):
+    if _RANGE_COLUMNS.isdisjoint(row):
         return None
     size = len(row[ids])
     found_by: dict[str, SampleRanges] = {}
-    for names, read in _READERS.items():
+    for names, read in _RANGE_READERS.items():
         for name in names:
-            values = _whole_numbers(row.get(name))
+            values = _as_integers(row.get(name))
             ranges = None if values is None else read(values, name, row, size)
             if ranges is not None and len(ranges) > 1:
                 found_by[name] = ranges
@@ -429,7 +430,7 @@ def sample_ranges(row: Row, ids: str) -> SampleRanges | None:
         return None
     (name, cuts), *others = found_by.items()
     for other, ranges in others:
-        if _starts(ranges) != _starts(cuts):
+        if _starts_of_samples(ranges) != _starts_of_samples(cuts):
             raise RecordError(
                 f"{name} and {other} cut the row into different samples, so it is unclear where one ends"
             )
@@ -437,20 +438,20 @@ def sample_ranges(row: Row, ids: str) -> SampleRanges | None:
     outside = np.ones(size, np.bool_)
     for start, end in cuts:
         outside[start:end] = False
-    seen = {str(row[ids][at]) for at in np.flatnonzero(outside & _visible(row, size)).tolist()}
-    if len(seen) > 1 or (outside & trained_tokens(row, size)).any():
+    seen = {str(row[ids][at]) for at in np.flatnonzero(outside & _visible_tokens(row, size)).tolist()}
+    if len(seen) > 1 or (outside & trained_by_mask(row, size)).any():
         count = int(outside.sum())
         raise RecordError(f"{count} tokens of the row are in none of the {len(cuts)} samples that {name} counts")
     return cuts
 
 
-def _visible(row: Row, size: int) -> Mask:
-    """`[size]` which tokens the attention mask shows; all of them if no mask has that length."""
-    seen = _whole_numbers(row.get(_WHOLE))
+def _visible_tokens(row: Row, size: int) -> Mask:
+    """`[size]` which tokens the attention mask shows; all if no mask has that length."""
+    seen = _as_integers(row.get(_ATTENTION_MASK))
     return np.ones(size, np.bool_) if seen is None or len(seen) != size else np.asarray(seen > 0)
 
 
-def _by_lengths(values: _Integers, name: str, row: Row, size: int) -> SampleRanges | None:
+def _ranges_of_lengths(values: _Integers, name: str, row: Row, size: int) -> SampleRanges | None:
     if len(values) < 2 or (values < 0).any():
         return None
     ends = np.cumsum(values)
@@ -459,10 +460,10 @@ def _by_lengths(values: _Integers, name: str, row: Row, size: int) -> SampleRang
             f"{name} counts {ends[-1]} tokens in {len(values)} samples, but the row holds {size}: it is "
             "unclear where a sample ends"
         )
-    return _between([0, *ends.tolist()])
+    return _ranges_between([0, *ends.tolist()])
 
 
-def _by_bounds(values: _Integers, name: str, row: Row, size: int) -> SampleRanges | None:
+def _ranges_of_bounds(values: _Integers, name: str, row: Row, size: int) -> SampleRanges | None:
     bounds = values[values >= 0]
     if len(bounds) < 3 or bounds[0] != 0 or (np.diff(bounds) < 0).any():
         return None
@@ -470,18 +471,18 @@ def _by_bounds(values: _Integers, name: str, row: Row, size: int) -> SampleRange
         raise RecordError(
             f"{name} ends at token {bounds[-1]}, but the row holds {size}: it is unclear where a sample ends"
         )
-    return _between(bounds.tolist())
+    return _ranges_between(bounds.tolist())
 
 
-def _by_positions(values: _Integers, name: str, row: Row, size: int) -> SampleRanges | None:
-    """Runs of 0, 1, 2, …; a lone 0 is padding at either end of the row, or where the attention mask hides it."""
+def _ranges_of_positions(values: _Integers, name: str, row: Row, size: int) -> SampleRanges | None:
+    """Runs of 0, 1, 2, …; a single 0 is padding at either end of the row, or where the attention mask hides it."""
     if len(values) != size or not size:
         return None
-    visible = _visible(row, size)
+    visible = _visible_tokens(row, size)
     if not visible.any():
         return None
     first, last = int(visible.argmax()), len(visible) - int(visible[::-1].argmax())
-    # The number repeated at their end is padding.
+    # A number repeated at the end is padding.
     inner = values[first:last]
     changes = np.flatnonzero(np.diff(inner))
     end = int(changes[-1]) + 2 if len(changes) else 1
@@ -489,28 +490,28 @@ def _by_positions(values: _Integers, name: str, row: Row, size: int) -> SampleRa
     starts = np.flatnonzero(inner == 0)
     if len(starts) < 2 or starts[0] != 0 or not ((np.diff(inner) == 1) | (inner[1:] == 0)).all():
         return None
-    cuts = _between([*(first + starts).tolist(), first + len(inner)])
-    while cuts and _is_lone(cuts[0]):
+    cuts = _ranges_between([*(first + starts).tolist(), first + len(inner)])
+    while cuts and _is_single_token(cuts[0]):
         cuts = cuts[1:]
-    while cuts and _is_lone(cuts[-1]):
+    while cuts and _is_single_token(cuts[-1]):
         cuts = cuts[:-1]
-    if any(_is_lone(cut) and visible[cut[0]] for cut in cuts):
+    if any(_is_single_token(cut) and visible[cut[0]] for cut in cuts):
         return None
-    return tuple(cut for cut in cuts if not _is_lone(cut))
+    return tuple(cut for cut in cuts if not _is_single_token(cut))
 
 
-def _by_segments(values: _Integers, name: str, row: Row, size: int) -> SampleRanges | None:
-    """Runs of one number; None if they only repeat the loss mask, or are the turns of one conversation."""
-    if len(values) != size or not size or is_messages(parsed(row, "messages")):
+def _ranges_of_segments(values: _Integers, name: str, row: Row, size: int) -> SampleRanges | None:
+    """Runs of one number; None if they follow the loss mask, as the turns of a conversation do."""
+    if len(values) != size or not size or is_messages(parsed_column(row, "messages")):
         return None
-    if name == _WHOLE and values.max() < 2:
+    if name == _ATTENTION_MASK and values.max() < 2:
         return None
     edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), size]
-    # Zeros are padding where they are only at the end, as packers write it that count from 1.
+    # Trailing zeros are padding, as packers that count from 1 write it.
     some = np.flatnonzero(values)
     inner = values[some[0] : some[-1] + 1] if len(some) else values
     padding = {-1, 0} if values.min() == 0 and values[0] != 0 and (inner != 0).all() else {-1}
-    visible = _visible(row, size)
+    visible = _visible_tokens(row, size)
     runs = [
         (start, end)
         for start, end in pairwise(edges)
@@ -518,26 +519,26 @@ def _by_segments(values: _Integers, name: str, row: Row, size: int) -> SampleRan
     ]
     if len({int(values[start]) for start, _ in runs}) < len(runs):
         return None
-    trained = trained_tokens(row, size)
+    trained = trained_by_mask(row, size)
     if trained.any() and all(trained[start:end].all() or not trained[start:end].any() for start, end in runs):
         return None
     return tuple(runs)
 
 
-_READERS: Mapping[tuple[str, ...], Callable[[_Integers, str, Row, int], SampleRanges | None]] = {
-    LENGTHS: _by_lengths,
-    BOUNDS: _by_bounds,
-    ("position_ids",): _by_positions,
-    (*SEGMENTS, _WHOLE): _by_segments,
+_RANGE_READERS: Mapping[tuple[str, ...], Callable[[_Integers, str, Row, int], SampleRanges | None]] = {
+    LENGTH_COLUMNS: _ranges_of_lengths,
+    BOUND_COLUMNS: _ranges_of_bounds,
+    ("position_ids",): _ranges_of_positions,
+    (*SEGMENT_COLUMNS, _ATTENTION_MASK): _ranges_of_segments,
 }
 
 
-_LIMITS = frozenset(name for names in _READERS for name in names)
+_RANGE_COLUMNS = frozenset(name for names in _RANGE_READERS for name in names)
 
 
-def _whole_numbers(value: Any) -> _Integers | None:
-    """A list of whole numbers; None for anything else."""
-    if not is_list(value) or not len(value) or not is_numbers(value):
+def _as_integers(value: Any) -> _Integers | None:
+    """A list of whole numbers as an array; None for anything else."""
+    if not is_list(value) or not len(value) or not is_number_list(value):
         return None
     try:
         values = as_floats(value, "")
@@ -548,13 +549,13 @@ def _whole_numbers(value: Any) -> _Integers | None:
     return values.astype(np.int64)
 
 
-def _between(bounds: list[int]) -> SampleRanges:
+def _ranges_between(bounds: list[int]) -> SampleRanges:
     return tuple((start, end) for start, end in pairwise(bounds) if start < end)
 
 
-def _is_lone(cut: tuple[int, int]) -> bool:
+def _is_single_token(cut: tuple[int, int]) -> bool:
     return cut[1] - cut[0] == 1
 
 
-def _starts(cuts: SampleRanges) -> list[int]:
+def _starts_of_samples(cuts: SampleRanges) -> list[int]:
     return [start for start, end in cuts if end - start > 1]

@@ -1,11 +1,10 @@
-"""Items of the Responses API as chat messages and model calls, and answers of servers as callers log them.
+"""Items of the Responses API as chat messages, and the responses of chat and completions servers.
 
-A call writes several items (reasoning, text, tool calls) that form one assistant message. So items are grouped
-into calls first; which of them holds the tokens is decided after that.
+A call writes several items (reasoning, text, tool calls) that form one assistant message, so items are grouped by
+call before one of them is found to hold the tokens.
 
-Answers have one reader for three formats: those of vLLM, SGLang and OpenAI have the same shape and differ in
-where they put token ids. A row is an answer, an answer and its request under two keys, or both merged into one
-object.
+vLLM, SGLang, Dynamo and OpenAI return choices of one shape and differ in where they put token ids. A row is a
+response, a response and its request under two keys, or both merged into one object.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._columns import as_objects, as_whole, is_list, plain
+from tito_audit.formats._columns import as_objects, int_if_whole, is_list, to_list
 from tito_audit.formats._update import object_at
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.column import MovePolicy
@@ -33,29 +32,29 @@ ITEMS_UNREAD = "the answer has items that chat messages have no place for, such 
 """Why messages of such an answer are not read."""
 
 TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
-"""What NeMo-Gym puts on one item of a call: all three or none."""
+"""What NeMo-Gym writes on one item of a call: all three or none."""
 
 TEXT_KEYS = ("prompt_str", "generation_str")
-"""What NeMo-RL keeps of them when it logs a NeMo-Gym result: the decoded prompt and generation."""
+"""What NeMo-RL keeps instead in its log of a NeMo-Gym result: the decoded prompt and generation."""
 
-_KNOWN = ("message", "reasoning", "function_call", "function_call_output")
+_ITEM_TYPES = ("message", "reasoning", "function_call", "function_call_output")
 
 
 @dataclass(frozen=True, slots=True)
-class MessageStep:
-    """One chat message and the items it was made of."""
+class ItemMessage:
+    """One chat message and the items that form it."""
 
     message: Message
     items: tuple[Item, ...]
 
     @property
     def is_call(self) -> bool:
-        """True for what a model wrote."""
+        """Whether a model wrote it."""
         return self.message.role == "assistant"
 
     @property
     def token_item(self) -> Item | None:
-        """The item that holds the tokens of the call; None if none does."""
+        """The item that holds the tokens of the call, those of the completion first; None if none does."""
         keys = (*TOKEN_KEYS, *TEXT_KEYS)
         token_items = [item for item in self.items if any(item.get(key) is not None for key in keys)]
         return next(
@@ -64,73 +63,73 @@ class MessageStep:
         )
 
 
-def text_of(*values: object) -> str | None:
-    """The first of these values that is a nonempty string; None if none is."""
+def nonempty_text(*values: object) -> str | None:
+    """The first nonempty string among these values; None if there is none."""
     return next((value for value in values if isinstance(value, str) and value), None)
 
 
-def filled_list(*values: object) -> Sequence[Any]:
-    """The first of these values that is a nonempty list; () if none is."""
+def nonempty_list(*values: object) -> Sequence[Any]:
+    """The first nonempty list among these values; () if there is none."""
     return next((value for value in values if isinstance(value, list | tuple) and value), ())
 
 
 def is_response_object(value: Mapping[str, Any]) -> bool:
-    """True for an answer of the Responses API."""
+    """Whether a value is a response of the Responses API."""
     kind = value.get("object")
     return isinstance(kind, str) and kind == "response" and isinstance(value.get("output"), list | tuple)
 
 
-def input_steps(params: Mapping[str, Any], where: str) -> list[MessageStep]:
-    """The steps of a request: `instructions` as a system message, then its input."""
-    found_steps: list[MessageStep] = []
+def parse_request(params: Mapping[str, Any], where: str) -> list[ItemMessage]:
+    """The messages of a request: `instructions` as a system message, then its input."""
+    messages: list[ItemMessage] = []
     instructions = params.get("instructions")
     if isinstance(instructions, str) and instructions:
-        found_steps.append(MessageStep(as_message({"role": "system", "content": instructions}, where), ()))
+        messages.append(ItemMessage(as_message({"role": "system", "content": instructions}, where), ()))
     request_input = params.get("input")
     if isinstance(request_input, str):
-        found_steps.append(MessageStep(as_message({"role": "user", "content": request_input}, where), ()))
+        messages.append(ItemMessage(as_message({"role": "user", "content": request_input}, where), ()))
     elif request_input is not None:
-        found_steps.extend(steps(request_input, f"{where}.input"))
-    return found_steps
+        messages.extend(parse_items(request_input, f"{where}.input"))
+    return messages
 
 
-def steps(items: object, where: str) -> list[MessageStep]:
+def parse_items(items: object, where: str) -> list[ItemMessage]:
     """The messages that a list of items forms, in order; items of an unknown type are left out."""
     if not isinstance(items, Sequence) or isinstance(items, str):
         raise RecordError(f"{where} is not a list of items")
     if not all(isinstance(item, Mapping) for item in items):
         raise RecordError(f"{where} holds something that is not an item (an object)")
-    formed: list[MessageStep] = []
+    formed: list[ItemMessage] = []
     run: list[Item] = []
     for item in items:
-        if _type(item) in ("reasoning", "function_call") or _is_answer(item):
+        if _item_type(item) in ("reasoning", "function_call") or _is_answer(item):
             run.append(item)
             continue
-        formed.extend(_calls(run, where))
+        formed.extend(_assistant_messages(run, where))
         run = []
-        if _type(item) in _KNOWN:
-            # A model did not write it.
-            if _type(item) == "function_call_output":
-                content = _content(item.get("output"), where)
+        if _item_type(item) in _ITEM_TYPES:
+            # Not written by a model.
+            if _item_type(item) == "function_call_output":
+                content = _chat_content(item.get("output"), where)
                 wire = {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
             else:
-                wire = {"role": item.get("role"), "content": _content(item.get("content"), where)}
-            formed.append(MessageStep(as_message(wire, where), (item,)))
-    return [*formed, *_calls(run, where)]
+                wire = {"role": item.get("role"), "content": _chat_content(item.get("content"), where)}
+            formed.append(ItemMessage(as_message(wire, where), (item,)))
+    return [*formed, *_assistant_messages(run, where)]
 
 
-def unread_types(items: object) -> tuple[str, ...]:
-    """The item types that chat messages cannot express, such as a hosted web search."""
+def unknown_item_types(items: object) -> tuple[str, ...]:
+    """The item types that chat messages have no place for, such as a hosted web search."""
     if not isinstance(items, Sequence) or isinstance(items, str):
         return ()
-    return tuple(sorted({_type(item) for item in items if isinstance(item, Mapping)} - set(_KNOWN)))
+    return tuple(sorted({_item_type(item) for item in items if isinstance(item, Mapping)} - set(_ITEM_TYPES)))
 
 
 def chat_tools(tools: object, where: str) -> tuple[ToolSpec, ...]:
-    """Tools of the flat Responses form in chat form; tools of types other than `function` stay as they are.
+    """Tools of the Responses API in chat form; tools of a type other than `function` stay as they are.
 
-    Keys are in the order in which servers pass functions to templates. `strict` is left out, as NeMo-Gym
-    does: it is an instruction to a hosted service and would show up in the prompt.
+    Keys are in the order in which servers pass functions to templates. As in NeMo-Gym `strict` is left out: it is
+    an instruction to a hosted service and would show up in the prompt.
     """
     if tools is None:
         return ()
@@ -140,7 +139,7 @@ def chat_tools(tools: object, where: str) -> tuple[ToolSpec, ...]:
         raise RecordError(f"{where} holds something that is not a tool definition (an object)")
     chat: list[ToolSpec] = []
     for tool in tools:
-        if (text_of(tool.get("type")) or "function") == "function" and not isinstance(
+        if (nonempty_text(tool.get("type")) or "function") == "function" and not isinstance(
             tool.get("function"), Mapping
         ):
             first = {key: tool[key] for key in ("name", "description", "parameters") if key in tool}
@@ -150,10 +149,10 @@ def chat_tools(tools: object, where: str) -> tuple[ToolSpec, ...]:
     return tuple(chat)
 
 
-def lists_of_tokens(
+def per_token_lists(
     holder: Mapping[str, Any], read_names: Collection[str], fits: Callable[[object], bool]
 ) -> dict[str, tuple[Any, MovePolicy]]:
-    """Every other list of a choice or an item that may have one entry per token, if its values fit."""
+    """Every other list of a choice or an item that may have one entry per token: those that `fits` accepts."""
     columns: dict[str, tuple[Any, MovePolicy]] = {}
     for name, value in holder.items():
         if name == "routed_experts" and isinstance(value, list):
@@ -163,8 +162,8 @@ def lists_of_tokens(
     return columns
 
 
-def message_wire(message: Mapping[str, Any], dropped: Collection[str] = ()) -> dict[str, Any]:
-    """A message as templates get it: without empty fields, because templates test for presence."""
+def drop_empty_fields(message: Mapping[str, Any], dropped: Collection[str] = ()) -> dict[str, Any]:
+    """A message as templates get it: without empty fields, for whose presence templates test."""
     wire = {
         key: value.tolist() if isinstance(value, np.ndarray) else value
         for key, value in message.items()
@@ -172,13 +171,13 @@ def message_wire(message: Mapping[str, Any], dropped: Collection[str] = ()) -> d
         and value is not None
         and not (isinstance(value, list | np.ndarray) and len(value) == 0)
     }
-    # A template may read the content of a message that has none, and Parquet keeps no nulls.
+    # Templates read `content` without testing for it, and Parquet keeps no nulls.
     wire.setdefault("content", None)
     return wire
 
 
-def _calls(run: Sequence[Item], where: str) -> Iterator[MessageStep]:
-    for group in _groups(run):
+def _assistant_messages(run: Sequence[Item], where: str) -> Iterator[ItemMessage]:
+    for group in _split_into_calls(run):
         texts = []
         for item in filter(_is_answer, group):
             content = item.get("content")
@@ -188,74 +187,74 @@ def _calls(run: Sequence[Item], where: str) -> Iterator[MessageStep]:
             if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
                 raise RecordError(f"{where} holds an answer whose content is neither text nor a list of parts")
             texts.append("".join(part["text"] for part in content if isinstance(part.get("text"), str)))
-        # The summary of a reasoning item, or its content if the server logs the texts there.
-        thoughts = [filled_list(i.get("summary"), i.get("content")) for i in group if _type(i) == "reasoning"]
-        parts = [part for thought in thoughts for part in thought if isinstance(part, Mapping)]
-        reasoning = [text for part in parts if (text := text_of(part.get("text"))) is not None]
+        # The text of reasoning is in the summary, or in the content on servers that log it there.
+        lists = [nonempty_list(i.get("summary"), i.get("content")) for i in group if _item_type(i) == "reasoning"]
+        parts = [part for listed in lists for part in listed if isinstance(part, Mapping)]
+        reasoning = [text for part in parts if (text := nonempty_text(part.get("text"))) is not None]
         calls = []
         for item in group:
-            if _type(item) == "function_call":
+            if _item_type(item) == "function_call":
                 if not isinstance(item.get("name"), str):
                     raise RecordError(f"{where} holds a function_call without a name")
                 function = {"name": item["name"], "arguments": item.get("arguments")}
-                named = text_of(item.get("call_id"), item.get("id"))
+                named = nonempty_text(item.get("call_id"), item.get("id"))
                 calls.append({"id": named, "type": "function", "function": function})
         wire: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or reasoning else None}
         if reasoning:
             wire["reasoning_content"] = "\n".join(reasoning)
         if calls:
             wire["tool_calls"] = calls
-        yield MessageStep(as_message(wire, where), tuple(group))
+        yield ItemMessage(as_message(wire, where), tuple(group))
 
 
-def _groups(run: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    """A run of assistant items, split into calls if several of them hold tokens.
+def _split_into_calls(run: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """A run of assistant items, split by call if several items hold tokens.
 
-    The tokens are usually on the last item of a call, so a call ends there. Some logs have them on the text
-    before the tool calls: tool calls without tokens right after a text belong to it.
+    A call ends with the item that holds its tokens, or, where that is a text, with the tool calls without tokens
+    that follow it.
     """
     ends = [i + 1 for i, item in enumerate(run) if _holds_generation(item)]
     start = 0
     for end in ends[:-1]:
         stop = end
-        if _type(run[end - 1]) == "message":
-            while _type(run[stop]) == "function_call" and not _holds_generation(run[stop]):
+        if _item_type(run[end - 1]) == "message":
+            while _item_type(run[stop]) == "function_call" and not _holds_generation(run[stop]):
                 stop += 1
             # Tool calls that end in one with tokens belong to the next call.
-            stop = end if _type(run[stop]) == "function_call" else stop
+            stop = end if _item_type(run[stop]) == "function_call" else stop
         yield run[start:stop]
         start = stop
     if start < len(run):
         yield run[start:]
 
 
-def _content(value: object, where: str) -> object:
-    """Content parts in chat form; text-only parts become one string, as servers join them for templates."""
+def _chat_content(value: object, where: str) -> object:
+    """Content in chat form; parts that are all text become one string, as servers join them for templates."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         return value
     if not all(isinstance(part, Mapping) for part in value):
         raise RecordError(f"{where} holds content that is neither text nor a list of parts")
     parts: list[Mapping[str, Any]] = []
     for part in value:
-        kind = text_of(part.get("type"))
+        kind = nonempty_text(part.get("type"))
         if kind in ("input_text", "output_text", "text") and isinstance(part.get("text"), str):
             part = {"type": "text", "text": part["text"]}
         elif kind == "input_image":
             part = {"type": "image_url", "image_url": {"url": part.get("image_url")}}
         parts.append(part)
-    if all(text_of(part.get("type")) == "text" and isinstance(part.get("text"), str) for part in parts):
+    if all(nonempty_text(part.get("type")) == "text" and isinstance(part.get("text"), str) for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts
 
 
-def _type(item: Item) -> str:
-    """The item's type; one without a type but with a role is a message."""
+def _item_type(item: Item) -> str:
+    """The type of an item; an item without one is a `message` if it has a role, else ""."""
     kind = item.get("type")
     return kind if isinstance(kind, str) else "message" if isinstance(item.get("role"), str) else ""
 
 
 def _is_answer(item: Item) -> bool:
-    return _type(item) == "message" and text_of(item.get("role")) == "assistant"
+    return _item_type(item) == "message" and nonempty_text(item.get("role")) == "assistant"
 
 
 def _holds_generation(item: Item) -> bool:
@@ -263,8 +262,8 @@ def _holds_generation(item: Item) -> bool:
     return isinstance(generated, list | tuple | np.ndarray) and len(generated) > 0
 
 
-FLOOR = -9999.0
-"""What OpenAI-style servers write for an unavailable logprob."""
+UNAVAILABLE_LOGPROB = -9999.0
+"""What OpenAI-compatible servers write for a logprob that is not available."""
 
 _REQUEST_KEYS = ("request", "input")
 _CHOICE_KEYS = ("message", "delta", "token_ids", "logprobs", "finish_reason", "meta_info")
@@ -273,51 +272,51 @@ _TOKEN_ID = re.compile(r"token_id:(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One answer (or a list of them) and what is known of its request."""
+    """One or several responses and their request."""
 
     request: Mapping[str, Any]
-    """Empty if the log holds only answers."""
+    """Empty if the log holds only responses."""
     responses: tuple[Mapping[str, Any], ...]
     request_paths: tuple[Path, ...] = ()
     """The objects of the row that hold the request's fields, the one that takes precedence first."""
     response_paths: tuple[Path, ...] = ()
-    """Where in the row each answer is."""
+    """Where in the row each response is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
+class GeneratedTokens:
     """The tokens of a choice."""
 
     ids: Ids | None
     logprobs: tuple[str, Sequence[Any]] | None
     """The name of their column, and the values."""
     from_meta_info: bool
-    """The logprobs are SGLang's, which has no floor."""
+    """Whether the logprobs are SGLang's, which writes no placeholder for one that is not available."""
     texts: tuple[TokenText, ...] | None
     """Tokens as text if there are no ids."""
     disagreement: str | None
     """How two copies of the ids differ; None if they agree or there is only one."""
 
 
-def exchange(row: Row) -> Exchange | None:
-    """The answer and the request of a row; None if the row has none of the known shapes."""
+def find_exchange(row: Row) -> Exchange | None:
+    """The responses and the request of a row; None if it has none of the known shapes."""
     if _is_response(row):
         key_of_request = next((key for key in _REQUEST_KEYS if isinstance(row.get(key), Mapping)), None)
-        return _exchange(row, key_of_request, {(): row})
+        return _with_request(row, key_of_request, {(): row})
     for key in ("response", "output"):
-        answers = _responses(row.get(key), key)
+        answers = _responses_under(row.get(key), key)
         if answers:
             key_of_request = next((k for k in (*_REQUEST_KEYS, "body") if isinstance(row.get(k), Mapping)), None)
-            return _exchange(row, key_of_request, answers)
-    answers = _responses(row.get("body"), "body")
-    return _exchange(row, None, answers) if answers else None
+            return _with_request(row, key_of_request, answers)
+    answers = _responses_under(row.get("body"), "body")
+    return _with_request(row, None, answers) if answers else None
 
 
-def _exchange(row: Row, holder: str | None, answers: Mapping[Path, Mapping[str, Any]]) -> Exchange:
-    """The answers with the request under the key `holder`; if that is None, the row itself is the request."""
+def _with_request(row: Row, holder: str | None, answers: Mapping[Path, Mapping[str, Any]]) -> Exchange:
+    """The responses with the request under the key `holder`; if that is None, the row itself is the request."""
     request: Mapping[str, Any] = row if holder is None else row[holder]
     path: Path = () if holder is None else (holder,)
-    # Taken out of an HTTP wrapper, with what clients send as `extra_body`.
+    # The request may be wrapped as `body` of an HTTP request, and clients put fields into `extra_body`.
     body = request.get("body")
     if isinstance(body, Mapping) and not _is_response(body):
         request, path = body, (*path, "body")
@@ -329,14 +328,14 @@ def _exchange(row: Row, holder: str | None, answers: Mapping[Path, Mapping[str, 
 
 
 def all_choices(logged: Exchange) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], int, Path]]:
-    """Every choice of every answer: the answer, the choice, its number, and its path in the row."""
+    """Every choice of every response, as (response, choice, number of the choice, path in the row)."""
     for response, path in zip(logged.responses, logged.response_paths, strict=True):
         for number, choice in enumerate(choices(response)):
             yield response, choice, number, path if choice is response else (*path, "choices", number)
 
 
 def choices(response: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """The choices of an answer; an SGLang answer without `choices` is its own choice."""
+    """The choices of a response; an SGLang response without `choices` is its own choice."""
     listed = response.get("choices")
     if listed is None:
         return (response,)
@@ -352,16 +351,16 @@ def choices(response: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def nvext_parts(response: Mapping[str, Any]) -> list[tuple[Path, Mapping[str, Any]]]:
-    """The objects in which Dynamo puts ids and logprobs of its only choice, with their paths in the answer."""
+    """The objects in which Dynamo puts ids and logprobs of its only choice, with their paths in the response."""
     paths: tuple[Path, ...] = (("nvext",), ("nvext", "engine_data"))
     alone = isinstance(response.get("choices"), list | tuple) and len(response["choices"]) == 1
     return [(path, part) for path in paths if alone and (part := object_at(response, *path))]
 
 
-def generated(choice: Mapping[str, Any], response: Mapping[str, Any] | None = None) -> Generated:
-    """The tokens of a choice: from its ids, else Dynamo's, `token_id:N` strings or SGLang's triples."""
-    name, strings, values = logged_tokens(choice)
-    scores = scores_of(choice, "output_token_logprobs")
+def read_generated_tokens(choice: Mapping[str, Any], response: Mapping[str, Any] | None = None) -> GeneratedTokens:
+    """The tokens of a choice: its ids, else those of Dynamo, of `token_id:N` strings, or of SGLang's triples."""
+    name, strings, values = read_openai_logprobs(choice)
+    scores = read_sglang_scores(choice, "output_token_logprobs")
     copies: dict[str, Ids] = {}
     for key in ("token_ids", "output_ids"):
         if choice.get(key) is not None:
@@ -371,7 +370,7 @@ def generated(choice: Mapping[str, Any], response: Mapping[str, Any] | None = No
         if part.get("completion_token_ids") is not None:
             where = ".".join(map(str, (*path, "completion_token_ids")))
             copies[where] = as_ids(part["completion_token_ids"], where)
-    if strings and all(is_token_id(string) for string in strings):
+    if strings and all(is_token_id_string(string) for string in strings):
         copies[name] = as_ids([int(string.removeprefix("token_id:")) for string in strings], name)
     if scores is not None:
         copies["meta_info.output_token_logprobs"] = as_ids([token for _, token in scores], "token id")
@@ -379,15 +378,15 @@ def generated(choice: Mapping[str, Any], response: Mapping[str, Any] | None = No
     if scores is not None:
         logprobs = ("meta_info.output_token_logprobs", [value for value, _ in scores])
     if logprobs is None:
-        scored = (_plain(part.get("completion_logprobs")) for _, part in beside)
+        scored = (_list_or_none(part.get("completion_logprobs")) for _, part in beside)
         logprobs = next((("completion_logprobs", column) for column in scored if column is not None), None)
     texts = token_texts(choice.get("logprobs")) if not copies else None
     ids = next(iter(copies.values()), None)
-    return Generated(ids, logprobs, scores is not None, texts, _disagreement(copies))
+    return GeneratedTokens(ids, logprobs, scores is not None, texts, _describe_id_conflict(copies))
 
 
 def token_texts(logprobs: object) -> tuple[TokenText, ...] | None:
-    """Tokens as strings and bytes, from a chat answer's entries or a completion's parallel lists."""
+    """Tokens as strings and bytes, from the entries of a chat choice or the lists of a completion."""
     entries = logprobs.get("content") if isinstance(logprobs, Mapping) else logprobs
     if isinstance(entries, list | tuple) and entries:
         texts = []
@@ -400,30 +399,30 @@ def token_texts(logprobs: object) -> tuple[TokenText, ...] | None:
                     data = bytes(int(value) for value in data)
                 except (TypeError, ValueError, OverflowError):
                     raise RecordError("logprobs.content holds `bytes` that are not numbers below 256") from None
-            texts.append(TokenText(entry["token"], data, _number(entry.get("logprob"))))
+            texts.append(TokenText(entry["token"], data, _float_or_nan(entry.get("logprob"))))
         return tuple(texts)
-    tokens = _plain(logprobs.get("tokens")) if isinstance(logprobs, Mapping) else None
+    tokens = _list_or_none(logprobs.get("tokens")) if isinstance(logprobs, Mapping) else None
     if tokens is None or not isinstance(logprobs, Mapping):
         return None
-    values = _plain(logprobs.get("token_logprobs"))
+    values = _list_or_none(logprobs.get("token_logprobs"))
     if values is not None and len(values) != len(tokens):
         raise RecordError(
             f"logprobs.tokens has {len(tokens)} entries and token_logprobs {len(values)}; "
             "without ids nothing says which belongs to which"
         )
     pairs = zip(tokens, values or [None] * len(tokens), strict=True)
-    return tuple(TokenText(str(token), None, _number(value)) for token, value in pairs) or None
+    return tuple(TokenText(str(token), None, _float_or_nan(value)) for token, value in pairs) or None
 
 
-def is_numbers(value: object) -> bool:
-    """True for a list that may be token ids."""
+def may_be_token_ids(value: object) -> bool:
+    """Whether a value is a list that may be token ids."""
     if isinstance(value, np.ndarray):
         return value.ndim == 1
     return isinstance(value, list) and bool(value) and type(value[0]) is int
 
 
-def logged_tokens(choice: Mapping[str, Any]) -> tuple[str, list[str], list[Any] | None]:
-    """The name of the logprobs' column, their token strings, and the values (None if there are none)."""
+def read_openai_logprobs(choice: Mapping[str, Any]) -> tuple[str, list[str], list[Any] | None]:
+    """OpenAI's `logprobs`: the name of the list, the token strings, and the values (None if there are none)."""
     logged = choice.get("logprobs")
     if not isinstance(logged, Mapping):
         return "logprobs", [], None
@@ -432,36 +431,36 @@ def logged_tokens(choice: Mapping[str, Any]) -> tuple[str, list[str], list[Any] 
         entries = [entry for entry in content if isinstance(entry, Mapping)]
         strings = [entry["token"] for entry in entries if isinstance(entry.get("token"), str)]
         return "logprobs.content", strings, [entry.get("logprob") for entry in entries]
-    values, tokens = _plain(logged.get("token_logprobs")), _plain(logged.get("tokens"))
+    values, tokens = _list_or_none(logged.get("token_logprobs")), _list_or_none(logged.get("tokens"))
     strings = [token for token in tokens or () if isinstance(token, str)]
     return "logprobs.token_logprobs", strings, values
 
 
-def _plain(value: object) -> list[Any] | None:
-    return plain(value) if is_list(value) else None
+def _list_or_none(value: object) -> list[Any] | None:
+    return to_list(value) if is_list(value) else None
 
 
-def _number(value: object) -> float:
+def _float_or_nan(value: object) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
 
 
-def scores_of(choice: Mapping[str, Any], name: str) -> list[tuple[Any, Any]] | None:
+def read_sglang_scores(choice: Mapping[str, Any], name: str) -> list[tuple[Any, Any]] | None:
     """The (logprob, id) pairs of SGLang's `[logprob, id, text]` entries; None if there are none.
 
-    Parquet turns such an entry into an array of floats, from which ids are converted back.
+    Parquet turns an entry into an array of floats, so ids are converted back.
     """
     entries = object_at(choice, "meta_info").get(name)
     if not isinstance(entries, list | tuple):
         return None
-    listed = [_plain(entry) for entry in entries]
-    pairs = [(entry[0], as_whole(entry[1])) for entry in listed if entry is not None and len(entry) >= 2]
+    listed = [_list_or_none(entry) for entry in entries]
+    pairs = [(entry[0], int_if_whole(entry[1])) for entry in listed if entry is not None and len(entry) >= 2]
     if len(pairs) != len(listed):
         raise RecordError(f"meta_info.{name} is not a list of [logprob, token id, text]")
     return pairs
 
 
-def _disagreement(copies: Mapping[str, Ids]) -> str | None:
-    """How two copies of one call's ids differ; None if all agree. The first copy is the one that is read."""
+def _describe_id_conflict(copies: Mapping[str, Ids]) -> str | None:
+    """How the first copy of a call's ids, which is the one read, differs from another; None if all agree."""
     (first_name, ids), *others = copies.items() or [("", np.empty(0))]
     for name, other in others:
         if np.array_equal(ids, other):
@@ -473,8 +472,8 @@ def _disagreement(copies: Mapping[str, Ids]) -> str | None:
     return None
 
 
-def _responses(value: object, key: str) -> dict[Path, Mapping[str, Any]]:
-    """The answers under a key by their paths: an object, one wrapped with its HTTP status, or a list."""
+def _responses_under(value: object, key: str) -> dict[Path, Mapping[str, Any]]:
+    """The responses under a key, by path: an object, one wrapped with its HTTP status, or a list of objects."""
     if isinstance(value, Mapping):
         if _is_response(value):
             return {(key,): value}
@@ -491,7 +490,7 @@ def _is_response(value: Mapping[str, Any]) -> bool:
         return True
     listed = value.get("choices")
     if isinstance(listed, list | tuple):
-        # As opposed to the choices of a multiple-choice question.
+        # The choices of a multiple-choice question have none of these keys.
         holder, names = (listed[0], _CHOICE_KEYS) if listed else (value, ("model", "usage", "object"))
         return isinstance(holder, Mapping) and any(key in holder for key in names)
     meta = value.get("meta_info")
@@ -501,16 +500,10 @@ def _is_response(value: Mapping[str, Any]) -> bool:
 
 
 def first_choices(logged: Exchange) -> list[Mapping[str, Any]]:
-    """The first choice of each answer, which is enough to recognize the server."""
-    first = []
-    for response in logged.responses:
-        listed = response.get("choices")
-        if listed is None:
-            first.append(response)
-        elif len(listed) and isinstance(listed[0], Mapping):
-            first.append(listed[0])
-    return first
+    """The first choice of each response, which is enough to recognize the server."""
+    listed = ((r,) if r.get("choices") is None else r["choices"] for r in logged.responses)
+    return [choices[0] for choices in listed if len(choices) and isinstance(choices[0], Mapping)]
 
 
-def is_token_id(value: object) -> bool:
+def is_token_id_string(value: object) -> bool:
     return isinstance(value, str) and _TOKEN_ID.fullmatch(value) is not None

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._beside import beside_of, version_of_row
+from tito_audit.formats._beside import read_beside, with_token_versions
 from tito_audit.formats._calls import COMPLETION_IDS, PROMPT_IDS
-from tito_audit.formats._columns import FLAT_IDS, flat_logprobs, ids_or_none, is_list, other_columns
-from tito_audit.formats._flat import updated_flat
+from tito_audit.formats._columns import FLAT_IDS, ids_or_none, is_list, logprob_column, names_in, other_columns
+from tito_audit.formats._flat import updated_flat_row
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import json_kind
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole, MovePolicy
 from tito_audit.record.rollout import TrainingRow
 
@@ -32,15 +32,15 @@ _TOKEN_BOUND = {
     "rollout_top_p_token_ids": Alignment.RAGGED,
     "rollout_top_p_token_offsets": Alignment.RAGGED,
 }
-"""Data from an engine or a teacher about exactly these tokens, which cannot be moved to others."""
-_NESTED = ("rollout_topk_token_ids", "rollout_topk_log_probs")
+"""Columns of an engine or a teacher about exactly these tokens; they cannot be moved to others."""
+_TOP_K = ("rollout_topk_token_ids", "rollout_topk_log_probs")
 """Lists of the top k, one per response token."""
-_OTHERS = ("metadata", "train_metadata", "multimodal_inputs", "multimodal_train_inputs", "messages", "tools")
-_TAKEN = {"tokens", _MASK, _LOGPROBS, "weight_versions", "attention_mask", *_TOKEN_BOUND, *_NESTED, *_OTHERS}
-_TAKEN |= {*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS}
+_NOT_PER_TOKEN = names_in("metadata train_metadata multimodal_inputs multimodal_train_inputs messages tools")
+_KNOWN = {"tokens", _MASK, _LOGPROBS, "weight_versions", "attention_mask"}
+_KNOWN |= {*_TOKEN_BOUND, *_TOP_K, *_NOT_PER_TOKEN, *FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS}
 
 
-def sample_row(row: Row) -> TrainingRow | None:
+def read_sample_row(row: Row) -> TrainingRow | None:
     """The training row of a sample; None if it holds no ids.
 
     RecordError if the response is longer than the tokens, or it is unclear where it begins.
@@ -48,21 +48,21 @@ def sample_row(row: Row) -> TrainingRow | None:
     ids = ids_or_none(row["tokens"], "tokens")
     length, mask = row.get("response_length"), row.get(_MASK)
     if type(length) is not int or length < 0:
-        raise RecordError(f"response_length is {_shown(length)}, so it is unclear where the response begins")
+        raise RecordError(f"response_length is {_in_words(length)}, so it is unclear where the response begins")
     if mask is not None and not is_list(mask):
-        raise RecordError(f"column {_MASK!r} is {_shown(mask)}, not a list of one entry per response token")
+        raise RecordError(f"column {_MASK!r} is {_in_words(mask)}, not a list of one entry per response token")
     if ids is None:
         return None
     if length > len(ids):
         raise RecordError(f"response_length is {length}, but the column 'tokens' holds only {len(ids)} ids")
-    other = other_columns(row, _TAKEN)
-    for name in _NESTED:
+    other = other_columns(row, _KNOWN)
+    for name in _TOP_K:
         if is_list(row.get(name)):
             other[name] = row[name], MovePolicy.MOVE
-    trained = training_row(
+    trained = build_training_row(
         ids,
         mask=None if mask is None else (_MASK, mask),
-        logprobs=flat_logprobs(row, _LOGPROBS),
+        logprobs=logprob_column(row, _LOGPROBS),
         other=other,
         prompt_length=len(ids) - length,
         sentinel=0.0,
@@ -71,21 +71,21 @@ def sample_row(row: Row) -> TrainingRow | None:
     fixed = []
     for name, alignment in _TOKEN_BOUND.items():
         if row.get(name) is not None:
-            # Dropped as soon as a token changes; without values if it is packed into a string.
+            # Dropped as soon as a token changes; a column packed into a string has no values here.
             listed = list(row[name]) if is_list(row[name]) else []
             values: NDArray[Any] = np.empty(len(listed), object)
             values[:] = listed
             fixed.append(Column(name, ColumnRole.OTHER, values, alignment, MovePolicy.DROP))
-    trained = replace(trained, columns=(*trained.columns, *fixed), beside=beside_of(row))
-    return version_of_row(row, trained)
+    trained = replace(trained, columns=(*trained.columns, *fixed), extras=read_beside(row))
+    return with_token_versions(row, trained)
 
 
 def updated_sample(row: Row, before: TrainingRow, after: TrainingRow) -> Row:
     """The sample with the columns, copies and counts of `after`; the same object if nothing changed.
 
-    Data about exactly the old tokens becomes null if they changed.
+    Columns about exactly the old tokens become null if the tokens changed.
     """
-    new = updated_flat(row, before, after, ids="tokens", skip=("messages", "tools"))
+    new = updated_flat_row(row, before, after, ids="tokens", skip=("messages", "tools"))
     if row.get(_MASK) is None and after.loss_mask is not None and before.loss_mask is not None:
         # Null trains the whole response; a mask replaces it if not all of that is trained now.
         start = after.prompt_length or 0
@@ -100,7 +100,7 @@ def updated_sample(row: Row, before: TrainingRow, after: TrainingRow) -> Row:
     return with_values(new, {name: None for name in _TOKEN_BOUND if row.get(name) is not None})
 
 
-def _shown(value: object) -> str:
+def _in_words(value: object) -> str:
     if value is None:
         return "missing or null"
     return f"{value}" if isinstance(value, int | float) else json_kind(value)

@@ -26,29 +26,29 @@ from tito_audit.format import Row
 from tito_audit.formats._columns import (
     as_logged,
     as_object,
-    filled,
+    has_entries,
     is_given,
     is_list,
-    parsed,
+    parsed_column,
     same_floats,
     same_ids,
 )
-from tito_audit.formats._responses import message_wire, text_of
+from tito_audit.formats._responses import drop_empty_fields, nonempty_text
 from tito_audit.formats._update import (
-    at,
-    at_most_one_each,
     moved_boundaries,
     object_at,
-    plain_sources,
-    same_trained,
+    one_repaired_each,
+    sources_at,
+    trains_the_same,
+    value_at,
     with_values,
 )
-from tito_audit.formats._writer import CallChange, Read, changes_of, check_written
+from tito_audit.formats._writer import CallChange, Read, check_written, find_call_changes
 from tito_audit.record.arrays import Ids, Mask, as_ids, empty_ids
-from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
-from tito_audit.record.json_text import rewritten_string
+from tito_audit.record.edits import ABSENT, Edit, Path, apply_edits
+from tito_audit.record.json_text import rewrite_json_string
 from tito_audit.record.message import Message, ToolSpec, as_message, as_tools
-from tito_audit.record.nesting import parsed_json
+from tito_audit.record.nesting import load_json
 from tito_audit.record.prefix import common_ends
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout, TrainingRow
@@ -57,7 +57,7 @@ from tito_audit.record.sources import CallSource, Sources
 
 def chat_message(value: object, where: str) -> Message:
     """A message with its tool calls in chat form; `where` names it in errors."""
-    wire = message_wire(as_object(value, f"{where} is not a message: an object with a `role` is expected"))
+    wire = drop_empty_fields(as_object(value, f"{where} is not a message: an object with a `role` is expected"))
     calls = wire.get("tool_calls")
     if isinstance(calls, list | tuple):
         wire["tool_calls"] = []
@@ -65,9 +65,9 @@ def chat_message(value: object, where: str) -> Message:
             if isinstance(call, str):
                 # Before v1 the messages of a row hold each call as a string of JSON.
                 with contextlib.suppress(ValueError):
-                    call = parsed_json(call)
+                    call = load_json(call)
             if isinstance(call, Mapping) and not isinstance(call.get("function"), Mapping):
-                if text_of(call.get("type")) == "custom":
+                if nonempty_text(call.get("type")) == "custom":
                     # The input of a free-form tool is in `arguments` too; templates do not support such calls.
                     call = {"id": call.get("id"), **call}
                 else:
@@ -89,17 +89,19 @@ def chat_messages(values: object, where: str) -> tuple[Message, ...]:
     return tuple(chat_message(value, f"{where}[{i}]") for i, value in enumerate(values))
 
 
-def chat_tools(values: object, where: str) -> tuple[ToolSpec, ...]:
-    """Tools in chat form; those of another type than `function`, or of a namespace, stay as they are."""
+def verifiers_tools_as_chat(values: object, where: str) -> tuple[ToolSpec, ...]:
+    """Tools in chat form; tools of a namespace or of a type other than `function` stay as they are."""
     tools: list[ToolSpec] = []
     for tool in as_tools(values, where):
-        other = (text_of(tool.get("type")) or "function") != "function" or text_of(tool.get("namespace"))
+        other = (nonempty_text(tool.get("type")) or "function") != "function" or nonempty_text(
+            tool.get("namespace")
+        )
         if other or isinstance(tool.get("function"), Mapping) or not isinstance(tool.get("name"), str):
             tools.append(tool)
             continue
         function = {
             "name": tool["name"],
-            "description": text_of(tool.get("description")) or "",
+            "description": nonempty_text(tool.get("description")) or "",
             "parameters": tool["parameters"] if tool.get("parameters") is not None else {},
         }
         if tool.get("strict") is not None:
@@ -114,23 +116,23 @@ WRAPPER = "native_wrapper"
 
 @dataclass(frozen=True, slots=True)
 class TraceNode:
-    """One message of the graph."""
+    """One message of a trace, with the tokens that it adds to its branch."""
 
     wire: Mapping[str, Any]
     where: str
     parent: int | None
     ids: Ids
-    """`[N]` the tokens that it adds; empty if the log has none."""
+    """`[N]`; empty if the log has none."""
     mask: Mask
     """`[N]` True where sampled and trained."""
     sampled: bool
-    """True if a model call wrote it."""
+    """Whether a model call wrote it."""
     start: int
-    """Where in its tokens the completion starts; `N` if nothing in it was sampled."""
+    """The index of the first sampled token; `N` if none was sampled."""
 
     @property
     def completion(self) -> Ids:
-        """`[C]` what was sampled."""
+        """`[C]` the sampled tokens."""
         return self.ids[self.start :]
 
     @property
@@ -141,7 +143,7 @@ class TraceNode:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The branches of a trace whose roots were given the same tools, read as one rollout."""
+    """The branches of a trace whose roots have the same tools; one rollout."""
 
     trace: Mapping[str, Any]
     path: Path
@@ -149,7 +151,7 @@ class Tree:
     nodes: tuple[TraceNode, ...]
     """All nodes of the trace, by number."""
     members: tuple[int, ...]
-    """The numbers of the nodes on these branches, in order."""
+    """The numbers of the nodes on these branches, ascending."""
     tools: object
     """The tools as logged."""
 
@@ -159,51 +161,48 @@ class Tree:
         return tuple(number for number in self.members if self.nodes[number].sampled)
 
     @property
-    def linear(self) -> bool:
-        """True if all nodes are on one branch."""
+    def is_linear(self) -> bool:
+        """Whether all nodes are on one branch."""
         return all(
             self.nodes[number].parent == before
             for before, number in zip((None, *self.members), self.members, strict=False)
         )
 
 
-def wrapped_in(row: Row) -> Mapping[str, Any] | None:
-    """The `info` of an uploaded sample, parsed, if it holds the whole episode; else None.
-
-    prime-rl uploads samples whose columns are JSON strings; `native_wrapper` inside `info` is the episode.
-    """
+def uploaded_info(row: Row) -> Mapping[str, Any] | None:
+    """The parsed `info` of a sample uploaded by prime-rl, if its `native_wrapper` is the episode; else None."""
     info = row.get("info")
     if isinstance(info, str):
-        info = parsed(row, "info") if f'"{WRAPPER}"' in info else None
+        info = parsed_column(row, "info") if f'"{WRAPPER}"' in info else None
     if isinstance(info, Mapping) and isinstance(info.get(WRAPPER), Mapping):
         return info
     return None
 
 
 def episode_of(row: Row) -> Row:
-    """The episode or bare trace of a row: the row itself, or the one inside an uploaded sample."""
+    """The episode or the bare trace of a row: the row itself, or the episode inside an uploaded sample."""
     if "traces" in row or "nodes" in row:
         return row
-    info = wrapped_in(row)
+    info = uploaded_info(row)
     return row if info is None else info[WRAPPER]
 
 
 def trees_of(episode: Row) -> list[Tree]:
-    """The trees of an episode, one rollout each, in the order of the traces; [] for an episode without traces."""
+    """The trees of an episode in the order of its traces; [] for an episode without traces."""
     traces = episode.get("traces")
     if traces is None:
-        return list(_trees(episode, (), ""))
+        return list(_parse_trees(episode, (), ""))
     if not isinstance(traces, list | tuple):
         raise RecordError("traces is not a list of traces")
     trees: list[Tree] = []
     for number, trace in enumerate(traces):
         trace = as_object(trace, f"traces[{number}] is not a trace (an object)")
-        trees.extend(_trees(trace, ("traces", number), f"traces[{number}]."))
+        trees.extend(_parse_trees(trace, ("traces", number), f"traces[{number}]."))
     return trees
 
 
-def paths_of(tree: Tree) -> list[list[int]]:
-    """The branches as node numbers from the root to a leaf, in the order of the leaves."""
+def branches_of(tree: Tree) -> list[list[int]]:
+    """Each branch as its node numbers from root to leaf, in the order of the leaves."""
     parents = {tree.nodes[number].parent for number in tree.members}
     paths = []
     for leaf in tree.members:
@@ -217,9 +216,9 @@ def paths_of(tree: Tree) -> list[list[int]]:
 
 
 def prompts_of(tree: Tree) -> dict[int, tuple[Ids, list[int]]]:
-    """For each sampled node its prompt `[P]` and the numbers of the nodes before it."""
+    """For each sampled node, by number: its prompt `[P]`, and the numbers of the nodes before it on its branch."""
     prompts: dict[int, tuple[Ids, list[int]]] = {}
-    for path in paths_of(tree):
+    for path in branches_of(tree):
         whole = np.concatenate([empty_ids(), *(tree.nodes[number].ids for number in path)])
         at = 0
         for depth, number in enumerate(path):
@@ -230,7 +229,7 @@ def prompts_of(tree: Tree) -> dict[int, tuple[Ids, list[int]]]:
     return prompts
 
 
-def with_updates(row: Row, updates_of: Callable[[str], Iterable[Row]]) -> Row:
+def with_trainer_updates(row: Row, updates_of: Callable[[str], Iterable[Row]]) -> Row:
     """The row with what a trainer wrote about its traces, as columns of the nodes over what the mask trains.
 
     An update has streams for branches, with an entry for each of their tokens, null where nothing is known. The
@@ -240,15 +239,17 @@ def with_updates(row: Row, updates_of: Callable[[str], Iterable[Row]]) -> Row:
     episode = episode_of(row)
     columns: dict[Path, Any] = {}
     for tree in {tree.path: tree for tree in trees_of(episode)}.values():
-        branches = paths_of(replace(tree, members=tuple(range(len(tree.nodes)))))
-        for update in updates_of(text_of(tree.trace.get("id")) or ""):
+        branches = branches_of(replace(tree, members=tuple(range(len(tree.nodes)))))
+        for update in updates_of(nonempty_text(tree.trace.get("id")) or ""):
             for branch in update.get("branches") or ():
                 index = branch.get("index") if isinstance(branch, Mapping) else None
                 if type(index) is int and 0 <= index < len(branches):
                     for name in ("advantages", "trainer_logprobs", "entropies", "is_masked"):
                         for number, values in _cut_by_node(tree, branches[index], branch.get(name), name):
                             columns[(*tree.path, "nodes", number, name)] = values
-    return _put_back(row, with_edits(episode, [Edit(*column) for column in columns.items()])) if columns else row
+    return (
+        _with_episode(row, apply_edits(episode, [Edit(*column) for column in columns.items()])) if columns else row
+    )
 
 
 def _cut_by_node(tree: Tree, branch: Sequence[int], stream: Any, name: str) -> Iterator[tuple[int, list[Any]]]:
@@ -265,12 +266,12 @@ def _cut_by_node(tree: Tree, branch: Sequence[int], stream: Any, name: str) -> I
             yield number, own
 
 
-def _trees(trace: Mapping[str, Any], path: Path, where: str) -> Iterator[Tree]:
-    """The branches of a trace, grouped by the tools their roots were given; at least one tree, possibly empty."""
+def _parse_trees(trace: Mapping[str, Any], path: Path, where: str) -> Iterator[Tree]:
+    """The trees of a trace, one for each set of tools that roots were given; without roots, one empty tree."""
     wires = trace.get("nodes")
     if not isinstance(wires, list | tuple):
         raise RecordError(f"{where}nodes is not a list of messages with their tokens")
-    nodes = tuple(_node(wire, number, f"{where}nodes[{number}]") for number, wire in enumerate(wires))
+    nodes = tuple(_parse_node(wire, number, f"{where}nodes[{number}]") for number, wire in enumerate(wires))
     roots = [number for number, node in enumerate(nodes) if node.parent is None]
     # Writers that record a root's tools omit the key if there are none.
     by_root = any(nodes[root].wire.get("tools") is not None for root in roots)
@@ -287,7 +288,7 @@ def _trees(trace: Mapping[str, Any], path: Path, where: str) -> Iterator[Tree]:
         yield Tree(trace, path, nodes, members, tools[group[0]] if group else trace.get("tools"))
 
 
-def _node(value: object, number: int, where: str) -> TraceNode:
+def _parse_node(value: object, number: int, where: str) -> TraceNode:
     wire = as_object(value, f"{where} is not a node (an object)")
     parent = wire.get("parent")
     if isinstance(parent, float) and parent.is_integer():
@@ -312,8 +313,8 @@ def _node(value: object, number: int, where: str) -> TraceNode:
         mask = mask.astype(np.bool_)
     flag = wire.get("sampled")
     sampled = bool(mask.any()) if flag is None else flag is True or (isinstance(flag, np.bool_) and bool(flag))
-    if sampled and len(ids) and not mask.any() and not filled(logged):
-        # Its last tokens were sampled, as many as have logprobs.
+    if sampled and len(ids) and not mask.any() and not has_entries(logged):
+        # Its last tokens were sampled, as many as there are logprobs.
         logprobs = wire.get("logprobs")
         if not is_list(logprobs) or not 0 < len(logprobs) <= len(ids):
             raise RecordError(f"{where} has no mask, and nothing else says which of its tokens were sampled")
@@ -322,16 +323,16 @@ def _node(value: object, number: int, where: str) -> TraceNode:
     return TraceNode(wire, where, parent, ids, mask, sampled, start)
 
 
-_DIGITS = 4
+_FLOAT_DECIMALS = 4
 """Decimals of per-token floats since release 0.4.0 (`RECORD_FLOAT_DECIMALS` in `v1/graph.py`)."""
-_UNREBUILT = ("routed_experts", "sampling_mask")
+_ENGINE_KEYS = ("routed_experts", "sampling_mask")
 _INPUT, _TOTAL = "num_input_tokens", "num_total_tokens"
-_Changed = dict[tuple[Path, int], dict[Path, Any]]
+_Changes = dict[tuple[Path, int], dict[Path, Any]]
 """New values by (path of the trace, number of the node), then by the key in the node."""
 
 
-def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> Sequence[Row]:
-    """The row with its repaired rollouts; the same object if nothing changed."""
+def updated_traces(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> Sequence[Row]:
+    """The row with its repaired rollouts, read back and compared; the same object if nothing changed."""
     if not repaired:
         return ()
     rollouts = read(row, repaired[0].rollout.place)
@@ -339,21 +340,21 @@ def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> S
         raise RecordError(
             "a trace cannot hold a fork and does not need one: its branches already are separate sequences"
         )
-    ones = at_most_one_each(rollouts, repaired)
+    ones = one_repaired_each(rollouts, repaired)
     episode = episode_of(row)
-    changed: _Changed = {}
+    changed: _Changes = {}
     trees = trees_of(episode) if "traces" in episode or "nodes" in episode else []
     for tree, before, part in zip(trees, rollouts, ones, strict=False):
         if len(part.turns_from) != len(before.turns):
             raise RecordError("a call of a trace cannot be left out: the messages after it build on its tokens")
-        # A sampled token outside the mask has no place for its logprob.
+        # Logprobs are stored for tokens of the mask alone.
         rows = before.training_row, part.rollout.training_row
-        if not same_trained(*rows) or not same_floats(*(None if own is None else own.logprobs for own in rows)):
+        if not trains_the_same(*rows) or not same_floats(*(None if own is None else own.logprobs for own in rows)):
             raise RecordError(
                 "a node's mask says what was sampled, and its logprobs follow the mask, so the loss mask of a "
                 "trace cannot be changed by itself"
             )
-        _collect(tree, before, changes_of(before, part), changed)
+        _collect_changes(tree, before, find_call_changes(before, part), changed)
     if not changed:
         return (row,)
     edits = [
@@ -361,15 +362,15 @@ def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> S
         for (path, number), values in changed.items()
         for name, value in values.items()
     ]
-    written = with_edits(episode, edits)
-    new = _put_back(row, with_edits(written, list(_counts_after(episode, written))))
+    written = apply_edits(episode, edits)
+    new = _with_episode(row, apply_edits(written, list(_count_edits(episode, written))))
     for again, part, before in zip(read(new, rollouts[0].place), ones, rollouts, strict=True):
-        # The repaired rollout with logprobs rounded as in the log.
+        # Compare with logprobs rounded as in the log.
         turns = []
         for want, got in zip(part.rollout.turns, again.turns, strict=False):
             wanted, logprobs = want.completion_logprobs, got.completion_logprobs
             same_size = wanted is not None and logprobs is not None and len(wanted) == len(logprobs)
-            if same_size and np.allclose(wanted, logprobs, rtol=0, atol=10.0**-_DIGITS, equal_nan=True):  # type: ignore[arg-type]
+            if same_size and np.allclose(wanted, logprobs, rtol=0, atol=10.0**-_FLOAT_DECIMALS, equal_nan=True):  # type: ignore[arg-type]
                 want = replace(want, completion_logprobs=logprobs)
             turns.append(want)
         turns += part.rollout.turns[len(turns) :]
@@ -378,7 +379,7 @@ def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> S
 
 
 def node_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    """Where nodes hold the columns of each rollout; without a training row, masks only mark what was sampled."""
+    """Where nodes hold the columns of each rollout; without a training row their masks are implied."""
     episode = episode_of(row)
     above: Path = () if episode is row else ("info", WRAPPER)
     trees = trees_of(episode) if "traces" in episode or "nodes" in episode else []
@@ -387,67 +388,67 @@ def node_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
         path = (*above, *tree.path, "nodes")
         calls = []
         for number, turn in zip(tree.sampled, rollout.turns, strict=False):
-            keys = {column.name: _keys(tree.nodes[number], column.name) for column in turn.columns}
+            keys = {column.name: _column_path(tree.nodes[number], column.name) for column in turn.columns}
             calls.append(
-                CallSource(columns={name: plain_sources([(*path, number, *key)]) for name, key in keys.items()})
+                CallSource(columns={name: sources_at([(*path, number, *key)]) for name, key in keys.items()})
             )
         masks, logprobs = ([(*path, number, name) for number in tree.members] for name in ("mask", "logprobs"))
-        columns = {"mask": plain_sources(masks), "logprobs": plain_sources(logprobs)}
+        columns = {"mask": sources_at(masks), "logprobs": sources_at(logprobs)}
         implied = () if rollout.training_row is not None else tuple(masks)
         sources.append(Sources(columns, tuple(calls), implied))
     return sources
 
 
-def _collect(tree: Tree, before: Rollout, changes: Mapping[int, CallChange], changed: _Changed) -> None:
+def _collect_changes(tree: Tree, before: Rollout, changes: Mapping[int, CallChange], changed: _Changes) -> None:
     prompts: dict[int, Ids] = {}
     for turn, change in changes.items():
         number = tree.sampled[turn]
         node = tree.nodes[number]
         values = changed.setdefault((tree.path, number), {})
         if change.logprobs is not None:
-            # Those of the masked-in tokens, with as many decimals as before.
+            # Only masked-in tokens have one, with as many decimals as before.
             original = node.wire.get("logprobs")
             compact = change.logprobs[node.trained]
             if np.isnan(compact).any() and not _holds_null(original):
                 raise RecordError(
                     f"{node.where}.logprobs holds a number for each sampled token and cannot hold null"
                 )
-            values["logprobs",] = as_logged(_rounded(compact, original), original)
+            values["logprobs",] = as_logged(_rounded_as_logged(compact, original), original)
         for name, column in change.columns.items():
-            # At the length it has in the log; dropped as a whole if a value is unknown.
-            keys, fitted = _keys(node, name), column
-            original = at(node.wire, keys)
+            # A column keeps its length in the log; it is dropped if a value is unknown.
+            keys, fitted = _column_path(node, name), column
+            original = value_at(node.wire, keys)
             if column is not None and len(original) != np.count_nonzero(node.mask):
                 fitted = np.concatenate([np.asarray(original, column.dtype)[: node.start], column])
             elif column is not None:
                 fitted = column[node.trained]
             if fitted is None or (_holds_null(fitted.tolist()) and not _holds_null(original)):
-                values[keys] = _null_value(tree)
+                values[keys] = _missing_value(tree)
             else:
-                values[keys] = as_logged(_rounded(fitted, original), original)
+                values[keys] = as_logged(_rounded_as_logged(fitted, original), original)
         if change.prompt_ids is not None:
             prompts[number] = change.prompt_ids
-    own = _own_tokens(tree, prompts)
+    own = _changed_scaffolds(tree, prompts)
     for number, ids in own.items():
         node = tree.nodes[number]
         values = changed.setdefault((tree.path, number), {})
-        for keys, value in _rewritten_node(node, ids, _null_value(tree)).items():
+        for keys, value in _node_changes(node, ids, _missing_value(tree)).items():
             values.setdefault(keys, value)
     for key in [key for key, values in changed.items() if not values]:
         del changed[key]
 
 
-def _keys(node: TraceNode, name: str) -> Path:
+def _column_path(node: TraceNode, name: str) -> Path:
     return (name,) if name in node.wire else tuple(name.split(".", 1))
 
 
-def _null_value(tree: Tree) -> object:
-    """How this log writes a missing value: episodes omit the key, bare traces write null."""
+def _missing_value(tree: Tree) -> object:
+    """What stands for a missing value: bare traces write null, episodes omit the key."""
     return None if any("parent" in node.wire for node in tree.nodes if node.parent is None) else ABSENT
 
 
-def _own_tokens(tree: Tree, prompts: Mapping[int, Ids]) -> dict[int, Ids]:
-    """The new tokens of each changed node before its completion, taken from the prompts that hold it."""
+def _changed_scaffolds(tree: Tree, prompts: Mapping[int, Ids]) -> dict[int, Ids]:
+    """The new tokens before the completion of each node that changes, by number, cut out of the new prompts."""
     before = prompts_of(tree)
     own: dict[int, Ids] = {}
     for number, ids in prompts.items():
@@ -477,35 +478,35 @@ def _own_tokens(tree: Tree, prompts: Mapping[int, Ids]) -> dict[int, Ids]:
     return own
 
 
-def _rewritten_node(node: TraceNode, ids: Ids, null: object) -> dict[Path, Any]:
-    """The new values of a node whose tokens before its completion changed to `ids`."""
+def _node_changes(node: TraceNode, ids: Ids, null: object) -> dict[Path, Any]:
+    """The new values of a node whose tokens before its completion become `ids`; `null` marks a missing value."""
     wire, old = node.wire, node.ids[: node.start]
     ids_now = np.concatenate([ids, node.completion])
     values: dict[Path, Any] = {("token_ids",): as_logged(ids_now, wire["token_ids"])}
     mask, weights = wire.get("mask"), wire.get("loss_weights")
     content: Any = wire.get("is_content")
-    if filled(mask):
+    if has_entries(mask):
         if node.mask[: node.start].any():
             raise RecordError(f"{node.where}.mask trains the tokens that would change")
         values["mask",] = as_logged(np.concatenate([np.zeros(len(ids), np.bool_), node.trained]), mask)
-    if filled(content):
+    if has_entries(content):
         moved = _moved_values(old, ids, list(content), node.start)
-        # In this log an empty list means unknown.
+        # An empty list means unknown here.
         values["is_content",] = [] if moved is None else as_logged(moved, content)
     for name, value in weights.items() if isinstance(weights, Mapping) else ():
-        if filled(value):
+        if has_entries(value):
             moved = _moved_values(old, ids, list(value), node.start)
             if moved is None:
                 raise RecordError(f"{node.where}.loss_weights.{name} weighs the tokens that would change")
             values["loss_weights", name] = as_logged(moved, value)
-    values.update({(name,): null for name in _UNREBUILT if wire.get(name) is not None})
+    values.update({(name,): null for name in _ENGINE_KEYS if wire.get(name) is not None})
     return values
 
 
 def _moved_values(old: Ids, new: Ids, values: list[Any], start: int) -> list[Any] | None:
-    """A node's values with those of its first `start` tokens, `old`, moved to the tokens that replace them.
+    """A node's values after its first `start` tokens change from `old` to `new`.
 
-    None if the value of an inserted token is unknown.
+    None if an inserted token replaces none, or tokens of several values: then its value is unknown.
     """
     head, tail = common_ends(old, new)
     changed, room = values[head : start - tail], len(new) - head - tail
@@ -514,35 +515,36 @@ def _moved_values(old: Ids, new: Ids, values: list[Any], start: int) -> list[Any
     return values[:head] + changed[:1] * room + values[start - tail :]
 
 
-def _rounded(values: NDArray[Any], original: Any) -> NDArray[Any]:
-    """The values, rounded if the log's own values are."""
+def _rounded_as_logged(values: NDArray[Any], original: Any) -> NDArray[Any]:
+    """The values, rounded if those of the log are."""
     if values.dtype.kind != "f" or not is_list(original):
         return values
     old = np.array([value for value in original if isinstance(value, float)], np.float64)
-    return np.round(values, _DIGITS) if np.array_equal(old, np.round(old, _DIGITS), equal_nan=True) else values
+    return (
+        np.round(values, _FLOAT_DECIMALS)
+        if np.array_equal(old, np.round(old, _FLOAT_DECIMALS), equal_nan=True)
+        else values
+    )
 
 
 def _holds_null(original: Any) -> bool:
     return any(value is None or value != value for value in original)
 
 
-def _put_back(row: Row, episode: Row) -> Row:
-    """The row with its new episode, inside the JSON string if the row is an uploaded sample."""
+def _with_episode(row: Row, episode: Row) -> Row:
+    """The row with its new episode; in an uploaded sample it is in the JSON string of `info`."""
     if "traces" in row or "nodes" in row:
         return episode
-    info = wrapped_in(row)
+    info = uploaded_info(row)
     assert info is not None
     new = with_values(info, {WRAPPER: episode})
     if not isinstance(row["info"], str):
         return with_values(row, {"info": new})
-    return with_values(row, {"info": rewritten_string(row["info"], info, new)})
+    return with_values(row, {"info": rewrite_json_string(row["info"], info, new)})
 
 
-# Counts
-
-
-def _counts_after(before: Row, after: Row) -> Iterator[Edit]:
-    """Edits to the counts of an episode whose prompts changed; a trace whose input count was wrong keeps it."""
+def _count_edits(before: Row, after: Row) -> Iterator[Edit]:
+    """Edits to the counts of an episode whose prompts changed; an input count that was wrong stays."""
     more = 0
     old_trees, new_trees = trees_of(before), trees_of(after)
     for path in dict.fromkeys(tree.path for tree in old_trees):
@@ -550,7 +552,7 @@ def _counts_after(before: Row, after: Row) -> Iterator[Edit]:
         new = [tree for tree in new_trees if tree.path == path]
         logged = old[0].trace.get("calls")
         calls: Sequence[Any] = logged if isinstance(logged, list | tuple) else ()
-        # The new `prompt_tokens` of calls whose prompt changed its length, by the number of the call.
+        # By the number of the call, its new `prompt_tokens` if the length of its prompt changed.
         lengths = {n: len(ids) for tree in old for n, (ids, _) in prompts_of(tree).items()}
         now = {n: len(ids) for tree in new for n, (ids, _) in prompts_of(tree).items()}
         counts: dict[int, int] = {}
@@ -561,16 +563,16 @@ def _counts_after(before: Row, after: Row) -> Iterator[Edit]:
             if _prompt_tokens(usage) == lengths[node] != now[node]:
                 counts[number] = usage["prompt_tokens"] + now[node] - lengths[node]
                 yield Edit((*path, "calls", number, "usage", "prompt_tokens"), counts[number])
-        was = _new_input(calls, old, {})
-        grown = _new_input(calls, old, counts) - was
+        was = _input_tokens(calls, old, {})
+        grown = _input_tokens(calls, old, counts) - was
         if old[0].trace.get(_INPUT) == was:
             more += grown
-            yield from _counted(old[0].trace, grown, path)
+            yield from _grown_counts(old[0].trace, grown, path)
     if "traces" in before:
-        yield from _counted(before, more, ())
+        yield from _grown_counts(before, more, ())
 
 
-def _counted(holder: Mapping[str, Any], more: int, path: Path) -> Iterator[Edit]:
+def _grown_counts(holder: Mapping[str, Any], more: int, path: Path) -> Iterator[Edit]:
     for name in (_INPUT, _TOTAL):
         if more and type(holder.get(name)) is int:
             yield Edit((*path, name), holder[name] + more)
@@ -583,8 +585,8 @@ def _prompt_tokens(usage: Mapping[str, Any]) -> int | None:
     return prompt + (cached if type(cached) is int else 0)
 
 
-def _new_input(calls: Sequence[Any], trees: Sequence[Tree], usage: Mapping[int, int]) -> int:
-    """Input tokens of all branches of a trace, each counted once; `usage` has new counts of changed prompts."""
+def _input_tokens(calls: Sequence[Any], trees: Sequence[Tree], usage: Mapping[int, int]) -> int:
+    """The input tokens of a trace, each counted once; `usage` has the new counts of changed prompts by call."""
     by_node = {
         call["node"]: (number, call["usage"])
         for number, call in enumerate(calls)
@@ -595,7 +597,7 @@ def _new_input(calls: Sequence[Any], trees: Sequence[Tree], usage: Mapping[int, 
     }
     counted: dict[int, int] = {}
     for tree in trees:
-        for path in paths_of(tree):
+        for path in branches_of(tree):
             before = 0
             for number, counts in (by_node[node] for node in path if node in by_node):
                 size = (_prompt_tokens(counts) or 0) + (

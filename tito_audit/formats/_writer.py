@@ -1,4 +1,4 @@
-"""Writes repaired calls back into a row, and checks that the written row reads that way."""
+"""Repaired calls written into a row: what changed in each, the edits at its sources, the check of the new row."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from tito_audit.errors import RecordError
 from tito_audit.format import Row, SourcesOf
 from tito_audit.formats._calls import seen_by_template, updated_call
-from tito_audit.formats._columns import as_logged, literal, rescored, same_floats, same_ids
-from tito_audit.formats._update import at, at_most_one_each, changed_columns, path_text, same_trained
+from tito_audit.formats._columns import as_logged, parse_literal, replace_logprobs, same_floats, same_ids
+from tito_audit.formats._update import changed_columns, one_repaired_each, path_text, trains_the_same, value_at
 from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
-from tito_audit.record.edits import Edit, Path, with_edits
-from tito_audit.record.json_text import rewritten_string
+from tito_audit.record.edits import Edit, Path, apply_edits
+from tito_audit.record.json_text import rewrite_json_string
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import IdsFrom, Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
@@ -27,7 +27,7 @@ Read = Callable[[Row, Place], Sequence[Rollout]]
 
 
 class RowFunctions(TypedDict):
-    """The functions of a format over whole rows."""
+    """The functions of a Format that read and write rows."""
 
     read: Read
     sources: SourcesOf
@@ -41,62 +41,62 @@ class CallChange:
     before: Turn
     after: Turn
     prompt_ids: Ids | None
-    """None if unchanged."""
+    """The new ones; None if unchanged."""
     logprobs: Logprobs | None
-    """None if unchanged."""
+    """The new ones; None if unchanged."""
     columns: Mapping[str, NDArray[Any] | None]
-    """Every other column that changed, by name; None for one that was dropped."""
+    """The new values of every other column that changed, by name; None for a dropped column."""
 
     @property
     def recorded_logprobs(self) -> Logprobs | None:
-        """The logprobs as the log has them, even if they fit no completion."""
+        """The logprobs as the log has them, even if they do not fit the completion."""
         recovered = self.after.ids_from is IdsFrom.RECOVERED
         return logged_logprobs(self.before if recovered else replace(self.before, token_texts=None))
 
 
-def rollouts_before(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> Sequence[Rollout]:
-    """The rollouts of the row before the repair."""
+def read_before(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> Sequence[Rollout]:
+    """The rollouts of the row as it is logged; RecordError if none of them is left to write."""
     if not repaired:
         raise RecordError("no rollout of the row is left, so no row can be written")
     return read(row, replace(repaired[0].rollout.place, item=0))
 
 
-def changes_of(before: Rollout, repaired_rollout: RepairedRollout) -> dict[int, CallChange]:
-    """What changed, by the turn's number before the repair; RecordError for changes that no log can hold."""
-    numbers = repaired_rollout.turns_from
-    if len(numbers) != len(repaired_rollout.rollout.turns) or any(not 0 <= n < len(before.turns) for n in numbers):
+def find_call_changes(before: Rollout, after: RepairedRollout) -> dict[int, CallChange]:
+    """What changed in each call, by its number before the repair; RecordError for changes that no log can hold."""
+    numbers = after.turns_from
+    if len(numbers) != len(after.rollout.turns) or any(not 0 <= n < len(before.turns) for n in numbers):
         raise RecordError("the turns of the repaired rollout are not those of the row")
     if list(numbers) != sorted(set(numbers)):
         raise RecordError("the repaired rollout has its turns in another order than the row, or one of them twice")
     changes: dict[int, CallChange] = {}
-    for number, after in zip(numbers, repaired_rollout.rollout.turns, strict=True):
+    for number, turn in zip(numbers, after.rollout.turns, strict=True):
         was, prompt = before.turns[number], None
-        recovered = was.completion_ids is None and after.ids_from is IdsFrom.RECOVERED
-        if not recovered and not same_ids(was.completion_ids, after.completion_ids):
+        recovered = was.completion_ids is None and turn.ids_from is IdsFrom.RECOVERED
+        if not recovered and not same_ids(was.completion_ids, turn.completion_ids):
             raise RecordError(
                 f"the completion of call {number} would change, and no repair may change what was sampled"
             )
-        if not same_ids(was.prompt_ids, after.prompt_ids):
-            if was.prompt_ids is None or after.prompt_ids is None:
+        if not same_ids(was.prompt_ids, turn.prompt_ids):
+            if was.prompt_ids is None or turn.prompt_ids is None:
                 raise RecordError(f"call {number} would gain or lose its prompt; a prompt can only be rewritten")
-            prompt = after.prompt_ids
+            prompt = turn.prompt_ids
         policies = {column.name: column.policy for column in was.columns}
-        added = next((column.name for column in after.columns if column.name not in policies), None)
+        added = next((column.name for column in turn.columns if column.name not in policies), None)
         if added is not None:
             raise RecordError(f"call {number} has no column {added!r} in the log, and none can be added")
         columns = {
             name: values
-            for name, values in changed_columns(was, after).items()
+            for name, values in changed_columns(was, turn).items()
             if values is None or policies[name] is not MovePolicy.DROP
         }
-        logprobs = _changed_logprobs(was, after, columns, number)
+        logprobs = _changed_logprobs(was, turn, columns, number)
         if prompt is not None or logprobs is not None or columns:
-            changes[number] = CallChange(was, after, prompt, logprobs, columns)
+            changes[number] = CallChange(was, turn, prompt, logprobs, columns)
     return changes
 
 
 def check_written(rollout: Rollout, wanted: RepairedRollout, was: Rollout) -> None:
-    """Raise RecordError unless the written row reads as the repair wants it."""
+    """Raise RecordError unless `rollout`, read from the written row, is the repaired one that was wanted."""
     if len(rollout.turns) != len(wanted.rollout.turns):
         raise RecordError(
             f"the row would read as {len(rollout.turns)} calls, but the repair leaves {len(wanted.turns_from)}"
@@ -108,20 +108,24 @@ def check_written(rollout: Rollout, wanted: RepairedRollout, was: Rollout) -> No
         if not recovered and not same_ids(turn.completion_ids, want.completion_ids):
             raise RecordError(f"the row would read with another completion of call {number}")
         written_logprobs, logprobs = turn.completion_logprobs, want.completion_logprobs
-        if written_logprobs is not None and logprobs is not None and not _agree(written_logprobs, logprobs):
+        if (
+            written_logprobs is not None
+            and logprobs is not None
+            and not _logprobs_agree(written_logprobs, logprobs)
+        ):
             raise RecordError(f"the row would read with other logprobs of call {number}")
         sent = _sent_messages(was, was.turns[number])
         if sent is not None and _sent_messages(rollout, turn) != sent:
             raise RecordError(f"the row would read with other messages around call {number}")
 
 
-def recounted(
+def updated_counts(
     holder: Mapping[str, Any], before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]
 ) -> dict[str, int]:
-    """The stored counts that change, by name, where they counted the tokens of `before`.
+    """The new values of stored token counts that were right before, by name.
 
-    `before` and `after` list possible ways to count, each as (prompt tokens, completion tokens); the first
-    that matches is used.
+    `before` and `after` list the ways to count, each as (prompt tokens, completion tokens). The first way that
+    matches a stored count is the one that it follows.
     """
     prompt_name, completion_name = (
         next((key for key in keys if type(holder.get(key)) is int), None)
@@ -136,7 +140,7 @@ def recounted(
             counts[prompt_name] = new[0]
         if completion_name is not None and holder[completion_name] == old[1]:
             counts[completion_name] = new[1]
-        # If there is a count of prompts, a match of the completion alone does not prove the way to count.
+        # Where prompts are counted too, a match of the completion alone does not prove the way to count.
         if prompt_name is not None and prompt_name not in counts:
             continue
         if type(holder.get("total_tokens")) is int and holder["total_tokens"] == sum(old):
@@ -149,12 +153,12 @@ def recounted(
 def _changed_logprobs(
     before: Turn, after: Turn, columns: dict[str, NDArray[Any] | None], number: int
 ) -> Logprobs | None:
-    """The new logprobs, None if unchanged; their column is removed from `columns` unless it was dropped."""
+    """The new logprobs of a call, None if unchanged. Takes their column out of `columns` unless it was dropped."""
     column = _logprob_column(before)
     moved = columns.pop(column.name, None) if column is not None and columns.get(column.name) is not None else None
     recorded, logprobs = CallChange(before, after, None, None, {}).recorded_logprobs, after.completion_logprobs
     if moved is not None:
-        if logprobs is not None and not _agree(moved, logprobs):
+        if logprobs is not None and not _logprobs_agree(moved, logprobs):
             raise RecordError(f"call {number} has one set of logprobs in its column and another one in the turn")
         return np.asarray(moved, np.float64)
     if column is not None and column.name in columns:
@@ -182,8 +186,8 @@ def logged_logprobs(turn: Turn) -> Logprobs | None:
     return turn.completion_logprobs
 
 
-def _agree(column: NDArray[Any], logprobs: Logprobs) -> bool:
-    """True if the values are equal wherever both are known; in a column of single precision, to its precision."""
+def _logprobs_agree(column: NDArray[Any], logprobs: Logprobs) -> bool:
+    """Whether both are equal where both are known; a column of single precision is compared at its precision."""
     if len(column) != len(logprobs):
         return False
     values = column.astype(np.float64)
@@ -193,7 +197,7 @@ def _agree(column: NDArray[Any], logprobs: Logprobs) -> bool:
 
 
 def _sent_messages(rollout: Rollout, turn: Turn) -> object:
-    """What a call was sent, as values that can be compared; None if the log has no messages for it."""
+    """What templates read of the messages that a call was sent; None if the log has none for it."""
     sent = turn.prompt_messages
     if turn.message_index is not None and sent is None:
         sent = rollout.messages[: turn.message_index]
@@ -202,20 +206,20 @@ def _sent_messages(rollout: Rollout, turn: Turn) -> object:
     return [seen_by_template(message) for message in sent]
 
 
-Totals = Callable[[Row, Sequence[Rollout], Sequence[Rollout]], Iterator[Edit]]
-"""Counts over several calls, from the rollouts before and after."""
+TotalEdits = Callable[[Row, Sequence[Rollout], Sequence[Rollout]], Iterator[Edit]]
+"""Edits to counts over several calls, from the row and its rollouts before and after."""
 
 
-def call_rows(read: Read, sources: SourcesOf, **how: Any) -> RowFunctions:
-    """The functions of a format whose rows hold calls; `how` are further arguments of `rewritten_calls`."""
+def listed_calls(read: Read, sources: SourcesOf, **how: Any) -> RowFunctions:
+    """The functions of a format whose rows list calls; `how` are further arguments of `update_calls`."""
 
     def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-        return (rewritten_calls(row, repaired, read, sources, **how),)
+        return (update_calls(row, repaired, read, sources, **how),)
 
     return RowFunctions(read=read, sources=sources, update=update)
 
 
-def rewritten_calls(
+def update_calls(
     row: Row,
     repaired: Sequence[RepairedRollout],
     read: Read,
@@ -223,18 +227,18 @@ def rewritten_calls(
     *,
     gone: Any = None,
     only_numbers: bool = False,
-    totals: Totals | None = None,
+    totals: TotalEdits | None = None,
     stays: str = "a call can neither be left out of this format's row nor moved in it",
     row_stays: str = "",
 ) -> Row:
-    """The row with its repaired calls; the same object if nothing changed.
+    """The row with its repaired calls, read back and compared; the same object if nothing changed.
 
-    `gone` replaces a dropped column: null, or ABSENT if the format omits nulls. With `only_numbers` the
-    format allows no null among logprobs, so unknown ones are refused. `stays` is the error if a call is left
-    out, `row_stays` the error if the training row changes, in a format that has one.
+    `gone` replaces a dropped column: null, or ABSENT if the format omits nulls. With `only_numbers` an unknown
+    logprob is refused, as the format has no null for it. `stays` is the error if a call is left out, `row_stays`
+    the error if the training row changes, in a format that has one.
     """
-    before = rollouts_before(row, repaired, read)
-    chosen = at_most_one_each(before, repaired)
+    before = read_before(row, repaired, read)
+    chosen = one_repaired_each(before, repaired)
     edits: dict[Path, Any] = {}
     changed = False
     where: Sequence[Sources] = ()
@@ -242,9 +246,9 @@ def rewritten_calls(
         if len(part.turns_from) != len(rollout.turns):
             raise RecordError(stays)
         rows = rollout.training_row, part.rollout.training_row
-        if rows[0] is not rows[1] and not (row_stays and same_trained(*rows)):
+        if rows[0] is not rows[1] and not (row_stays and trains_the_same(*rows)):
             raise RecordError(row_stays or "this format's rows hold calls and no training row")
-        changes = changes_of(rollout, part)
+        changes = find_call_changes(rollout, part)
         changed = changed or bool(changes)
         where = where or (sources(row, before) if changes else ())
         for number, change in changes.items():
@@ -271,26 +275,25 @@ def rewritten_calls(
     after = [part.rollout for part in chosen]
     for edit in totals(row, before, after) if totals is not None else ():
         edits[edit.path] = edit.value
-    new: Row = with_edits(row, [Edit(path, value) for path, value in edits.items()])
+    new: Row = apply_edits(row, [Edit(path, value) for path, value in edits.items()])
     for again, part, rollout in zip(read(new, before[0].place), chosen, before, strict=True):
         check_written(again, part, rollout)
     return new
 
 
-def lengths_of(turns: Sequence[Turn]) -> tuple[int, int]:
-    """The number of tokens in all prompts and in all completions."""
+def count_tokens(turns: Sequence[Turn]) -> tuple[int, int]:
+    """The number of tokens in all prompts, and in all completions."""
     prompts = sum(len(turn.prompt_ids) for turn in turns if turn.prompt_ids is not None)
     return prompts, sum(len(turn.completion_ids) for turn in turns if turn.completion_ids is not None)
 
 
 def _call_edits(row: Row, source: CallSource, change: CallChange, gone: Any) -> Iterator[Edit]:
     if source.entry is not None:
-        yield Edit(source.entry, updated_call(at(row, source.entry), change.before, change.after))
+        yield Edit(source.entry, updated_call(value_at(row, source.entry), change.before, change.after))
     if change.prompt_ids is not None:
         yield from _prompt_edits(row, source, change, gone)
     if source.entry is None:
         if change.logprobs is not None:
-            # Every copy in its own form.
             old, new, ids = change.recorded_logprobs, change.logprobs, change.before.completion_ids
             assert old is not None
             if not source.logprobs:
@@ -299,8 +302,8 @@ def _call_edits(row: Row, source: CallSource, change: CallChange, gone: Any) -> 
                 raise RecordError(source.whole)
             for copy in source.logprobs:
                 own = slice(*copy.part) if copy.part is not None else slice(None)
-                moved = partial(rescored, layout=copy.layout, old=old[own], new=new[own], ids=ids)
-                yield from _edits(row, copy.path, moved)
+                moved = partial(replace_logprobs, layout=copy.layout, old=old[own], new=new[own], ids=ids)
+                yield from _edits_at(row, copy.path, moved)
         for name, values in change.columns.items():
             if name not in source.columns:
                 raise RecordError(source.whole.format(name=name))
@@ -308,36 +311,38 @@ def _call_edits(row: Row, source: CallSource, change: CallChange, gone: Any) -> 
                 if values is None:
                     yield Edit(copy.path, gone)
                 else:
-                    yield from _edits(row, copy.path, partial(as_logged, values))
+                    yield from _edits_at(row, copy.path, partial(as_logged, values))
 
 
 def _prompt_edits(row: Row, source: CallSource, change: CallChange, gone: Any) -> Iterator[Edit]:
-    """Edits to every copy of the prompt, and to everything computed from the old one."""
+    """Edits to every copy of the prompt, and to all that was computed from the old one."""
     if source.scored:
         raise RecordError("the server scored the old prompt, and there are no scores for the new one")
     for copy in source.prompts:
-        yield from _edits(row, copy.path, partial(as_logged, change.prompt_ids))
+        yield from _edits_at(row, copy.path, partial(as_logged, change.prompt_ids))
     for path in source.blank:
-        if np.asarray(at(row, path)).any():
+        if np.asarray(value_at(row, path)).any():
             raise RecordError(f"{path[-1]} trains tokens of a prompt that would change")
-        yield Edit(path, as_logged(np.zeros(lengths_of([change.after])[0], np.int64), at(row, path)))
+        yield Edit(path, as_logged(np.zeros(count_tokens([change.after])[0], np.int64), value_at(row, path)))
     for path in source.routing:
-        if at(row, path) is not None:
+        if value_at(row, path) is not None:
             yield Edit(path, gone)
     for counter in source.counters:
-        prefix, holder = counter.prefix, at(row, counter.path)
+        prefix, holder = counter.prefix, value_at(row, counter.path)
         counts = {name[len(prefix) :]: value for name, value in holder.items() if str(name).startswith(prefix)}
-        for name, value in recounted(counts, [lengths_of([change.before])], [lengths_of([change.after])]).items():
+        for name, value in updated_counts(
+            counts, [count_tokens([change.before])], [count_tokens([change.after])]
+        ).items():
             yield Edit((*counter.path, prefix + name), value)
     for turn, earlier in source.retries:
         again = replace(turn, prompt_ids=change.prompt_ids)
         yield from _call_edits(row, earlier, CallChange(turn, again, change.prompt_ids, None, {}), gone)
 
 
-def _edits(row: Row, path: Path, written: Callable[[Any], Any]) -> Iterator[Edit]:
-    """An edit at a path if its value changes; a list stored as a JSON string is rewritten inside the string."""
-    value = at(row, path)
-    was = literal(value)
+def _edits_at(row: Row, path: Path, written: Callable[[Any], Any]) -> Iterator[Edit]:
+    """The edit at a path, if its value changes; a list stored as JSON in a string is rewritten in the string."""
+    value = value_at(row, path)
+    was = parse_literal(value)
     new = written(was)
     if new is not was:
-        yield Edit(path, rewritten_string(value, was, new) if isinstance(value, str) else new)
+        yield Edit(path, rewrite_json_string(value, was, new) if isinstance(value, str) else new)

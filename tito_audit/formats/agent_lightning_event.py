@@ -16,20 +16,27 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._answers import FindSource, LoggedCall, PartRows, Thread, chat_calls, part_of, threads
-from tito_audit.formats._calls import call_turn, real_name
-from tito_audit.formats._columns import filled, first_text, is_list, plain
-from tito_audit.formats._responses import text_of
-from tito_audit.formats._update import object_at, plain_sources
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._answers import (
+    FindSource,
+    LoggedCall,
+    Thread,
+    ThreadRows,
+    build_thread,
+    chat_calls,
+    group_into_threads,
+)
+from tito_audit.formats._calls import model_name, read_turn
+from tito_audit.formats._columns import first_text, has_entries, is_list, to_list
+from tito_audit.formats._responses import nonempty_text
+from tito_audit.formats._update import object_at, sources_at
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import CallSource, Counter, Layout, Source
 from tito_audit.record.stated import Stated
-from tito_audit.signature import Signature
 
-_TEXTS = ("content", "reasoning", "reasoning_content", "refusal")
-_SILENT = ("role", "tool_calls", *_TEXTS)
+_TEXT_KEYS = ("content", "reasoning", "reasoning_content", "refusal")
+_DELTA_KEYS = ("role", "tool_calls", *_TEXT_KEYS)
 
 
 def matches(row: Row) -> bool:
@@ -43,7 +50,7 @@ def matches(row: Row) -> bool:
     )
 
 
-def parts(row: Row, place: Place) -> Sequence[Thread]:
+def read_threads(row: Row, place: Place) -> Sequence[Thread]:
     if _is_event(row):
         events: Sequence[tuple[Any, Path]] = [(row, ())]
         holder = row
@@ -51,8 +58,8 @@ def parts(row: Row, place: Place) -> Sequence[Thread]:
         events = [(event, ("events", number)) for number, event in enumerate(row["events"])]
         holder = row["rollout"]
     stated = Stated().with_facts(id=first_text(holder, ("rollout_id", "id")))
-    exchanges = [_calls(row, event, path) for event, path in events]
-    # Of calls that send the same prompt in one attempt the last counts; it keeps the places of the others.
+    exchanges = [_calls_of_event(row, event, path) for event, path in events]
+    # Of calls with the same prompt in one attempt, the last counts; it keeps the sources of the others.
     by_prompt: dict[object, list[list[LoggedCall]]] = {}
     for number, calls in enumerate(exchanges):
         prompt = calls[0].turn.prompt_ids if calls else None
@@ -64,7 +71,7 @@ def parts(row: Row, place: Place) -> Sequence[Thread]:
         for calls in exchanges
         if id(calls) in retries
     ]
-    parts = [part_of(calls, place, FORMAT.name, stated) for calls in threads(calls_of_events)]
+    parts = [build_thread(calls, place, FORMAT.name, stated) for calls in group_into_threads(calls_of_events)]
     return parts or [Thread(Rollout(place, FORMAT.name, stated=stated.without_ids()), ())]
 
 
@@ -77,7 +84,7 @@ def _is_event(row: object) -> bool:
     )
 
 
-def _calls(root: Row, event: object, path: Path) -> list[LoggedCall]:
+def _calls_of_event(root: Row, event: object, path: Path) -> list[LoggedCall]:
     """The calls of an event, one for each choice of its answer; [] if it is not a call or failed."""
     if not isinstance(event, Mapping) or not _is_event(event):
         raise RecordError(
@@ -87,18 +94,18 @@ def _calls(root: Row, event: object, path: Path) -> list[LoggedCall]:
     status, response = data.get("http_status"), data.get("response")
     if event["event_type"] != "model_request" or (isinstance(status, int | float | np.number) and status >= 400):
         return []
-    if text_of(data.get("status")) == "error" or any(
+    if nonempty_text(data.get("status")) == "error" or any(
         o.get("error") is not None for o in (data, object_at(response))
     ):
         return []
     request, where = data.get("request"), (*at, "response")
     sent = at if request is None else (*at, "request")
     if any(key in data for key in ("prompt_token_ids", "response_token_ids")):
-        calls = [LoggedCall(call_turn(data, "data"), partial(CallSource, entry=at))]  # reduced to its ids
+        calls = [LoggedCall(read_turn(data, "data"), partial(CallSource, entry=at))]  # reduced to its ids
     elif request is not None and not isinstance(request, Mapping):
         raise RecordError("data.request is not an object")
     elif isinstance(response, list | tuple) and response and all(isinstance(chunk, Mapping) for chunk in response):
-        calls = chat_calls(root, request or {}, _joined(response), sent, where)
+        calls = chat_calls(root, request or {}, _join_chunks(response), sent, where)
         calls = [replace(call, source=partial(_stream_source, response, where)) for call in calls]
     elif not isinstance(response, Mapping):
         raise RecordError("data.response is neither an answer (an object) nor the chunks of a stream")
@@ -108,7 +115,7 @@ def _calls(root: Row, event: object, path: Path) -> list[LoggedCall]:
     version = server.get("version", data.get("model_version"))
     stated = []
     for call in calls:
-        model = real_name(server.get("model")) or call.stated.model
+        model = model_name(server.get("model")) or call.stated.model
         facts = replace(call.stated, model=model, attempt=attempt if isinstance(attempt, int | str) else None)
         turn = call.turn
         if isinstance(version, str | int) and not isinstance(version, bool) and not turn.weight_versions:
@@ -131,28 +138,25 @@ def _with_retries(find: FindSource, retries: Sequence[LoggedCall]) -> CallSource
     return replace(find(), retries=tuple((call.turn, call.source()) for call in retries))
 
 
-# Streams: the chunks of a chat answer joined, with where in them the logprob of each token is
-
-
 def _stream_source(chunks: Sequence[Mapping[str, Any]], path: Path) -> CallSource:
     prompts = [
         (*path, number, "prompt_token_ids")
         for number, chunk in enumerate(chunks)
-        if filled(chunk.get("prompt_token_ids"))
+        if has_entries(chunk.get("prompt_token_ids"))
     ]
     logprobs = []
     start = 0
     for number, chunk in enumerate(chunks):
-        end = start + len(_content(chunk))
+        end = start + len(_logprob_entries(chunk))
         if end > start:
             where = (*path, number, "choices", 0, "logprobs", "content")
             logprobs.append(Source(where, Layout.ENTRIES, (start, end)))
         start = end
     whole = "a stream's chunks hold ids, logprobs and texts together, so none of them can be dropped"
-    return CallSource(plain_sources(prompts), tuple(logprobs), whole=whole)
+    return CallSource(sources_at(prompts), tuple(logprobs), whole=whole)
 
 
-def _joined(chunks: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _join_chunks(chunks: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The answer that the chunks of one choice add up to; RecordError for several choices and unknown deltas."""
     message: dict[str, Any] = {"role": "assistant"}
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": None}
@@ -162,31 +166,31 @@ def _joined(chunks: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         for key in ("id", "model", "created", "usage"):
             if chunk.get(key) is not None:
                 response[key] = chunk[key]
-        if filled(chunk.get("prompt_token_ids")):
+        if has_entries(chunk.get("prompt_token_ids")):
             response.setdefault("prompt_token_ids", chunk["prompt_token_ids"])
-        piece = _choice(chunk)
+        piece = _choice_of_chunk(chunk)
         if piece is None:
             continue
         if piece.get("finish_reason") is not None:
             choice["finish_reason"] = piece["finish_reason"]
         if piece.get("token_ids") is not None:
-            choice.setdefault("token_ids", []).extend(_plain(piece["token_ids"], "token_ids"))
+            choice.setdefault("token_ids", []).extend(_require_list(piece["token_ids"], "token_ids"))
         if piece.get("logprobs") is not None:
-            choice.setdefault("logprobs", {"content": []})["content"].extend(_content(chunk))
+            choice.setdefault("logprobs", {"content": []})["content"].extend(_logprob_entries(chunk))
         if piece.get("delta") is not None:
             delta = piece["delta"]
             if not isinstance(delta, Mapping):
                 raise RecordError("a stream's `delta` is not an object")
-            unknown = [key for key, value in delta.items() if key not in _SILENT and value]
+            unknown = [key for key, value in delta.items() if key not in _DELTA_KEYS and value]
             if unknown:
                 raise RecordError(
                     f"a stream's delta holds {unknown[0]!r}, which is not joined. Log the joined answer"
                 )
-            for key in _TEXTS:
+            for key in _TEXT_KEYS:
                 if isinstance(delta.get(key), str):
                     message[key] = message.get(key, "") + delta[key]
             parts = delta.get("tool_calls")
-            for part in () if parts is None else _plain(parts, "tool_calls"):
+            for part in () if parts is None else _require_list(parts, "tool_calls"):
                 function = part.get("function") if isinstance(part, Mapping) else None
                 if not isinstance(function, Mapping) or type(part.get("index", 0)) is not int:
                     raise RecordError("a stream's delta holds a tool call without a function")
@@ -194,7 +198,7 @@ def _joined(chunks: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
                     part.get("index", 0),
                     {"id": None, "type": "function", "function": {"name": "", "arguments": ""}},
                 )
-                call["id"] = text_of(call["id"], part.get("id"))
+                call["id"] = nonempty_text(call["id"], part.get("id"))
                 for key in ("name", "arguments"):
                     call["function"][key] += function[key] if isinstance(function.get(key), str) else ""
     if calls:
@@ -202,7 +206,7 @@ def _joined(chunks: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return response
 
 
-def _choice(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _choice_of_chunk(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The choice of a chunk; None for one that only has counts, like the last one of a stream."""
     listed = chunk.get("choices")
     if listed is None or (is_list(listed) and not len(listed)):
@@ -214,17 +218,17 @@ def _choice(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return piece
 
 
-def _content(chunk: Mapping[str, Any]) -> list[Any]:
-    piece = _choice(chunk)
+def _logprob_entries(chunk: Mapping[str, Any]) -> list[Any]:
+    piece = _choice_of_chunk(chunk)
     logged = piece.get("logprobs") if piece is not None else None
     entries = logged.get("content") if isinstance(logged, Mapping) else None
-    return _plain(entries, "logprobs.content") if entries is not None else []
+    return _require_list(entries, "logprobs.content") if entries is not None else []
 
 
-def _plain(value: Any, name: str) -> list[Any]:
+def _require_list(value: Any, name: str) -> list[Any]:
     if not is_list(value):
         raise RecordError(f"a stream's {name} is not a list")
-    return plain(value)
+    return to_list(value)
 
 
 FORMAT = Format(
@@ -233,7 +237,7 @@ FORMAT = Format(
     signature=Signature("{event_type}, {rollout_id}, {data}; or {rollout} with {events} of them"),
     precedence=150,
     matches=matches,
-    **PartRows(parts).functions,
+    **ThreadRows(read_threads).functions,
     row_is_call=True,
     shows="One call each: prompt, completion, logprobs, weight version, and the request's messages and tools "
     "unless it was trimmed to a triplet. Rows of one rollout are read together.",

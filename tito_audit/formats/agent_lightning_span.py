@@ -13,41 +13,40 @@ from functools import partial
 from typing import Any
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._answers import LoggedCall, PartRows, Thread, part_of
-from tito_audit.formats._calls import real_name, turn_of_tokens
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._answers import LoggedCall, Thread, ThreadRows, build_thread
+from tito_audit.formats._calls import build_turn, model_name
 from tito_audit.formats._columns import (
     Raw,
     as_objects,
-    filled,
-    first_given,
+    first_present_name,
     first_text,
+    has_entries,
     ids_or_none,
     is_given,
     is_list,
-    literal,
+    parse_literal,
 )
-from tito_audit.formats._responses import message_wire, text_of
-from tito_audit.formats._update import object_at, plain_sources, same_as
+from tito_audit.formats._responses import drop_empty_fields, nonempty_text
+from tito_audit.formats._update import equals_numbers, object_at, sources_at
 from tito_audit.record.arrays import Ids
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, ToolSpec, as_message
-from tito_audit.record.nesting import parsed_by_python
+from tito_audit.record.nesting import load_python_json
 from tito_audit.record.rollout import Place, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source
 from tito_audit.record.stated import Stated
-from tito_audit.signature import Signature
 
-_WEAVE = "agentlightning.operation.output"
-_RAW = "llm.hosted_vllm"
-_PROMPTS = ("prompt_token_ids", f"{_WEAVE}.prompt_token_ids", f"{_RAW}.prompt_token_ids")
+_WEAVE_PREFIX = "agentlightning.operation.output"
+_RAW_PREFIX = "llm.hosted_vllm"
+_PROMPTS = ("prompt_token_ids", f"{_WEAVE_PREFIX}.prompt_token_ids", f"{_RAW_PREFIX}.prompt_token_ids")
 _COMPLETIONS = (
     "response_token_ids",
-    f"{_WEAVE}.response_token_ids.0",
-    f"{_WEAVE}.choices.0.token_ids",
-    f"{_WEAVE}.choices.0.provider_specific_fields.token_ids",
-    f"{_RAW}.response_token_ids",
-    f"{_RAW}.choices",
+    f"{_WEAVE_PREFIX}.response_token_ids.0",
+    f"{_WEAVE_PREFIX}.choices.0.token_ids",
+    f"{_WEAVE_PREFIX}.choices.0.provider_specific_fields.token_ids",
+    f"{_RAW_PREFIX}.response_token_ids",
+    f"{_RAW_PREFIX}.choices",
 )
 _LOGPROBS = "logprobs.content"
 
@@ -73,116 +72,120 @@ def matches(row: Row) -> bool:
     return isinstance(listed, list | tuple) and bool(listed) and _is_triplet(listed[0])
 
 
-def parts(row: Row, place: Place) -> Sequence[Thread]:
+def read_threads(row: Row, place: Place) -> Sequence[Thread]:
     stated = Stated().with_facts(id=first_text(row, ("rollout_id",)))
     if isinstance(row.get("attributes"), Mapping):
-        # The call of one span; a span that is not a model call needs no ids.
+        # A span that is not a model call needs no ids.
         attributes = row["attributes"]
-        column = first_given(attributes, _COMPLETIONS)
-        completion = None if column is None else literal(attributes[column])
-        if column == f"{_RAW}.choices":
+        column = first_present_name(attributes, _COMPLETIONS)
+        completion = None if column is None else parse_literal(attributes[column])
+        if column == f"{_RAW_PREFIX}.choices":
             completion = object_at(completion, 0).get("token_ids")
-        elif filled(completion) and is_list(completion[0]):
+        elif has_entries(completion) and is_list(completion[0]):
             completion = completion[0]  # that of the first choice
         fields = _TokenFields(attributes, ("attributes",), _PROMPTS, completion, _LOGPROBS)
-        prompt = _as_chat(_unflattened(attributes, "gen_ai.prompt"), "gen_ai.prompt")
-        answer = _as_chat(_unflattened(attributes, "gen_ai.completion"), "gen_ai.completion", of_prompt=False)
-        turn = _turn(fields, first_text(attributes, ("gen_ai.completion.0.finish_reason",)))
+        prompt = _chat_messages(_unflatten(attributes, "gen_ai.prompt"), "gen_ai.prompt")
+        answer = _chat_messages(_unflatten(attributes, "gen_ai.completion"), "gen_ai.completion", of_prompt=False)
+        turn = _read_turn(fields, first_text(attributes, ("gen_ai.completion.0.finish_reason",)))
         calls = [
             LoggedCall(
                 turn,
-                partial(_source, fields, turn.prompt_ids),
+                partial(_call_source, fields, turn.prompt_ids),
                 prompt,
                 answer[0] if answer else None,
-                _span_tools(_unflattened(attributes, "gen_ai.request.functions")),
-                stated=_model(attributes.get("gen_ai.response.model"), attributes.get("gen_ai.request.model")),
+                _span_tools(_unflatten(attributes, "gen_ai.request.functions")),
+                stated=_stated_model(
+                    attributes.get("gen_ai.response.model"), attributes.get("gen_ai.request.model")
+                ),
                 wants_ids=any(name in attributes for name in (*_PROMPTS, *_COMPLETIONS)),
             )
         ]
     elif _is_triplet(row):
-        calls = [_triplet(row, ())]
+        calls = [_triplet_call(row, ())]
     else:
         calls = []
         for number, triplet in enumerate(row["triplets"]):
             if not _is_triplet(triplet):
                 raise RecordError(f"triplets[{number}] is not a triplet: `prompt` and `response` with `token_ids`")
-            calls.append(_triplet(triplet, ("triplets", number)))
-    return [part_of(calls, place, FORMAT.name, stated)]
+            calls.append(_triplet_call(triplet, ("triplets", number)))
+    return [build_thread(calls, place, FORMAT.name, stated)]
 
 
 def _is_triplet(value: object) -> bool:
     return all("token_ids" in object_at(value, side) for side in ("prompt", "response"))
 
 
-def _triplet(triplet: Mapping[str, Any], path: Path) -> LoggedCall:
+def _triplet_call(triplet: Mapping[str, Any], path: Path) -> LoggedCall:
     prompt, response = triplet["prompt"], triplet["response"]
     prompted = _TokenFields(prompt, (*path, "prompt"), ("token_ids",), None, "")
     answered = _TokenFields(response, (*path, "response"), (), response.get("token_ids"), "logprobs")
     request, response_facts = (object_at(triplet, "metadata", name) for name in ("request", "response"))
-    answer = _as_chat(response.get("raw_content"), "response.raw_content", of_prompt=False)
+    answer = _chat_messages(response.get("raw_content"), "response.raw_content", of_prompt=False)
     first = object_at(response, "raw_content", 0)
-    turn = replace(_turn(answered, first_text(first, ("finish_reason",))), prompt_ids=_prompt(prompted))
+    turn = replace(_read_turn(answered, first_text(first, ("finish_reason",))), prompt_ids=_prompt_ids(prompted))
 
     def source() -> CallSource:
-        return replace(_source(answered, None), prompts=_source(prompted, turn.prompt_ids).prompts, counters=())
+        return replace(
+            _call_source(answered, None), prompts=_call_source(prompted, turn.prompt_ids).prompts, counters=()
+        )
 
     return LoggedCall(
         turn,
         source,
-        _as_chat(prompt.get("raw_content"), "prompt.raw_content"),
+        _chat_messages(prompt.get("raw_content"), "prompt.raw_content"),
         answer[0] if answer else None,
         _span_tools(request.get("functions")),
-        stated=_model(response_facts.get("model"), request.get("model")),
+        stated=_stated_model(response_facts.get("model"), request.get("model")),
     )
 
 
-def _turn(fields: _TokenFields, finish_reason: str | None) -> Turn:
+def _read_turn(fields: _TokenFields, finish_reason: str | None) -> Turn:
     """The turn with the ids and logprobs that exist; adapters write empty lists for missing ones."""
 
     def logprobs() -> tuple[str, Raw] | None:
-        values = [entry.get("logprob") for entry in _entries(fields) or ()]
+        values = [entry.get("logprob") for entry in _logprob_entries(fields) or ()]
         return (fields.logprobs, values) if values else None
 
     completion = fields.completion if is_given(fields.completion) else None
-    turn = turn_of_tokens(
-        ("", None), ("response token ids", completion), logprobs, {}, finish_reason=finish_reason
-    )
-    return replace(turn, prompt_ids=_prompt(fields))
+    turn = build_turn(("", None), ("response token ids", completion), logprobs, {}, finish_reason=finish_reason)
+    return replace(turn, prompt_ids=_prompt_ids(fields))
 
 
-def _prompt(fields: _TokenFields) -> Any:
-    name = first_given(fields.holder, fields.prompts)
-    return None if name is None else ids_or_none(literal(fields.holder[name]), name)
+def _prompt_ids(fields: _TokenFields) -> Any:
+    name = first_present_name(fields.holder, fields.prompts)
+    return None if name is None else ids_or_none(parse_literal(fields.holder[name]), name)
 
 
-def _entries(fields: _TokenFields) -> Sequence[Mapping[str, Any]] | None:
+def _logprob_entries(fields: _TokenFields) -> Sequence[Mapping[str, Any]] | None:
     """The tokens' logprobs as objects; None if there are none."""
-    value = literal(fields.holder.get(fields.logprobs))
+    value = parse_literal(fields.holder.get(fields.logprobs))
     refusal = f"{fields.logprobs} is not a list of tokens (objects with a `logprob`)"
     return None if value is None else as_objects(value, refusal)
 
 
-def _source(fields: _TokenFields, prompt_ids: Ids | None) -> CallSource:
+def _call_source(fields: _TokenFields, prompt_ids: Ids | None) -> CallSource:
     """Where an object stores its call: the prompt under each name that repeats it, the logprobs, the counts."""
-    prompts = [name for name in fields.prompts if same_as(literal(fields.holder.get(name)), prompt_ids)]
-    logprobs = (Source((*fields.path, fields.logprobs), Layout.ENTRIES),) if _entries(fields) else ()
+    prompts = [
+        name for name in fields.prompts if equals_numbers(parse_literal(fields.holder.get(name)), prompt_ids)
+    ]
+    logprobs = (Source((*fields.path, fields.logprobs), Layout.ENTRIES),) if _logprob_entries(fields) else ()
     return CallSource(
-        plain_sources([(*fields.path, name) for name in prompts]),
+        sources_at([(*fields.path, name) for name in prompts]),
         logprobs,
         counters=(Counter(fields.path, "gen_ai.usage."),),
         whole="{name} holds texts along with the logprobs and cannot be left out",
     )
 
 
-def _model(*names: object) -> Stated:
-    return Stated(model=next((real for name in names if (real := real_name(name)) is not None), None))
+def _stated_model(*names: object) -> Stated:
+    return Stated(model=next((real for name in names if (real := model_name(name)) is not None), None))
 
 
 # Attributes: dotted keys, and values as text. microsoft/agent-lightning 0.3.0 `adapter/triplet.py`,
 # `adapter/messages.py`, `instrumentation/agentops.py`
 
 
-def _unflattened(attributes: Mapping[str, Any], prefix: str) -> Any:
+def _unflatten(attributes: Mapping[str, Any], prefix: str) -> Any:
     """The nested value below a prefix, with numbered keys as lists; None if there is none."""
     start = f"{prefix}."
     nested: dict[str, Any] = {}
@@ -197,10 +200,10 @@ def _unflattened(attributes: Mapping[str, Any], prefix: str) -> Any:
                 raise RecordError(f"attributes: {key!r} continues the key of a value")
             inner = deeper
         inner[steps[-1]] = value
-    return _listed(nested) if nested else None
+    return _lists_from_numbered_keys(nested) if nested else None
 
 
-def _as_chat(raw: Any, where: str, *, of_prompt: bool = True) -> tuple[Message, ...]:
+def _chat_messages(raw: Any, where: str, *, of_prompt: bool = True) -> tuple[Message, ...]:
     """The messages in a span's contents; () if some are missing.
 
     A span stores an answer's tool calls separately, so contents that lack them are not a conversation.
@@ -210,9 +213,9 @@ def _as_chat(raw: Any, where: str, *, of_prompt: bool = True) -> tuple[Message, 
     for entry in entries:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("role"), str):
             return ()
-        # One entry in chat form; its tool calls have name and arguments at the top level.
-        wire = message_wire(entry, ("finish_reason", "index"))
-        wire["content"] = _content(wire.get("content"))
+        # Tool calls of spans have name and arguments at the top level.
+        wire = drop_empty_fields(entry, ("finish_reason", "index"))
+        wire["content"] = _parse_content(wire.get("content"))
         calls = wire.get("tool_calls")
         if isinstance(calls, list | tuple):
             wire["tool_calls"] = [
@@ -227,7 +230,7 @@ def _as_chat(raw: Any, where: str, *, of_prompt: bool = True) -> tuple[Message, 
             ]
         messages.append(as_message(wire, where))
         called = bool(messages[-1].tool_calls)
-        if text_of(entry.get("finish_reason")) in ("tool_calls", "function_call") and not called:
+        if nonempty_text(entry.get("finish_reason")) in ("tool_calls", "function_call") and not called:
             return ()
     answered = False
     for message in messages:
@@ -244,18 +247,18 @@ def _span_tools(functions: Any) -> tuple[ToolSpec, ...]:
     if not isinstance(functions, list | tuple):
         return ()
     return tuple(
-        {"type": "function", "function": {**function, "parameters": literal(function.get("parameters"))}}
+        {"type": "function", "function": {**function, "parameters": parse_literal(function.get("parameters"))}}
         for function in functions
         if isinstance(function, Mapping)
     )
 
 
-def _content(value: Any) -> Any:
+def _parse_content(value: Any) -> Any:
     """Text as it is, or the content parts that the tracer wrote as a JSON string."""
     if not isinstance(value, str) or not value.startswith('[{"'):
         return value
     try:
-        parts = parsed_by_python(value)
+        parts = load_python_json(value)
     except ValueError:
         return value
     part_types = ("text", "image_url", "input_audio", "file")
@@ -263,14 +266,14 @@ def _content(value: Any) -> Any:
     return parts if whole else value
 
 
-def _listed(value: Any) -> Any:
+def _lists_from_numbered_keys(value: Any) -> Any:
     """The value with every object whose keys count from 0 turned into a list."""
     if not isinstance(value, dict):
         return value
-    inner = {key: _listed(entry) for key, entry in value.items()}
+    inner = {key: _lists_from_numbered_keys(entry) for key, entry in value.items()}
     numbers: Sequence[str] = sorted((key for key in inner if key.isdecimal()), key=int)
     if numbers and [int(key) for key in numbers] == list(range(len(numbers))):
-        # Next to the entries a tracer may keep facts about all of them (`prompt_filter_results`).
+        # A tracer may keep facts about all entries beside them (`prompt_filter_results`).
         return [inner[key] for key in numbers]
     return inner
 
@@ -283,7 +286,7 @@ FORMAT = Format(
     ),
     precedence=151,
     matches=matches,
-    **PartRows(parts).functions,
+    **ThreadRows(read_threads).functions,
     row_is_call=True,
     shows="One call each: prompt, completion and logprobs, messages where the tracer kept all of them (an "
     "answer's tool calls are in other spans). Spans of one rollout are read together.",

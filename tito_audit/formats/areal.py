@@ -13,22 +13,21 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
+from tito_audit.format import Format, Row, Signature
 from tito_audit.formats._columns import is_list
-from tito_audit.formats._kit import SampleRows, batch_samples, packed, sample_rollout, updated_sample
+from tito_audit.formats._kit import SampleRows, read_sample, split_batch, split_packed_row, updated_sample
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import as_floats
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature
 
 
-def _ids(row: Row) -> str:
+def _ids_column(row: Row) -> str:
     return "output_tokens" if is_list(row.get("output_tokens")) else "input_ids"
 
 
 def read(row: Row, place: Place) -> Rollout:
-    rollout = sample_rollout(row, place, FORMAT.name, (_ids(row), "input_tokens"))
+    rollout = read_sample(row, place, FORMAT.name, (_ids_column(row), "input_tokens"))
     if not rollout.turns or row.get("output_versions") is None:
         return rollout
     versions = as_floats(row["output_versions"], "output_versions")
@@ -36,9 +35,9 @@ def read(row: Row, place: Place) -> Rollout:
     return replace(rollout, turns=(replace(rollout.turns[0], weight_versions=tuple(named)),))
 
 
-def updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
+def update_sample(row: Row, before: Rollout, after: RepairedRollout) -> Row:
     """The repaired sample, with version -1, that of a token that was not generated, for inserted ones."""
-    new = updated_sample(row, before, repaired_rollout)
+    new = updated_sample(row, before, after)
     versions: Any = new.get("versions")
     if versions is row.get("versions") or not is_list(versions):
         return new
@@ -61,8 +60,11 @@ FORMAT = Format(
     ),
     **SampleRows(
         read,
-        updated,
-        lambda row: batch_samples(row, _ids(row)) or (packed(row) if _ids(row) == "input_ids" else None),
+        update_sample,
+        lambda row: (
+            split_batch(row, _ids_column(row))
+            or (split_packed_row(row) if _ids_column(row) == "input_ids" else None)
+        ),
     ).functions,
     shows="The training row with its mask, logprobs and the weight version of each token, padding removed; or "
     "one call. No messages or tools; the rollout dumps that AReaL itself writes hold text only.",

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._answers import PartRows, Thread
-from tito_audit.formats._art import is_trajectory, trajectory_parts
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._answers import Thread, ThreadRows
+from tito_audit.formats._art import is_trajectory, trajectory_threads
 from tito_audit.record.rollout import Place
 from tito_audit.record.stated import NOTHING_STATED, Stated
-from tito_audit.signature import Signature
 
 
-def parts(row: Row, place: Place) -> Sequence[Thread]:
+def read_threads(row: Row, place: Place) -> Sequence[Thread]:
     if "trajectories" not in row:
-        return trajectory_parts(row, row, (), place, FORMAT.name, NOTHING_STATED)
+        return trajectory_threads(row, row, (), place, FORMAT.name, NOTHING_STATED)
     listed = row["trajectories"]
     if not isinstance(listed, list | tuple):
         raise RecordError("trajectories is not a list")
@@ -27,7 +26,9 @@ def parts(row: Row, place: Place) -> Sequence[Thread]:
     for number, each in enumerate(listed):
         if not is_trajectory(each):
             raise RecordError(f"trajectories[{number}] is not a trajectory: it has no list `messages_and_choices`")
-        parts += trajectory_parts(row, each, ("trajectories", number), place, FORMAT.name, Stated(group=place.row))
+        parts += trajectory_threads(
+            row, each, ("trajectories", number), place, FORMAT.name, Stated(group=place.row)
+        )
     return parts
 
 
@@ -41,7 +42,7 @@ FORMAT = Format(
         if isinstance(row.get("trajectories"), list | tuple)
         else "trajectories" not in row and isinstance(row.get("messages_and_choices"), list | tuple)
     ),
-    **PartRows(parts).functions,
+    **ThreadRows(read_threads).functions,
     shows="Messages, tools and finish reasons; each call's prompt and completion when the server returned ids. "
     "Logprobs are not written. Additional histories are rollouts of their own.",
 )

@@ -12,20 +12,19 @@ from collections.abc import Mapping, Sequence
 import orjson
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._answers import PartRows, Thread
-from tito_audit.formats._art import trajectory_parts
-from tito_audit.formats._columns import as_object, parsed
-from tito_audit.formats._responses import message_wire
-from tito_audit.record.json_text import rewritten_string
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._answers import Thread, ThreadRows
+from tito_audit.formats._art import trajectory_threads
+from tito_audit.formats._columns import as_object, parsed_column
+from tito_audit.formats._responses import drop_empty_fields
+from tito_audit.record.json_text import rewrite_json_string
 from tito_audit.record.message import as_message, as_tools
-from tito_audit.record.nesting import parsed_by_python, parsed_json
+from tito_audit.record.nesting import load_json, load_python_json
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.record.stated import Stated, as_group
-from tito_audit.signature import Signature
+from tito_audit.record.stated import Stated, group_key
 
-_VERSION, _JSON = 2, "trajectory_json"
+_VERSION, _TRAJECTORY = 2, "trajectory_json"
 _V1 = frozenset({"group_index", "reward", "metrics", "metadata", "tools", "logs", "messages"})
 
 
@@ -41,35 +40,35 @@ def matches(row: Row) -> bool:
     return isinstance(messages, list | tuple) and isinstance(messages[0], Mapping) and "trainable" in messages[0]
 
 
-def parts(row: Row, place: Place) -> Sequence[Thread]:
+def read_threads(row: Row, place: Place) -> Sequence[Thread]:
     """The rollouts of a row whose `trajectory_json` is parsed."""
-    stated = Stated(group=as_group(row.get("group_index")))
-    if _JSON not in row:
-        # The rollout of a version 1 row, which holds neither ids nor logprobs.
+    stated = Stated(group=group_key(row.get("group_index")))
+    if _TRAJECTORY not in row:
+        # Version 1 holds neither ids nor logprobs.
         messages = row.get("messages")
         if messages is not None and not isinstance(messages, list | tuple):
             raise RecordError("messages is not a list")
         read = []
         for number, message in enumerate(messages or ()):
             where = f"messages[{number}]"
-            wire = message_wire(as_object(message, f"{where} is not a message (an object)"), ("trainable",))
+            wire = drop_empty_fields(as_object(message, f"{where} is not a message (an object)"), ("trainable",))
             if "tool_calls" in wire:
-                wire["tool_calls"] = parsed(wire, "tool_calls")
+                wire["tool_calls"] = parsed_column(wire, "tool_calls")
             read.append(as_message(wire, where))
-        tools = as_tools(parsed(row, "tools"), "tools")
+        tools = as_tools(parsed_column(row, "tools"), "tools")
         return [Thread(Rollout(place, FORMAT.name, tuple(read), tools, stated=stated.without_ids()), ())]
     if row["format_version"] != _VERSION:
         raise RecordError(
             f"format_version is {row['format_version']}; of ART's Parquet files only version {_VERSION} can be "
             "read, and version 1, which has no such column"
         )
-    if row[_JSON] is None:
+    if row[_TRAJECTORY] is None:
         return [Thread(Rollout(place, FORMAT.name, stated=stated.without_ids()), ())]
-    return trajectory_parts(row, row[_JSON], (_JSON,), place, FORMAT.name, stated)
+    return trajectory_threads(row, row[_TRAJECTORY], (_TRAJECTORY,), place, FORMAT.name, stated)
 
 
 def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    if row.get(_JSON) is None:
+    if row.get(_TRAJECTORY) is None:
         if len(repaired) != 1 or repaired[0].rollout.turns or repaired[0].rollout.training_row is not None:
             raise RecordError("the row holds no tokens and has no place for any")
         return (row,)
@@ -77,29 +76,33 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         raise RecordError(
             "ART numbers the trajectories of a group without gaps, so the parts of a fork have no number"
         )
-    old = _parsed(row)
+    old = _with_parsed_trajectory(row)
     (new,) = _ROWS.update(old, repaired)
-    return (row if new is old else {**row, _JSON: rewritten_string(row[_JSON], old[_JSON], new[_JSON])},)
+    return (
+        row
+        if new is old
+        else {**row, _TRAJECTORY: rewrite_json_string(row[_TRAJECTORY], old[_TRAJECTORY], new[_TRAJECTORY])},
+    )
 
 
-def _parsed(row: Row) -> Row:
-    text = row.get(_JSON)
+def _with_parsed_trajectory(row: Row) -> Row:
+    text = row.get(_TRAJECTORY)
     if row.get("format_version") != _VERSION or text is None:
         return row
     if not isinstance(text, str):
         raise RecordError("trajectory_json is not a JSON string")
     try:
-        value = parsed_json(text)
+        value = load_json(text)
     except orjson.JSONDecodeError:
         # Python writes NaN and lone surrogates, which orjson refuses.
         try:
-            value = parsed_by_python(text)
+            value = load_python_json(text)
         except ValueError:
             raise RecordError("trajectory_json is not valid JSON") from None
-    return {**row, _JSON: as_object(value, "trajectory_json is not a trajectory (an object)")}
+    return {**row, _TRAJECTORY: as_object(value, "trajectory_json is not a trajectory (an object)")}
 
 
-_ROWS = PartRows(parts)
+_ROWS = ThreadRows(read_threads)
 FORMAT = Format(
     name="art_parquet",
     title="ART trajectories (Parquet)",
@@ -108,8 +111,8 @@ FORMAT = Format(
     ),
     precedence=10,
     matches=matches,
-    read=lambda row, place: _ROWS.read(_parsed(row), place),
-    sources=lambda row, rollouts: _ROWS.sources(_parsed(row), rollouts),
+    read=lambda row, place: _ROWS.read(_with_parsed_trajectory(row), place),
+    sources=lambda row, rollouts: _ROWS.sources(_with_parsed_trajectory(row), rollouts),
     update=update,
     shows="Version 2: messages, tools and every call of a trajectory, its prompt, completion and logprobs when "
     "the server returned them, also of captured exchanges. Version 1 is text only: nothing to audit.",

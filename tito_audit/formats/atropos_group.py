@@ -10,24 +10,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._atropos import sample_columns, sample_messages, sample_row
-from tito_audit.formats._calls import stated_facts, with_finishes
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._atropos import read_sample_row, sample_columns, sample_messages
+from tito_audit.formats._calls import stated_facts, with_finish_reasons
 from tito_audit.formats._columns import Raw, is_given, is_list
-from tito_audit.formats._kit import Samples, put_back, sources_in
-from tito_audit.formats._update import at_most_one_each, updated_row
+from tito_audit.formats._kit import Samples, sample_sources, with_changed_samples
+from tito_audit.formats._update import one_repaired_each, updated_row
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Source
-from tito_audit.signature import Signature
 
 
 def read(row: Row, place: Place) -> Sequence[Rollout]:
     tokens = row["tokens"]
     if tokens is None or not len(tokens):
         raise RecordError("the group is empty: `tokens` holds no sample")
-    masks = _per_sample(row, "masks", len(tokens))
-    logprobs = _per_sample(row, "inference_logprobs", len(tokens))
+    masks = _list_per_sample(row, "masks", len(tokens))
+    logprobs = _list_per_sample(row, "inference_logprobs", len(tokens))
     messages = row.get("messages")
     # One conversation for all samples, or a list of another length, cannot be matched to samples.
     paired = is_list(messages) and len(messages) == len(tokens)
@@ -36,8 +35,8 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
             replace(place, item=index),
             FORMAT.name,
             messages=sample_messages(messages[index], f"messages[{index}]") if paired else (),  # type: ignore[index]
-            training_row=with_finishes(
-                sample_row(
+            training_row=with_finish_reasons(
+                read_sample_row(
                     tokens[index],
                     ("masks", masks[index]),
                     ("inference_logprobs", logprobs[index]),
@@ -68,16 +67,16 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     ]
     new = [
         updated_row(sample, was.training_row, part.rollout.training_row, "tokens")
-        for sample, was, part in zip(old, before, at_most_one_each(before, repaired), strict=True)
+        for sample, was, part in zip(old, before, one_repaired_each(before, repaired), strict=True)
     ]
-    return (put_back(row, Samples(tuple(old), _source), new, "tokens"),)
+    return (with_changed_samples(row, Samples(tuple(old), _sample_source, "tokens"), new),)
 
 
-def _source(number: int, name: str) -> Source:
+def _sample_source(number: int, name: str) -> Source:
     return Source((name, number))
 
 
-def _per_sample(row: Row, name: str, count: int) -> list[Raw | None]:
+def _list_per_sample(row: Row, name: str, count: int) -> list[Raw | None]:
     """A column's list for each sample, None if a sample has none. A lone `[[1]]` means no mask at all."""
     value = row.get(name)
     if value is None:
@@ -107,7 +106,7 @@ FORMAT = Format(
         )
     ),
     read=read,
-    sources=lambda row, rollouts: sources_in(Samples((), _source), rollouts),
+    sources=lambda row, rollouts: sample_sources(Samples((), _sample_source), rollouts),
     update=update,
     shows="Each sample's training row, its mask (labels or 0/1) and logprobs; messages when the run included "
     "them. No calls, so nothing proves what was sampled; no tools, no model name.",

@@ -14,41 +14,40 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._atropos import sample_row
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._atropos import read_sample_row
 from tito_audit.formats._beside import version_spans
-from tito_audit.formats._calls import finish_reason, stated_facts, with_finishes, within
+from tito_audit.formats._calls import errors_at, finish_reason, stated_facts, with_finish_reasons
 from tito_audit.formats._columns import as_object, equal_values, is_list, other_columns
-from tito_audit.formats._responses import text_of
-from tito_audit.formats._update import at, at_most_one_each, object_at, plain_sources, updated_row
-from tito_audit.record.by_name import WEIGHTS, spans_of_versions, version_of_tokens
-from tito_audit.record.edits import Edit, Path, with_edits
+from tito_audit.formats._responses import nonempty_text
+from tito_audit.formats._update import object_at, one_repaired_each, sources_at, updated_row, value_at
+from tito_audit.record.edits import Edit, Path, apply_edits
 from tito_audit.record.message import as_messages, as_tools
+from tito_audit.record.policy_columns import WEIGHTS, versions_to_column, versions_to_spans
 from tito_audit.record.prefix import common_ends
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.sources import Sources
-from tito_audit.signature import Signature
 
 _COLUMNS = ("tokens", "masked_tokens", "logprobs")
 _KEYS = {"full_text", *_COLUMNS}
 
 
 def read(row: Row, place: Place) -> Sequence[Rollout]:
-    nodes = [row] if _is_node(row) else _nodes(row)
+    nodes = [row] if _is_node(row) else _saved_nodes(row)
     for index, node in enumerate(nodes):
         as_object(node, f"nodes[{index}] is not a node (an object)")
     rollouts = []
     for index, node in enumerate(nodes):
-        with within("" if node is row else f"nodes[{index}]"):
-            trained = sample_row(
+        with errors_at("" if node is row else f"nodes[{index}]"):
+            trained = read_sample_row(
                 node.get("tokens"),
                 ("masked_tokens", node.get("masked_tokens")),
                 ("logprobs", node.get("logprobs")),
                 other_columns(node, _COLUMNS),
                 "tokens",
             )
-        stated, metadata = stated_facts(row).overlaid(stated_facts(node)), node.get("metadata")
+        stated, metadata = stated_facts(row).overlay(stated_facts(node)), node.get("metadata")
         if isinstance(metadata, Mapping):
             # The server had no ids: 0, 1, 2, … are placeholders.
             dummy = metadata.get("dummy_tokens")
@@ -63,33 +62,34 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
             FORMAT.name,
             messages=as_messages(row.get("messages"), "messages"),
             tools=as_tools(row.get("tools"), "tools"),
-            training_row=with_finishes(trained, node),
+            training_row=with_finish_reasons(trained, node),
             stated=stated.with_facts(full_text=text if isinstance(text, str) else None),
         )
         rollouts.append(rollout)
     return rollouts
 
 
-def _places(row: Row) -> list[list[Path]]:
+def _paths_of_nodes(row: Row) -> list[list[Path]]:
     """For each node that is read, every place that holds it: its own, and those of nodes that repeat it."""
     if _is_node(row):
         return [[()]]
-    keys = {
-        name: row[name] if isinstance(row[name], Mapping) else range(len(row[name])) for name in _node_keys(row)
-    }
+    keys = {key: row[key] if isinstance(row[key], Mapping) else range(len(row[key])) for key in _node_keys(row)}
     first, *others = [[(name, key) for key in keys[name]] for name in keys]
     copies: dict[str | None, list[Path]] = {}
-    for path in [path for paths in others for path in paths if isinstance(at(row, path), Mapping)]:
-        copies.setdefault(text_of(at(row, path).get("full_text")), []).append(path)
+    for path in [path for paths in others for path in paths if isinstance(value_at(row, path), Mapping)]:
+        copies.setdefault(nonempty_text(value_at(row, path).get("full_text")), []).append(path)
     places: list[list[Path]] = []
     for own in first:
-        node = at(row, own)
-        alike = copies.get(text_of(node.get("full_text")), ())
+        node = value_at(row, own)
+        alike = copies.get(nonempty_text(node.get("full_text")), ())
         lists = {name: node[name] for name in _COLUMNS if is_list(node.get(name))}
         repeats = (
             path
             for path in alike
-            if all(is_list(copy := at(row, path).get(name)) and equal_values(copy, lists[name]) for name in lists)
+            if all(
+                is_list(copy := value_at(row, path).get(name)) and equal_values(copy, lists[name])
+                for name in lists
+            )
         )
         places.append([own, *repeats])
     return places
@@ -98,8 +98,8 @@ def _places(row: Row) -> list[list[Path]]:
 def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     columns = [rollout.training_row.columns if rollout.training_row is not None else () for rollout in rollouts]
     return [
-        Sources({column.name: plain_sources((*path, column.name) for path in places) for column in own})
-        for own, places in zip(columns, _places(row), strict=True)
+        Sources({column.name: sources_at((*path, column.name) for path in places) for column in own})
+        for own, places in zip(columns, _paths_of_nodes(row), strict=True)
     ]
 
 
@@ -108,22 +108,22 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         return ()
     before = read(row, repaired[0].rollout.place)
     edits: dict[Path, Row] = {}
-    for old, part, places in zip(before, at_most_one_each(before, repaired), _places(row), strict=True):
+    for old, part, places in zip(before, one_repaired_each(before, repaired), _paths_of_nodes(row), strict=True):
         was, now = old.training_row, part.rollout.training_row
-        if updated_row(at(row, places[0]), was, now, "tokens") is at(row, places[0]):
+        if updated_row(value_at(row, places[0]), was, now, "tokens") is value_at(row, places[0]):
             continue
         for path in places:
-            new = _with_versions(updated_row(at(row, path), was, now, "tokens"), was, now)
+            new = _with_moved_versions(updated_row(value_at(row, path), was, now, "tokens"), was, now)
             other = edits.setdefault(path, new)
-            lists = [name for name in _COLUMNS if is_list(at(row, path).get(name))]
+            lists = [name for name in _COLUMNS if is_list(value_at(row, path).get(name))]
             if not all(equal_values(other[name], new[name]) for name in lists):
                 raise RecordError(
                     "two equal nodes were repaired differently, and it is unclear which of them the copy repeats"
                 )
-    return (with_edits(row, [Edit(path, new) for path, new in edits.items()]),)
+    return (apply_edits(row, [Edit(path, new) for path, new in edits.items()]),)
 
 
-def _with_versions(node: Row, before: TrainingRow | None, after: TrainingRow | None) -> Row:
+def _with_moved_versions(node: Row, before: TrainingRow | None, after: TrainingRow | None) -> Row:
     """The node with the spans of its `metadata` at their new tokens; those of tokens that changed leave."""
     metadata = object_at(node, "metadata")
     spans = version_spans(metadata.get(WEIGHTS))
@@ -131,15 +131,15 @@ def _with_versions(node: Row, before: TrainingRow | None, after: TrainingRow | N
         return node
     head, tail = common_ends(before.token_ids, after.token_ids)
     old, new = len(before.token_ids), len(after.token_ids)
-    versions = version_of_tokens(spans, old).values
+    versions = versions_to_column(spans, old).values
     moved = np.full(new, None, object)
     moved[:head] = versions[:head]
     moved[new - tail :] = versions[old - tail :]
-    logged = [dict(zip(("version", "start", "end"), span, strict=True)) for span in spans_of_versions(moved)]
+    logged = [dict(zip(("version", "start", "end"), span, strict=True)) for span in versions_to_spans(moved)]
     return {**node, "metadata": {**metadata, WEIGHTS: logged}}
 
 
-def _nodes(row: Row) -> Sequence[Any]:
+def _saved_nodes(row: Row) -> Sequence[Any]:
     """The nodes of a saved state, in order; [] if the row is not one."""
     names = _node_keys(row)
     if not names:
@@ -163,7 +163,7 @@ FORMAT = Format(
     title="Atropos sequence nodes (managed server state)",
     signature=Signature("{full_text}, {tokens}, {masked_tokens}, {logprobs}; or {nodes|sequences} of them"),
     precedence=80,
-    matches=lambda row: _is_node(row) or any(map(_is_node, _nodes(row)[:1])),
+    matches=lambda row: _is_node(row) or any(map(_is_node, _saved_nodes(row)[:1])),
     read=read,
     sources=sources,
     update=update,

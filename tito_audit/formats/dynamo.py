@@ -8,11 +8,11 @@ logprobs. ai-dynamo/dynamo `lib/llm/src/protocols/openai/nvext.rs` (`NvExtRespon
 
 from __future__ import annotations
 
-from tito_audit.formats._answers import format_of_answers
+from tito_audit.format import Signature
+from tito_audit.formats._answers import response_format
 from tito_audit.formats._responses import nvext_parts
-from tito_audit.signature import Signature
 
-FORMAT = format_of_answers(
+FORMAT = response_format(
     "dynamo",
     lambda logged: any(
         part.get("completion_token_ids") is not None

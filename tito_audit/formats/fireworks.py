@@ -12,16 +12,15 @@ from dataclasses import replace
 from typing import Any
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
+from tito_audit.format import Format, Row, Signature
 from tito_audit.formats._calls import stated_facts
-from tito_audit.formats._columns import as_logged, column_of, ids_or_none, is_list, other_columns, plain
-from tito_audit.formats._kit import sample
+from tito_audit.formats._columns import as_logged, ids_or_none, is_list, other_columns, per_token_column, to_list
+from tito_audit.formats._kit import training_rows
 from tito_audit.formats._update import updated_row, with_values
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.prefix import common_ends
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.stated import Unread
-from tito_audit.signature import Signature
 
 _IDS, _WEIGHTS = "token_ids", "token_weights"
 _TARGETS, _LOSS = "training_target_token_ids", "training_loss_weights"
@@ -35,13 +34,16 @@ def read(row: Row, place: Place) -> Rollout:
         stated = stated.not_read(Unread.IDS, "those of images are no tokens")
         notice = "Samples with images were not read: the ids of an image are no tokens."
         return Rollout(place, FORMAT.name, stated=replace(stated, notice=notice))
-    trained = training_row(
-        ids, mask=column_of(row, _WEIGHTS), other=other_columns(row, (_IDS, _WEIGHTS, _TARGETS, _LOSS)), whole=True
+    trained = build_training_row(
+        ids,
+        mask=per_token_column(row, _WEIGHTS),
+        other=other_columns(row, (_IDS, _WEIGHTS, _TARGETS, _LOSS)),
+        whole=True,
     )
     return Rollout(place, FORMAT.name, training_row=trained, stated=stated)
 
 
-def written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
+def write(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     """The sample with its new ids and weights, and those of its targets; the text of a new token is unknown."""
     flat = updated_row(row, old, new, _IDS)
     size, width = len(old.token_ids), len(new.token_ids)
@@ -56,12 +58,14 @@ def written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
             values["rendered_chunks"] = [{**chunks[0], "token_count": width}]
         values |= {name: as_logged(new.token_ids[1:], row[name]) for name in (_TARGETS,) if is_list(row.get(name))}
     if flat[_WEIGHTS] is not row[_WEIGHTS]:
-        was, own = plain(row[_WEIGHTS])[1:], row[_LOSS]
-        now = [] if flat[_WEIGHTS] is None else plain(flat[_WEIGHTS])[1:]
-        if not now or not is_list(own) or len(own) != len(was) or (size != width and plain(own) != was):
+        was, own = to_list(row[_WEIGHTS])[1:], row[_LOSS]
+        now = [] if flat[_WEIGHTS] is None else to_list(flat[_WEIGHTS])[1:]
+        if not now or not is_list(own) or len(own) != len(was) or (size != width and to_list(own) != was):
             raise RecordError(f"it is unclear which tokens the weights in {_LOSS} belong to")
         if size == width:
-            now = [weight if (a > 0) == (b > 0) else b for weight, a, b in zip(plain(own), was, now, strict=True)]
+            now = [
+                weight if (a > 0) == (b > 0) else b for weight, a, b in zip(to_list(own), was, now, strict=True)
+            ]
         values[_LOSS] = as_logged(now, own)
     return with_values(flat, values)
 
@@ -72,7 +76,7 @@ FORMAT = Format(
     signature=Signature("{token_ids}, {token_weights} and {training_loss_weights}"),
     precedence=197,
     matches=lambda row: _WEIGHTS in row and _LOSS in row and is_list(row.get(_IDS)),
-    **sample(read, written, "a rendered sample").functions,
+    **training_rows(read, write, "a rendered sample").functions,
     shows="The training row of supervised fine-tuning, with its mask from the weights. No messages, tools or "
     "logprobs: nothing in it was sampled. Samples with images are not read.",
 )

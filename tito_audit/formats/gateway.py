@@ -10,13 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._calls import model_facts, turn_at
-from tito_audit.formats._columns import first_text, parsed
-from tito_audit.formats._kit import calls
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._calls import read_turn_at, stated_model
+from tito_audit.formats._columns import first_text, parsed_column
+from tito_audit.formats._kit import single_calls
 from tito_audit.record.message import Message, as_message, as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature
 
 VERSION = "tito_audit_gateway"
 """The key that every line has; its value is the version of the format."""
@@ -25,26 +24,26 @@ _TAKEN = (_PROMPT, _COMPLETION, "logprobs", "messages", "template_messages", "to
 
 
 def read(row: Row, place: Place) -> Rollout:
-    # What the template was given, and the answer; none for a completion of text or ids.
+    # The messages are what the template got, and the answer; a completion of text or ids has none.
     name = "template_messages" if row.get("template_messages") is not None else "messages"
-    sent, answer = as_messages(parsed(row, name), name), parsed(row, "response_message")
+    sent, answer = as_messages(parsed_column(row, name), name), parsed_column(row, "response_message")
     messages: tuple[Message, ...] = ()
     if sent and answer is not None:
         # An answer without its request would render as if there had been no prompt.
         message = as_message(answer, "response_message")
         messages = (*sent, message) if message.sampled else ()
-    tools = as_tools(parsed(row, "tools"), "tools")
-    kwargs = parsed(row, "chat_template_kwargs")
+    tools = as_tools(parsed_column(row, "tools"), "tools")
+    kwargs = parsed_column(row, "chat_template_kwargs")
     if kwargs is not None and not isinstance(kwargs, dict):
         raise RecordError("chat_template_kwargs is not an object")
-    turn = turn_at(row, _PROMPT, _COMPLETION, _TAKEN)
+    turn = read_turn_at(row, _PROMPT, _COMPLETION, _TAKEN)
     turn = replace(turn, message_index=len(messages) - 1 if messages else None)
-    # The id of a call, or of an answer if the call has several: equal answers are separate samples.
+    # The id of a call; with the number of the answer if it has several, since equal answers are separate samples.
     call, count, choice = first_text(row, ("call_id",)), row.get("n"), row.get("choice")
     if call is not None and isinstance(count, int) and count != 1 and isinstance(choice, int):
         call = f"{call}-{choice}"
     facts = {name: first_text(row, (name,)) for name in ("session_id", "branch", "status")}
-    stated_facts = model_facts(row).with_facts(id=call, **facts)
+    stated_facts = stated_model(row).with_facts(id=call, **facts)
     return Rollout(
         place,
         FORMAT.name,
@@ -56,7 +55,7 @@ def read(row: Row, place: Place) -> Rollout:
     )
 
 
-_ROWS = calls(read, "messages", "prompt")
+_ROWS = single_calls(read, "messages", "prompt")
 FORMAT = Format(
     name="gateway",
     title="Gateway of tito-audit",

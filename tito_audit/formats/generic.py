@@ -11,29 +11,36 @@ from dataclasses import replace
 from typing import Any
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
+from tito_audit.format import Format, Row, Signature
 from tito_audit.formats._calls import (
     CALL_LISTS,
     COMPLETION_IDS,
     LISTS_OF_CALLS,
     PROMPT_IDS,
     answer_indices,
-    call_turn,
+    read_turn,
     stated_facts,
     updated_call,
-    with_finishes,
+    with_finish_reasons,
 )
-from tito_audit.formats._columns import FLAT_IDS, first_filled, first_list, holds_ids, is_list, is_messages, parsed
-from tito_audit.formats._flat import flat_row, split_row
-from tito_audit.formats._kit import SampleRows, packed, updated_sample, with_training_row
+from tito_audit.formats._columns import (
+    FLAT_IDS,
+    first_filled_name,
+    first_list_name,
+    is_list,
+    is_messages,
+    may_hold_ids,
+    parsed_column,
+)
+from tito_audit.formats._flat import read_flat_row, read_split_row
+from tito_audit.formats._kit import SampleRows, split_packed_row, updated_sample, with_updated_training_row
 from tito_audit.formats._text_logs import text_log
-from tito_audit.formats._update import object_at, with_counts, with_list, with_values
-from tito_audit.record.json_text import rewritten_string
+from tito_audit.formats._update import list_if_changed, object_at, with_counts, with_values
+from tito_audit.record.json_text import rewrite_json_string
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Sources
-from tito_audit.signature import Signature
 
 _CALL_COUNTS = ("num_calls", "num_turns")
 _CALL_KEYS = {*PROMPT_IDS, *COMPLETION_IDS}
@@ -43,36 +50,36 @@ def matches(row: Row) -> bool:
     for name in (*FLAT_IDS, *COMPLETION_IDS):
         if name in row and (row[name] is None or is_list(row[name])):
             return True
-    if _calls_name(row) is not None:
+    if _calls_column(row) is not None:
         return True
     # Next to messages, lists of whole numbers may be ids under an unknown name.
     unknown = (value for name, value in row.items() if name not in ("messages", "tools"))
-    if not is_messages(parsed(row, "messages")) or any(map(holds_ids, unknown)):
+    if not is_messages(parsed_column(row, "messages")) or any(map(may_hold_ids, unknown)):
         return False
     return text_log(row) is None
 
 
 def read(row: Row, place: Place) -> Rollout:
-    messages, prompt_only = _conversation(row)
+    messages, prompt_only = _read_messages(row)
     turns: tuple[Turn, ...] = ()
     trained: TrainingRow | None = None
-    calls = _calls_name(row)
+    calls = _calls_column(row)
     if calls is not None:
-        entries = parsed(row, calls)
+        entries = parsed_column(row, calls)
         for i, entry in enumerate(entries):
             if not isinstance(entry, dict | Mapping):
                 raise RecordError(f"{calls}[{i}] is not a call (an object)")
         turns = tuple(
-            call_turn(entry, f"{calls}[{i}]", message_index=index)
+            read_turn(entry, f"{calls}[{i}]", message_index=index)
             for i, (entry, index) in enumerate(zip(entries, answer_indices(messages, len(entries)), strict=True))
         )
-    elif _holds_a_call(row):
-        trained = split_row(row)
-        turns = () if trained is not None else (_single_turn(row, messages, prompt_only),)
-    if first_list(row, FLAT_IDS) is not None:
-        trained = flat_row(row, has_calls=bool(turns)) or trained
+    elif _is_one_call(row):
+        trained = read_split_row(row)
+        turns = () if trained is not None else (_read_one_turn(row, messages, prompt_only),)
+    if first_list_name(row, FLAT_IDS) is not None:
+        trained = read_flat_row(row, has_calls=bool(turns)) or trained
     elif turns and calls is None:
-        whole = with_finishes(split_row(row, of_one_call=True), row)
+        whole = with_finish_reasons(read_split_row(row, of_one_call=True), row)
         turns = (replace(turns[0], as_row=whole),) if whole is not None else turns
     stated = stated_facts(row)
     if not turns and trained is None and not any(name in row for name in FLAT_IDS):
@@ -81,36 +88,36 @@ def read(row: Row, place: Place) -> Rollout:
         place,
         FORMAT.name,
         messages,
-        as_tools(parsed(row, "tools"), "tools"),
+        as_tools(parsed_column(row, "tools"), "tools"),
         template_kwargs=object_at(row, "chat_template_kwargs"),
         turns=turns,
-        training_row=with_finishes(trained, row, turns),
+        training_row=with_finish_reasons(trained, row, turns),
         stated=stated,
     )
 
 
-def updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
+def update_sample(row: Row, before: Rollout, after: RepairedRollout) -> Row:
     """The row with one repaired rollout; called once for each part of a fork."""
-    name = _calls_name(row)
+    name = _calls_column(row)
     if name is None:
-        return updated_sample(row, before, repaired_rollout)
-    entries, numbers = parsed(row, name), repaired_rollout.turns_from
+        return updated_sample(row, before, after)
+    entries, numbers = parsed_column(row, name), after.turns_from
     if not numbers:
         raise RecordError("no call would be left in the row")
     calls = [
         updated_call(entries[number], before.turns[number], turn)
-        for number, turn in zip(numbers, repaired_rollout.rollout.turns, strict=True)
+        for number, turn in zip(numbers, after.rollout.turns, strict=True)
     ]
-    new = with_list(entries, calls)
+    new = list_if_changed(entries, calls)
     if new is not entries:
         counts = {count: [(len(entries), len(numbers))] for count in _CALL_COUNTS}
-        row = with_counts(with_values(row, {name: _written(row[name], entries, new)}), counts)
+        row = with_counts(with_values(row, {name: _replaced(row[name], entries, new)}), counts)
         if len(numbers) < len(entries):
-            row = _with_messages_of(row, before, numbers)
-    return with_training_row(row, before, repaired_rollout)
+            row = _with_messages_cut(row, before, numbers)
+    return with_updated_training_row(row, before, after)
 
 
-def _with_messages_of(row: Row, before: Rollout, numbers: Sequence[int]) -> Row:
+def _with_messages_cut(row: Row, before: Rollout, numbers: Sequence[int]) -> Row:
     """The row with its messages cut after the answer of the last remaining call.
 
     RecordError if the written row would read with a call paired with another answer.
@@ -118,15 +125,15 @@ def _with_messages_of(row: Row, before: Rollout, numbers: Sequence[int]) -> Row:
     wanted = [before.turns[number].message_index for number in numbers]
     last = wanted[-1]
     if last is not None and numbers[-1] != len(before.turns) - 1:
-        # They may be split into a prompt and a completion.
+        # The messages may be split into a prompt and a completion.
         ahead = 0
-        for name in ("messages",) if parsed(row, "messages") is not None else ("prompt", "completion"):
-            messages = parsed(row, name)
+        for name in ("messages",) if parsed_column(row, "messages") is not None else ("prompt", "completion"):
+            messages = parsed_column(row, name)
             left = max(last + 1 - ahead, 0)
             ahead += len(messages)
             if left < len(messages):
-                row = with_values(row, {name: _written(row[name], messages, messages[:left])})
-    if answer_indices(_conversation(row)[0], len(numbers)) != wanted:
+                row = with_values(row, {name: _replaced(row[name], messages, messages[:left])})
+    if answer_indices(_read_messages(row)[0], len(numbers)) != wanted:
         raise RecordError(
             "it would be unclear which messages the remaining calls belong to: calls are paired with answers "
             "from the last one back"
@@ -134,41 +141,41 @@ def _with_messages_of(row: Row, before: Rollout, numbers: Sequence[int]) -> Row:
     return row
 
 
-def _written(original: Any, old: Any, new: Any) -> Any:
+def _replaced(original: Any, old: Any, new: Any) -> Any:
     """The value `new` in place of `old`; rewritten inside the string if the table holds it as JSON."""
-    return rewritten_string(original, old, new) if isinstance(original, str) else new
+    return rewrite_json_string(original, old, new) if isinstance(original, str) else new
 
 
 _COMPLETION = frozenset(COMPLETION_IDS)
 
 
-def _holds_a_call(row: Row) -> bool:
+def _is_one_call(row: Row) -> bool:
     """Whether columns of completion ids mean a call.
 
     In a table every row has the columns of all others, so next to a training row null columns do not count.
     """
     if _COMPLETION.isdisjoint(row):
         return False
-    flat = first_list(row, FLAT_IDS) is not None
+    flat = first_list_name(row, FLAT_IDS) is not None
     return any(name in row and (not flat or row[name] is not None) for name in COMPLETION_IDS)
 
 
-def _conversation(row: Row) -> tuple[tuple[Message, ...], bool]:
+def _read_messages(row: Row) -> tuple[tuple[Message, ...], bool]:
     """The messages of a row, and whether they are only the prompt of its one call."""
-    messages = parsed(row, "messages")
+    messages = parsed_column(row, "messages")
     if messages is not None:
         read = as_messages(messages, "messages")
         return read, bool(read) and read[-1].role in ("user", "system")
-    prompt, completion = parsed(row, "prompt"), parsed(row, "completion")
+    prompt, completion = parsed_column(row, "prompt"), parsed_column(row, "completion")
     if not is_messages(prompt):
         return (), False
     sent = as_messages(prompt, "prompt")
     return (sent + as_messages(completion, "completion"), False) if is_messages(completion) else (sent, True)
 
 
-def _single_turn(row: Row, messages: tuple[Message, ...], prompt_only: bool) -> Turn:
+def _read_one_turn(row: Row, messages: tuple[Message, ...], prompt_only: bool) -> Turn:
     """The one call of a split row: it wrote the last answer, unless the messages are only its prompt."""
-    whole, answer = first_filled(row, FLAT_IDS), first_filled(row, COMPLETION_IDS)
+    whole, answer = first_filled_name(row, FLAT_IDS), first_filled_name(row, COMPLETION_IDS)
     # Next to a training row, columns of its length belong to the row and not to the call.
     long = len(row[whole]) if whole is not None and (answer is None or len(row[whole]) != len(row[answer])) else -1
     plain = {
@@ -177,17 +184,17 @@ def _single_turn(row: Row, messages: tuple[Message, ...], prompt_only: bool) -> 
         if name not in ("messages", *FLAT_IDS) and not (is_list(value) and len(value) == long > 0)
     }
     if prompt_only:
-        return call_turn(plain, prompt_messages=messages)
+        return read_turn(plain, prompt_messages=messages)
     (index,) = answer_indices(messages, 1)
-    return call_turn(plain, message_index=index)
+    return read_turn(plain, message_index=index)
 
 
-def _calls_name(row: Row) -> str | None:
+def _calls_column(row: Row) -> str | None:
     """The column that lists the row's calls: objects, one of the first of which has a column of ids."""
     if LISTS_OF_CALLS.isdisjoint(row):
         return None
     for name in CALL_LISTS:
-        entries = parsed(row, name)
+        entries = parsed_column(row, name)
         if isinstance(entries, list | tuple) and any(
             isinstance(entry, dict | Mapping) and _CALL_KEYS & entry.keys() for entry in entries[:8]
         ):
@@ -195,11 +202,13 @@ def _calls_name(row: Row) -> str | None:
     return None
 
 
-_ROWS = SampleRows(read, updated, lambda row: packed(row) if _calls_name(row) is None else None, forks=True)
+_ROWS = SampleRows(
+    read, update_sample, lambda row: split_packed_row(row) if _calls_column(row) is None else None, forks=True
+)
 
 
 def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    sources_of_rollouts, calls = _ROWS.sources(row, rollouts), _calls_name(row)
+    sources_of_rollouts, calls = _ROWS.sources(row, rollouts), _calls_column(row)
     if calls is None:
         return sources_of_rollouts
     return [

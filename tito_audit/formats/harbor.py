@@ -13,33 +13,32 @@ from functools import partial
 from typing import Any
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._calls import real_name, turn_of_tokens, within
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._calls import build_turn, errors_at, model_name
 from tito_audit.formats._columns import (
     Raw,
     as_object,
-    filled,
     first_text,
-    flat_logprobs,
+    has_entries,
     is_list,
-    is_numbers,
-    policy_of,
+    is_number_list,
+    logprob_column,
+    move_policy,
 )
-from tito_audit.formats._update import object_at, of_calls, path_text, plain_sources
-from tito_audit.formats._writer import call_rows, lengths_of
+from tito_audit.formats._update import object_at, path_text, sources_at, sources_of_calls
+from tito_audit.formats._writer import count_tokens, listed_calls
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import Edit, Path
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import Stated
-from tito_audit.signature import Signature
 
 _COUNTS = ("n_input_tokens", "n_output_tokens", "rollout_details")
 _PROMPTS, _COMPLETIONS, _LOGPROBS = "prompt_token_ids", "completion_token_ids", "logprobs"
 
 
 @dataclass(frozen=True, slots=True)
-class _Detail:
+class _Conversation:
     """One conversation, its lists paired call by call."""
 
     path: Path
@@ -67,36 +66,36 @@ def matches(row: Row) -> bool:
         return result is None  # the trial failed before its agent returned anything
     if isinstance(row.get("rollout_details"), list | tuple):
         return True
-    return _is_lists(row.get(_COMPLETIONS)) and (_PROMPTS not in row or _is_lists(row[_PROMPTS]))
+    return _is_list_of_lists(row.get(_COMPLETIONS)) and (_PROMPTS not in row or _is_list_of_lists(row[_PROMPTS]))
 
 
 def read(row: Row, place: Place) -> Sequence[Rollout]:
-    model = real_name(object_at(row, "agent_info", "model_info"))
+    model = model_name(object_at(row, "agent_info", "model_info"))
     stated = Stated(model=model, group=first_text(row, ("task_name",)))
     rollouts = []
-    for item, detail in enumerate(_details(row)):
+    for item, detail in enumerate(_find_conversations(row)):
         turns = []
         for number, (prompt, completion) in enumerate(zip(detail.prompts, detail.completions, strict=True)):
             at, other = detail.logprobs[number], {}
-            with within(f"{path_text(detail.path)}.call {number}".lstrip(".")):
+            with errors_at(f"{path_text(detail.path)}.call {number}".lstrip(".")):
                 scored = {} if at is None else {_LOGPROBS: detail.value[_LOGPROBS][at]}
                 for name, values in detail.extra.items():
-                    entries, policy = values[number], policy_of(name)
+                    entries, policy = values[number], move_policy(name)
                     if (
                         is_list(entries)
                         and len(entries) > 1
-                        and (is_numbers(entries) or policy is MovePolicy.DROP)
+                        and (is_number_list(entries) or policy is MovePolicy.DROP)
                     ):
                         other[f"extra.{name}"] = entries, policy
-                logprobs = partial(flat_logprobs, scored, _LOGPROBS)
-                turns.append(turn_of_tokens((_PROMPTS, prompt), (_COMPLETIONS, completion), logprobs, other))
+                logprobs = partial(logprob_column, scored, _LOGPROBS)
+                turns.append(build_turn((_PROMPTS, prompt), (_COMPLETIONS, completion), logprobs, other))
         rollouts.append(Rollout(replace(place, item=item), FORMAT.name, turns=tuple(turns), stated=stated))
     if any(turn for rollout in rollouts for turn in rollout.turns):
         return tuple(rollouts)
     return (Rollout(replace(place, item=0), FORMAT.name, stated=stated.without_ids()),)
 
 
-def _details(row: Row) -> Iterator[_Detail]:
+def _find_conversations(row: Row) -> Iterator[_Conversation]:
     """Every conversation of the row, in order."""
     # Lists of conversations: of the trial, of each step, of a lone agent result.
     steps = row.get("step_results")
@@ -111,12 +110,12 @@ def _details(row: Row) -> Iterator[_Detail]:
         if not isinstance(details, list | tuple):
             raise RecordError(f"{path_text(path)} is not a list of conversations")
         for number, value in enumerate(details):
-            yield _paired(value, (*path, number))
-    if _is_lists(row.get(_COMPLETIONS)):
-        yield _paired(row, ())
+            yield _pair_lists(value, (*path, number))
+    if _is_list_of_lists(row.get(_COMPLETIONS)):
+        yield _pair_lists(row, ())
 
 
-def _paired(logged: object, path: Path) -> _Detail:
+def _pair_lists(logged: object, path: Path) -> _Conversation:
     """The three lists of a conversation, paired call by call; RecordError if the pairing is unclear."""
     where = f"{path_text(path)}." if path else ""
     value = as_object(logged, f"{path_text(path)} is not a conversation (an object)")
@@ -135,22 +134,22 @@ def _paired(logged: object, path: Path) -> _Detail:
             "appended to separately, so it is unclear which call has no prompt"
         )
     sizes = [len(ids) if is_list(ids) else 0 for ids in completions]
-    return _Detail(
+    return _Conversation(
         path,
         prompts or [None] * len(completions),
         completions,
-        _positions(sizes, [len(logprob) if is_list(logprob) else 0 for logprob in logprobs], where),
+        _logprob_positions(sizes, [len(logprob) if is_list(logprob) else 0 for logprob in logprobs], where),
         value,
     )
 
 
-def _positions(completions: Sequence[int], logprobs: Sequence[int], where: str) -> list[int | None]:
+def _logprob_positions(completions: Sequence[int], logprobs: Sequence[int], where: str) -> list[int | None]:
     """For each call the position of its logprobs, matched by length if some calls have none."""
     if len(logprobs) == len(completions):
         return list(range(len(completions)))
     if not logprobs:
         return [None] * len(completions)
-    first, last = _matched(completions, logprobs), _matched(completions[::-1], logprobs[::-1])
+    first, last = _match_lengths(completions, logprobs), _match_lengths(completions[::-1], logprobs[::-1])
     # Matching from either end gives the same pairs only if there is a single way to pair them.
     if first is None or last is None or first != [len(completions) - 1 - at for at in reversed(last)]:
         raise RecordError(
@@ -163,7 +162,7 @@ def _positions(completions: Sequence[int], logprobs: Sequence[int], where: str) 
     return positions
 
 
-def _matched(completions: Sequence[int], logprobs: Sequence[int]) -> list[int] | None:
+def _match_lengths(completions: Sequence[int], logprobs: Sequence[int]) -> list[int] | None:
     """The first calls, in order, with these lengths; None if there are none."""
     matched: list[int] = []
     for call, size in enumerate(completions):
@@ -174,37 +173,37 @@ def _matched(completions: Sequence[int], logprobs: Sequence[int]) -> list[int] |
 
 def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     calls: list[list[CallSource]] = []
-    for detail in _details(row):
+    for detail in _find_conversations(row):
         calls.append([])
         for number, at in enumerate(detail.logprobs):
-            scored = plain_sources([] if at is None else [(*detail.path, _LOGPROBS, at)])
+            scored = sources_at([] if at is None else [(*detail.path, _LOGPROBS, at)])
             extra = {name: (*detail.path, "extra", name, number) for name in detail.extra}
             source = CallSource(
-                prompts=plain_sources([(*detail.path, _PROMPTS, number)]),
+                prompts=sources_at([(*detail.path, _PROMPTS, number)]),
                 logprobs=scored,
                 columns={
                     _LOGPROBS: scored,
-                    **{f"extra.{name}": plain_sources([own]) for name, own in extra.items()},
+                    **{f"extra.{name}": sources_at([own]) for name, own in extra.items()},
                 },
-                routing=tuple(own for name, own in extra.items() if policy_of(name) is MovePolicy.DROP),
+                routing=tuple(own for name, own in extra.items() if move_policy(name) is MovePolicy.DROP),
             )
             calls[-1].append(source)
-    return of_calls(calls)
+    return sources_of_calls(calls)
 
 
-def totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
+def total_edits(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
     """Edits to an agent's `n_input_tokens`, if it counts the prompts of its conversations."""
-    details = list(_details(row))
+    details = list(_find_conversations(row))
     for holder in dict.fromkeys(detail.path[:-2] for detail in details if detail.path):
         own = [number for number, detail in enumerate(details) if detail.path[:-2] == holder]
-        old, new = (sum(lengths_of(rollouts[n].turns)[0] for n in own) for rollouts in (before, after))
+        old, new = (sum(count_tokens(rollouts[n].turns)[0] for n in own) for rollouts in (before, after))
         count = object_at(row, *holder).get("n_input_tokens")
         if type(count) is int and count == old and old != new:
             yield Edit((*holder, "n_input_tokens"), new)
 
 
-def _is_lists(value: object) -> bool:
-    return filled(value) and is_list(value[0])
+def _is_list_of_lists(value: object) -> bool:
+    return has_entries(value) and is_list(value[0])
 
 
 FORMAT = Format(
@@ -213,7 +212,7 @@ FORMAT = Format(
     signature=Signature("{agent_result|step_results} with {rollout_details}; or lists of lists of ids"),
     precedence=220,
     matches=matches,
-    **call_rows(read, sources, totals=totals),
+    **listed_calls(read, sources, totals=total_edits),
     shows="Every call of each conversation, sub-agents after the main one, with its complete prompt and "
     "logprobs. No messages or tools: they are in the trial's ATIF trajectory.",
 )

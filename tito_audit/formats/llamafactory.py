@@ -16,21 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._columns import as_logged, is_list, plain
-from tito_audit.formats._kit import SampleRows, packed, sample_rollout, updated_sample
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._columns import as_logged, is_list, to_list
+from tito_audit.formats._kit import SampleRows, read_sample, split_packed_row, updated_sample
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import Mask
 from tito_audit.record.prefix import common_ends
 from tito_audit.record.repaired import RepairedRollout
-from tito_audit.signature import Signature
 
 _NAME = "llamafactory"
 _IDS, _LABELS, _SEEN, _POSITIONS = "input_ids", "labels", "attention_mask", "position_ids"
 _MEDIA, _BOUNDS = ("images", "videos", "audios"), "packing_params"
 
 
-def _hiding_padding(row: Row) -> Row:
+def _with_padding_hidden(row: Row) -> Row:
     """The row with an attention mask that hides its padding; the row itself if it has none, or hides it."""
     places, mask = row.get(_POSITIONS), row.get(_SEEN)
     if not is_list(places) or not is_list(mask) or not len(places) == len(mask) == len(row[_IDS]) or not len(mask):
@@ -40,7 +39,7 @@ def _hiding_padding(row: Row) -> Row:
     trained = np.flatnonzero(np.asarray(row[_LABELS]) != -100)
     if not 0 < start < len(mask) or not mask[start] or (len(trained) and trained[-1] >= start):
         return row
-    return {**row, _SEEN: as_logged([*plain(mask)[:start], *[0] * (len(mask) - start)], mask)}
+    return {**row, _SEEN: as_logged([*to_list(mask)[:start], *[0] * (len(mask) - start)], mask)}
 
 
 def _without_targets(row: Row) -> Row:
@@ -49,7 +48,7 @@ def _without_targets(row: Row) -> Row:
     labels, ids = row.get(_LABELS), row[_IDS]
     if not is_list(labels) or len(labels) != len(ids):
         return row
-    targets = _targets(np.asarray(labels), np.asarray(ids))
+    targets = _foreign_targets(np.asarray(labels), np.asarray(ids))
     if not targets.any():
         return row
     return {**row, _LABELS: as_logged(np.where(targets, -100, labels), labels)}
@@ -59,16 +58,16 @@ def _with_targets(new: Row, bare: Row, row: Row) -> Row:
     """A written row with the labels that are no token of it; RecordError if it is unclear where they belong."""
     if bare is row or new.get(_LABELS) is bare[_LABELS]:
         return new if bare is row else {**new, _LABELS: row[_LABELS]}
-    old, ids, labels = np.asarray(row[_IDS]), np.asarray(new[_IDS]), plain(new[_LABELS])
+    old, ids, labels = np.asarray(row[_IDS]), np.asarray(new[_IDS]), to_list(new[_LABELS])
     head, tail = common_ends(old, ids)
-    for at in np.flatnonzero(_targets(np.asarray(row[_LABELS]), old)).tolist():
+    for at in np.flatnonzero(_foreign_targets(np.asarray(row[_LABELS]), old)).tolist():
         if head <= at < len(old) - tail:
             raise RecordError("a label that is no token of the row would belong to another token")
         labels[at if at < head else at + len(ids) - len(old)] = int(row[_LABELS][at])
     return {**new, _LABELS: as_logged(labels, row[_LABELS])}
 
 
-def _targets(labels: NDArray[Any], ids: NDArray[Any]) -> Mask:
+def _foreign_targets(labels: NDArray[Any], ids: NDArray[Any]) -> Mask:
     """`[T]` labels of one other token, if no token behind them is trained."""
     other = (labels != -100) & (labels != ids)
     after = np.append(labels[1:] == -100, True)
@@ -79,10 +78,9 @@ def _targets(labels: NDArray[Any], ids: NDArray[Any]) -> Mask:
 def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     """The row with its repaired samples, and with its padding visible again."""
     bare = _without_targets(row)
-    hiding = _hiding_padding(bare)
+    hiding = _with_padding_hidden(bare)
     new = [_with_targets(each, bare, row) for each in _ROWS.update(hiding, repaired)]
     if row.get(_BOUNDS) is not None:
-        # The bounds of samples and of padding, as the attention mask numbers them.
         for number, each in enumerate(new):
             if each.get(_SEEN) is not hiding.get(_SEEN):
                 seen = np.asarray(each[_SEEN])
@@ -103,15 +101,15 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     ]
 
 
-_ROWS = SampleRows(lambda row, place: sample_rollout(row, place, _NAME, (_IDS,)), updated_sample, packed)
+_ROWS = SampleRows(lambda row, place: read_sample(row, place, _NAME, (_IDS,)), updated_sample, split_packed_row)
 FORMAT = Format(
     name=_NAME,
     title="LLaMA-Factory tokenized sets",
     signature=Signature("{input_ids}, {labels}, {images?}, {videos?} and {audios?}"),
     precedence=196,
     matches=lambda row: {_LABELS, *_MEDIA} <= row.keys() and is_list(row.get(_IDS)),
-    read=lambda row, place: _ROWS.read(_hiding_padding(_without_targets(row)), place),
-    sources=lambda row, rollouts: _ROWS.sources(_hiding_padding(_without_targets(row)), rollouts),
+    read=lambda row, place: _ROWS.read(_with_padding_hidden(_without_targets(row)), place),
+    sources=lambda row, rollouts: _ROWS.sources(_with_padding_hidden(_without_targets(row)), rollouts),
     update=update,
     shows="The row for SFT, with its mask from the labels; each sample of a packed row. No messages, tools or "
     "logprobs: nothing in it was sampled. Pairs of its preference stages are `preference_pair`.",

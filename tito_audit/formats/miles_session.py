@@ -12,20 +12,19 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._answers import ONE_CALL, choice_sources, rollouts_of
-from tito_audit.formats._calls import same_messages, within, written_once
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._answers import ONE_CALL_REFUSAL, choice_sources, read_choices
+from tito_audit.formats._calls import errors_at, same_messages, with_ascending_messages
 from tito_audit.formats._columns import as_logged, as_object, ids_or_none, is_list, same_ids
-from tito_audit.formats._update import object_at, of_calls, with_list, with_values
-from tito_audit.formats._writer import changes_of, check_written, rewritten_calls, rollouts_before
+from tito_audit.formats._update import list_if_changed, object_at, sources_of_calls, with_values
+from tito_audit.formats._writer import check_written, find_call_changes, read_before, update_calls
 from tito_audit.record.arrays import Ids
 from tito_audit.record.prefix import starts_with
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
-from tito_audit.signature import Signature
 
 _NAME = "miles_session"
-_RECORD = partial(rollouts_of, name=_NAME)
+_RECORD = partial(read_choices, name=_NAME)
 _RUNNING = "accumulated_token_ids"
 _VERDICT = "tito_session_mismatch"
 _TRIM = "max_trim_tokens"
@@ -37,7 +36,7 @@ _CallRecord: TypeAlias = tuple[int, tuple[Rollout, ...]]
 
 
 def read(row: Row, place: Place) -> Sequence[Rollout]:
-    calls = _calls(row, place)
+    calls = _read_calls(row, place)
     last = calls[-1][1][0] if calls else Rollout(place, _NAME)
     in_place = []
     for own in (rollouts[0] for _, rollouts in calls):
@@ -47,14 +46,14 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
             if not same_messages(conversation, last.messages[: len(conversation)]):
                 turn = replace(turn, message_index=None, prompt_messages=conversation[:-1])
         in_place.append(turn)
-    turns = written_once(in_place, last.messages)
+    turns = with_ascending_messages(in_place, last.messages)
     odd = [rollouts[0].stated.copies_disagree for _, rollouts in calls]
     running = _running_ids(row)
     if (
         running is not None
         and turns
         and turns[-1].seen_ids is not None
-        and _trimmed(row, running, turns[-1]) is None
+        and _trimmed_count(row, running, turns[-1]) is None
     ):
         odd.append(f"metadata.{_RUNNING} has {len(running)} ids that are not those of the last call")
     verdicts = {name: object_at(row, "metadata").get(name) for name in (_TRIM, _VERDICT)}
@@ -63,7 +62,7 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
     return (replace(last, place=place, turns=turns, stated=stated),)
 
 
-def _calls(row: Row, place: Place) -> list[_CallRecord]:
+def _read_calls(row: Row, place: Place) -> list[_CallRecord]:
     """The records that hold an answer; RecordError naming the record that cannot be read."""
     calls: list[_CallRecord] = []
     records = row["records"]
@@ -74,7 +73,7 @@ def _calls(row: Row, place: Place) -> list[_CallRecord]:
         status = record.get("status_code")
         if isinstance(status, int | float | str) and status not in (200, "200"):
             continue  # an error returned to the agent
-        with within(f"records[{number}]"):
+        with errors_at(f"records[{number}]"):
             rollouts = _RECORD(record, place)
         if rollouts and rollouts[0].turns:
             calls.append((number, tuple(rollouts)))
@@ -85,7 +84,7 @@ def _running_ids(row: Row) -> Ids | None:
     return ids_or_none(object_at(row, "metadata").get(_RUNNING), f"metadata.{_RUNNING}")
 
 
-def _trimmed(row: Row, running: Ids, turn: Turn) -> int | None:
+def _trimmed_count(row: Row, running: Ids, turn: Turn) -> int | None:
     """How many tokens the running sequence is shorter than the last call's prompt and completion.
 
     None if it is not a prefix of them, or if more is missing than the server may trim.
@@ -99,14 +98,14 @@ def _trimmed(row: Row, running: Ids, turn: Turn) -> int | None:
 
 
 def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    (before,) = rollouts_before(row, repaired, read)
+    (before,) = read_before(row, repaired, read)
     rows = []
     for part in repaired:
-        changes, numbers, new = changes_of(before, part), part.turns_from, row
+        changes, numbers, new = find_call_changes(before, part), part.turns_from, row
         if changes or len(numbers) < len(before.turns):
             if not numbers:
                 raise RecordError("no call would be left in the session")
-            calls = _calls(row, before.place)
+            calls = _read_calls(row, before.place)
             own = {number: turn for turn, (number, _) in enumerate(calls)}
             now = dict(zip(numbers, part.rollout.turns, strict=True))
             records = [
@@ -116,8 +115,8 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
                 for number, record in enumerate(row["records"])
                 if number not in own or own[number] in now
             ]
-            new = with_values(row, {"records": with_list(row["records"], records)})
-            new = with_values(new, _with_running(row, before.turns[-1], part.rollout.turns[-1]))
+            new = with_values(row, {"records": list_if_changed(row["records"], records)})
+            new = with_values(new, _updated_metadata(row, before.turns[-1], part.rollout.turns[-1]))
             (again,) = read(new, before.place)
             check_written(again, part, before)
         rows.append(new)
@@ -132,7 +131,7 @@ def _updated_record(record: Row, rollouts: Sequence[Rollout], turn: Turn) -> Row
         RepairedRollout(replace(first, turns=(turn,)), (0,)),
         *(RepairedRollout(other, (0,)) for other in others),
     ]
-    new = rewritten_calls(record, wanted, _RECORD, choice_sources, stays=ONE_CALL)
+    new = update_calls(record, wanted, _RECORD, choice_sources, stays=ONE_CALL_REFUSAL)
     if same_ids(own.prompt_ids, turn.prompt_ids):
         return new
     # The engine's indexer choices are for the old prompt; they are packed and cannot be cut.
@@ -143,14 +142,14 @@ def _updated_record(record: Row, rollouts: Sequence[Rollout], turn: Turn) -> Row
         else choice
         for choice in response.get("choices", ())
     ]
-    same = with_list(response.get("choices", ()), choices)
+    same = list_if_changed(response.get("choices", ()), choices)
     return with_values(new, {"response": with_values(response, {"choices": same})}) if choices else new
 
 
-def _with_running(row: Row, before: Turn, after: Turn) -> Mapping[str, Any]:
+def _updated_metadata(row: Row, before: Turn, after: Turn) -> Mapping[str, Any]:
     """`metadata` with the running sequence of the repaired last call, and without the verdict on the old one."""
     running, metadata = _running_ids(row), object_at(row, "metadata")
-    less = _trimmed(row, running, before) if running is not None else None
+    less = _trimmed_count(row, running, before) if running is not None else None
     seen = after.seen_ids
     if running is None or less is None or seen is None:
         return {}
@@ -173,11 +172,11 @@ FORMAT = Format(
         )
     ),
     read=read,
-    sources=lambda row, rollouts: of_calls(
+    sources=lambda row, rollouts: sources_of_calls(
         [
             [
                 choice_sources(row, own, ("records", number))[0].calls[0]
-                for number, own in _calls(row, rollouts[0].place)
+                for number, own in _read_calls(row, rollouts[0].place)
             ]
         ]
     ),

@@ -7,7 +7,7 @@ radixark/miles `miles/ray/rollout/debug_data.py` (`trajectory_rows`). The ids of
 from __future__ import annotations
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
+from tito_audit.format import Format, Row, Signature
 from tito_audit.formats._calls import stated_facts
 from tito_audit.formats._columns import lists_or_null
 from tito_audit.formats._kit import SampleRows
@@ -15,7 +15,6 @@ from tito_audit.record.message import as_messages
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Unread
-from tito_audit.signature import Signature
 
 _TOKENS = "dashboard_columns/rollout_ID.parquet"
 
@@ -27,8 +26,8 @@ def read(row: Row, place: Place) -> Rollout:
     return Rollout(place, FORMAT.name, as_messages(row["messages"], "messages"), stated=stated)
 
 
-def written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
-    if repaired_rollout.rollout.turns or repaired_rollout.rollout.training_row is not None:
+def update_sample(row: Row, before: Rollout, after: RepairedRollout) -> Row:
+    if after.rollout.turns or after.rollout.training_row is not None:
         raise RecordError(f"a line of messages holds no ids; they are in {_TOKENS} next to it")
     return row
 
@@ -43,7 +42,7 @@ FORMAT = Format(
         and "tokens" not in row
         and lists_or_null(row, "messages")
     ),
-    **SampleRows(read, written).functions,
+    **SampleRows(read, update_sample).functions,
     shows="Messages only. Their tokens are in Parquet next to it, `dashboard_columns/rollout_ID.parquet`, on "
     "the same `sample_index`.",
 )

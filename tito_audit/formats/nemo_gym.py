@@ -15,46 +15,43 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._beside import beside_of
-from tito_audit.formats._calls import real_name, same_messages, text_alone, written_once
-from tito_audit.formats._columns import as_logged, as_object, filled, is_list, same_ids
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._beside import read_beside
+from tito_audit.formats._calls import model_name, only_text, same_messages, with_ascending_messages
+from tito_audit.formats._columns import as_logged, as_object, has_entries, is_list, same_ids
 from tito_audit.formats._responses import (
     ITEMS_UNREAD,
     TEXT_KEYS,
     TOKEN_KEYS,
     Item,
-    MessageStep,
+    ItemMessage,
     chat_tools,
-    filled_list,
-    input_steps,
+    drop_empty_fields,
     is_response_object,
-    lists_of_tokens,
-    message_wire,
-    steps,
-    text_of,
-    unread_types,
+    nonempty_list,
+    nonempty_text,
+    parse_items,
+    parse_request,
+    per_token_lists,
+    unknown_item_types,
 )
-from tito_audit.formats._update import at, object_at, of_calls, plain_sources, with_values
+from tito_audit.formats._update import object_at, sources_at, sources_of_calls, value_at, with_values
 from tito_audit.formats._writer import (
     CallChange,
-    changes_of,
     check_written,
-    lengths_of,
-    recounted,
-    rollouts_before,
+    count_tokens,
+    find_call_changes,
+    read_before,
+    updated_counts,
 )
 from tito_audit.record.arrays import Ids, as_ids, empty_ids
-from tito_audit.record.build import call_columns
-from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
+from tito_audit.record.build import build_call_columns
+from tito_audit.record.edits import ABSENT, Edit, Path, apply_edits
 from tito_audit.record.message import Message, as_message, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
-from tito_audit.record.stated import Stated, Unread, as_group
-from tito_audit.signature import Signature
-
-# The model calls of a NeMo-Gym row, and the row written back.
+from tito_audit.record.stated import Stated, Unread, group_key
 
 CALL_KEYS = (*TOKEN_KEYS, *TEXT_KEYS, "routed_experts")
 """Keys of an item or message that hold a call's tokens and that no template reads."""
@@ -84,33 +81,33 @@ class GymLayout:
     """Whether the row holds what came before the output."""
 
 
-def is_chat(row: Row) -> bool:
+def is_chat_form(row: Row) -> bool:
     """True for the chat form, whose tokens are on messages."""
     return "responses_create_params" not in row and "output" not in row
 
 
 def output_path(row: Row) -> Path:
     """The path of the list that holds the calls."""
-    if is_chat(row):
+    if is_chat_form(row):
         return ("messages",)
     return ("response", "output") if "responses_create_params" in row else ("output",)
 
 
-def request_of(row: Row) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def request_and_response(row: Row) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The request and the answer of a row that is not in chat form."""
     response = row["response"] if "responses_create_params" in row else row
     refusal = "responses_create_params is not an object, so the request is unknown"
     return as_object(row.get("responses_create_params", row), refusal), response
 
 
-def layout_of(row: Row) -> GymLayout:
+def read_layout(row: Row) -> GymLayout:
     """All messages of a row and its calls, in order."""
     messages: tuple[Message, ...] = ()
     calls: list[GymCall] = []
-    if is_chat(row):
+    if is_chat_form(row):
         wires = row["messages"]
         messages = tuple(
-            as_message(message_wire(wire, CALL_KEYS) if isinstance(wire, Mapping) else wire, f"messages[{i}]")
+            as_message(drop_empty_fields(wire, CALL_KEYS) if isinstance(wire, Mapping) else wire, f"messages[{i}]")
             for i, wire in enumerate(wires)
         )
         calls = [
@@ -119,29 +116,29 @@ def layout_of(row: Row) -> GymLayout:
             if messages[i].role == "assistant" and any(wire.get(key) is not None for key in CALL_KEYS)
         ]
         return GymLayout(messages, tuple(calls), True)
-    params, response = request_of(row)
+    params, response = request_and_response(row)
     output, agent_input = response["output"], response.get("agent_input")
-    # Before the output: the request's input, or the agent's own version of it.
+    # The input is the request's, or the agent's own version of it.
     if isinstance(agent_input, list):
-        before = input_steps({**params, "input": agent_input}, "response.agent_input")
+        before = parse_request({**params, "input": agent_input}, "response.agent_input")
     else:
-        before = input_steps(params, "responses_create_params")
-        before += steps(filled_list(response.get("seed_obs")), "response.seed_obs")
+        before = parse_request(params, "responses_create_params")
+        before += parse_items(nonempty_list(response.get("seed_obs")), "response.seed_obs")
     if len(output) and isinstance(output[0], list | tuple):
-        # A list of lists, each with the history of its last call.
+        # In a list of lists, each starts with the history of its last call.
         for number, inner in enumerate(output):
-            own_steps = steps(inner, f"response.output[{number}]")
+            own_steps = parse_items(inner, f"response.output[{number}]")
             system = [step for step in before if not step.items and step.message.role == "system"]
             # A history that starts a conversation already holds the request, but not its instructions.
             own_steps = [
                 *(system if starts_conversation([step.message for step in own_steps]) else before),
                 *own_steps,
             ]
-            messages, own = _conversation(own_steps, 0, number)
+            messages, own = _messages_and_calls(own_steps, 0, number)
             calls.extend(own[-1:])
     else:
-        messages, calls = _conversation([*before, *steps(output, "response.output")], len(before))
-        # From the first call with token fields on; all calls if none has any
+        messages, calls = _messages_and_calls([*before, *parse_items(output, "response.output")], len(before))
+        # Calls before the first with token fields are history; if none has any, all are calls.
         first = next((i for i, call in enumerate(calls) if call.token_item is not None), 0)
         calls = calls[first:] if calls and holds_tokens(calls[first].token_item or {}) else calls
     return GymLayout(messages, tuple(calls), bool(before))
@@ -154,16 +151,16 @@ def starts_conversation(messages: Sequence[Message]) -> bool:
 
 def holds_tokens(item: Item) -> bool:
     """True if an item or message has ids in its token fields."""
-    return filled(item.get("prompt_token_ids")) or filled(item.get("generation_token_ids"))
+    return has_entries(item.get("prompt_token_ids")) or has_entries(item.get("generation_token_ids"))
 
 
-def cut_by_length(response: Mapping[str, Any]) -> bool:
+def hit_token_limit(response: Mapping[str, Any]) -> bool:
     """True if the answer says that its last call hit the token limit."""
-    return text_of(object_at(response, "incomplete_details").get("reason")) == "max_output_tokens"
+    return nonempty_text(object_at(response, "incomplete_details").get("reason")) == "max_output_tokens"
 
 
-def _conversation(
-    all_steps: Sequence[MessageStep], first: int, transition: int | None = None
+def _messages_and_calls(
+    all_steps: Sequence[ItemMessage], first: int, transition: int | None = None
 ) -> tuple[tuple[Message, ...], list[GymCall]]:
     """All messages, and the calls from step `first` on; earlier answers are history."""
     messages = tuple(step.message for step in all_steps)
@@ -175,7 +172,7 @@ def _conversation(
     return messages, calls
 
 
-_Carrier: TypeAlias = tuple[Path, Item, tuple[int, ...]]
+_TokenCarrier: TypeAlias = tuple[Path, Item, tuple[int, ...]]
 """The path of an item or message with token fields, itself, and the calls whose tokens they are: one, unless
 several hold the same tokens; none if no call of the row has them."""
 
@@ -190,58 +187,57 @@ class _LocatedRow:
     output: Path
     items: tuple[tuple[Path, ...], ...]
     """For each call the paths of all items that it wrote, in order."""
-    carriers: tuple[_Carrier, ...]
+    carriers: tuple[_TokenCarrier, ...]
 
 
-def updated_rows(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     """The row with its repaired rollout, or a row for each part of a fork; the same object if nothing changed."""
-    (rollout,) = rollouts_before(row, repaired, read)
-    changes = [changes_of(rollout, part) for part in repaired]
+    (rollout,) = read_before(row, repaired, read)
+    changes = [find_call_changes(rollout, part) for part in repaired]
     if len(repaired) == 1 and not changes[0] and len(repaired[0].turns_from) == len(rollout.turns):
         return (row,)
-    log_row = _located(row, rollout)
+    log_row = _locate(row, rollout)
     rows = []
     for part, changed in zip(repaired, changes, strict=True):
         numbers = part.turns_from
-        edits = list(_changed_items(log_row, changed))
-        # Counts that the row or its answer has for all calls or for the last one.
-        ways = [[lengths_of(turns), lengths_of(turns[-1:])] for turns in (rollout.turns, part.rollout.turns)]
+        edits = list(_item_edits(log_row, changed))
+        # Counts are of all calls or of the last one.
+        ways = [[count_tokens(turns), count_tokens(turns[-1:])] for turns in (rollout.turns, part.rollout.turns)]
         for path in ((), ("usage",), ("response",), ("response", "usage")):
-            counts = recounted(object_at(row, *path), *ways)
+            counts = updated_counts(object_at(row, *path), *ways)
             edits += [Edit((*path, name), count) for name, count in counts.items()]
-        new = with_edits(row, edits)
+        new = apply_edits(row, edits)
         if len(numbers) < len(rollout.turns):
             if not numbers:
                 raise RecordError("a part of the rollout has no calls, so it has no row")
-            new = with_edits(new, list(_stripped(log_row, numbers)))
-            new = with_edits(new, list(_cut(log_row, new, numbers)))
+            new = apply_edits(new, list(_strip_edits(log_row, numbers)))
+            new = apply_edits(new, list(_cut_edits(log_row, new, numbers)))
         (again,) = read(new, rollout.place)
         check_written(again, part, rollout)
         rows.append(new)
     return tuple(rows)
 
 
-def call_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     """Where the row stores the columns of its calls."""
     (rollout,) = rollouts
-    carriers = _located(row, rollout).carriers if rollout.turns else ()
+    carriers = _locate(row, rollout).carriers if rollout.turns else ()
     calls = []
     for number, turn in enumerate(rollout.turns):
-        # Every item that repeats a call's tokens.
         own = [(path, item) for path, item, numbers in carriers if number in numbers]
         there = {c.name: [(*path, c.name) for path, item in own if c.name in item] for c in turn.columns}
-        calls.append(CallSource(columns={name: plain_sources(paths) for name, paths in there.items()}))
-    return of_calls([calls])
+        calls.append(CallSource(columns={name: sources_at(paths) for name, paths in there.items()}))
+    return sources_of_calls([calls])
 
 
-def _located(row: Row, rollout: Rollout) -> _LocatedRow:
-    layout, output = layout_of(row), output_path(row)
+def _locate(row: Row, rollout: Rollout) -> _LocatedRow:
+    layout, output = read_layout(row), output_path(row)
     if len(layout.calls) != len(rollout.turns):
         raise RecordError("the row holds answers without tokens, so there is no place to write them")
-    items = tuple(_places(at(row, output), output, layout))
+    items = tuple(_item_paths(value_at(row, output), output, layout))
     own = {path: number for number, paths in enumerate(items) for path in paths}
-    carriers: list[_Carrier] = []
-    for path, item in _walk(row, ()):
+    carriers: list[_TokenCarrier] = []
+    for path, item in _walk_objects(row, ()):
         turns: tuple[int, ...] = (own[path],) if path in own else ()
         if path not in own:
             if not holds_tokens(item):
@@ -257,13 +253,13 @@ def _located(row: Row, rollout: Rollout) -> _LocatedRow:
     return _LocatedRow(row, rollout, layout, output, items, tuple(carriers))
 
 
-def _places(output: Sequence[Any], path: Path, layout: GymLayout) -> Iterator[tuple[Path, ...]]:
+def _item_paths(output: Sequence[Any], path: Path, layout: GymLayout) -> Iterator[tuple[Path, ...]]:
     """For each call the paths of its items, which are in the output in the order of the calls."""
     at = 0
     for call in layout.calls:
         paths: list[Path] = []
         if call.transition is not None:
-            # The last call of a list that repeats the earlier ones.
+            # A list repeats the earlier calls; the last is its own.
             inner = output[call.transition]
             last = len(inner)
             for item in reversed(call.items):
@@ -278,21 +274,21 @@ def _places(output: Sequence[Any], path: Path, layout: GymLayout) -> Iterator[tu
         yield tuple(paths)
 
 
-def _walk(value: Any, path: Path) -> Iterator[tuple[Path, Item]]:
+def _walk_objects(value: Any, path: Path) -> Iterator[tuple[Path, Item]]:
     """Every object in the row with its path, except in the rollout's inputs, which never change."""
     if isinstance(value, Mapping):
         yield path, value
         for key, inner in value.items():
             inputs = ("responses_create_params", "agent_input", "seed_obs")
             if key not in inputs and isinstance(inner, Mapping | list | tuple):
-                yield from _walk(inner, (*path, key))
+                yield from _walk_objects(inner, (*path, key))
     elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping | list | tuple):
         for number, inner in enumerate(value):
             if isinstance(inner, Mapping | list | tuple):
-                yield from _walk(inner, (*path, number))
+                yield from _walk_objects(inner, (*path, number))
 
 
-def _changed_items(log_row: _LocatedRow, changes: Mapping[int, CallChange]) -> Iterator[Edit]:
+def _item_edits(log_row: _LocatedRow, changes: Mapping[int, CallChange]) -> Iterator[Edit]:
     for path, item, numbers in log_row.carriers:
         wanted = [changes.get(number) for number in numbers]
         change = next((turn for turn in wanted if turn is not None), None)
@@ -303,16 +299,16 @@ def _changed_items(log_row: _LocatedRow, changes: Mapping[int, CallChange]) -> I
                 f"calls {' and '.join(map(str, numbers))} hold the same tokens and would get different "
                 "ones; the log does not say which of them a copy repeats"
             )
-        # What changes in one copy are the fields that had the call's old values.
+        # A copy changes only in fields that had the call's old values.
         before, prompt, fields = change.before, change.prompt_ids, {}
         if prompt is not None and same_ids(_ids(item, "prompt_token_ids"), before.prompt_ids):
             fields["prompt_token_ids"] = as_logged(prompt, item["prompt_token_ids"])
             if item.get("routed_experts") is not None:
                 fields["routed_experts"] = None
-            usage, lengths = item.get("usage"), ([lengths_of([before])], [lengths_of([change.after])])
+            usage, lengths = item.get("usage"), ([count_tokens([before])], [count_tokens([change.after])])
             if isinstance(usage, Mapping):
-                fields["usage"] = with_values(usage, recounted(usage, *lengths))
-            fields |= recounted(item, *lengths)
+                fields["usage"] = with_values(usage, updated_counts(usage, *lengths))
+            fields |= updated_counts(item, *lengths)
         columns: dict[str, Any] = dict(change.columns)
         if change.logprobs is not None:
             columns["generation_log_probs"] = change.logprobs
@@ -327,12 +323,12 @@ def _changed_items(log_row: _LocatedRow, changes: Mapping[int, CallChange]) -> I
             yield Edit(path, new)
 
 
-def _stripped(log_row: _LocatedRow, numbers: Collection[int]) -> Iterator[Edit]:
+def _strip_edits(log_row: _LocatedRow, numbers: Collection[int]) -> Iterator[Edit]:
     """Edits that remove the tokens of other parts' calls; their text stays, because the prompts repeat it."""
     last = max(numbers)
     for number, call in enumerate(log_row.layout.calls):
         between = min(numbers) < number < last and number not in numbers
-        if between and call.transition is None and not is_chat(log_row.row):
+        if between and call.transition is None and not is_chat_form(log_row.row):
             raise RecordError(
                 f"call {number} is between the calls of one part and belongs to another; in one list of items it "
                 "would read as a call that lost its tokens"
@@ -345,10 +341,10 @@ def _stripped(log_row: _LocatedRow, numbers: Collection[int]) -> Iterator[Edit]:
                     yield Edit((*path, name), ABSENT)
 
 
-def _cut(log_row: _LocatedRow, row: Row, numbers: Collection[int]) -> Iterator[Edit]:
+def _cut_edits(log_row: _LocatedRow, row: Row, numbers: Collection[int]) -> Iterator[Edit]:
     """Edits that cut the output after the part's last call and keep only the part's transitions."""
     calls, last = log_row.layout.calls, max(numbers)
-    output = at(row, log_row.output)
+    output = value_at(row, log_row.output)
     ends = last == len(calls) - 1
     if calls[last].transition is not None:
         own = {call.transition: number for number, call in enumerate(calls)}
@@ -358,7 +354,7 @@ def _cut(log_row: _LocatedRow, row: Row, numbers: Collection[int]) -> Iterator[E
     elif not ends:
         stop = int(log_row.items[last][-1][-1]) + 1
         yield Edit(log_row.output, list(output[:stop]))
-    if not ends and not is_chat(log_row.row) and cut_by_length(request_of(log_row.row)[1]):
+    if not ends and not is_chat_form(log_row.row) and hit_token_limit(request_and_response(log_row.row)[1]):
         yield Edit((*log_row.output[:-1], "incomplete_details"), None)  # it is said of the last call
 
 
@@ -377,58 +373,58 @@ def matches(row: Row) -> bool:
 
 
 def read(row: Row, place: Place) -> Sequence[Rollout]:
-    layout = layout_of(row)
+    layout = read_layout(row)
     messages = layout.messages
     turns: tuple[Turn, ...] = ()
     token_items = [call.token_item for call in layout.calls if call.token_item is not None]
     if token_items:
-        turns = written_once([_turn(call, messages) for call in layout.calls], messages)
-    params, response = (row, row) if is_chat(row) else request_of(row)
-    stated = Stated(model=real_name(response.get("model")), group=as_group(row.get("_ng_task_index")))
+        turns = with_ascending_messages([_read_turn(call, messages) for call in layout.calls], messages)
+    params, response = (row, row) if is_chat_form(row) else request_and_response(row)
+    stated = Stated(model=model_name(response.get("model")), group=group_key(row.get("_ng_task_index")))
     wants_ids = any(item.get(key) is not None for item in token_items for key in TOKEN_KEYS)
     stated = replace(stated.with_facts(mask_sample=row.get("mask_sample")), ids_wanted=wants_ids)
     stated = replace(stated, converted_tools=True)
-    if is_chat(row):
+    if is_chat_form(row):
         tools = as_tools(row.get("tools"), "tools")
         return (Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated),)
-    if turns and cut_by_length(response):
+    if turns and hit_token_limit(response):
         turns = (*turns[:-1], replace(turns[-1], finish_reason="length"))
     output = response["output"]
     inner = output if len(output) and isinstance(output[0], list | tuple) else [output]
-    unread = tuple(sorted({kind for items in inner for kind in unread_types(items)}))
+    unread = tuple(sorted({kind for items in inner for kind in unknown_item_types(items)}))
     if unread:
         stated = stated.with_facts(items_not_read=unread).not_read(Unread.MESSAGES, ITEMS_UNREAD)
     if unread or not (layout.has_request or starts_conversation(messages)):
-        # Messages with gaps, or without their request, would render as if nothing were missing.
+        # Incomplete messages would render as if nothing were missing.
         messages = ()
         turns = tuple(replace(turn, message_index=None, prompt_messages=None) for turn in turns)
-    tools = chat_tools(filled_list(params.get("tools"), response.get("tools")), "responses_create_params.tools")
+    tools = chat_tools(nonempty_list(params.get("tools"), response.get("tools")), "responses_create_params.tools")
     return (Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated),)
 
 
-def _turn(call: GymCall, messages: Sequence[Message]) -> Turn:
+def _read_turn(call: GymCall, messages: Sequence[Message]) -> Turn:
     token_item = call.token_item or {}
     index = len(call.prompt)
     in_place = index < len(messages) and same_messages(messages[: index + 1], (*call.prompt, call.answer))
-    text = text_of(token_item.get("generation_str")) or text_alone(call.answer)
+    text = nonempty_text(token_item.get("generation_str")) or only_text(call.answer)
     turn = Turn(
         prompt_ids=None,
         completion_ids=None,
         message_index=index if in_place else None,
         prompt_messages=None if in_place else call.prompt,
-        prompt_text=text_of(token_item.get("prompt_str")),
+        prompt_text=nonempty_text(token_item.get("prompt_str")),
         completion_text=text,
-        finish_reason="length" if text_of(token_item.get("status")) == "incomplete" else None,
+        finish_reason="length" if nonempty_text(token_item.get("status")) == "incomplete" else None,
     )
     prompt, generated = token_item.get("prompt_token_ids"), token_item.get("generation_token_ids")
-    if not filled(prompt) and not filled(generated):
+    if not has_entries(prompt) and not has_entries(generated):
         return turn
     completion_ids = None if generated is None else as_ids(generated, "generation_token_ids")
     logprobs = token_item.get("generation_log_probs")
-    values, columns = call_columns(
+    values, columns = build_call_columns(
         empty_ids() if completion_ids is None else completion_ids,
         logprobs=None if logprobs is None else ("generation_log_probs", logprobs),
-        other=lists_of_tokens(token_item, TOKEN_KEYS, _is_numbers),
+        other=per_token_lists(token_item, TOKEN_KEYS, _is_numbers),
     )
     return replace(
         turn,
@@ -436,7 +432,7 @@ def _turn(call: GymCall, messages: Sequence[Message]) -> Turn:
         completion_ids=completion_ids,
         completion_logprobs=values,
         columns=columns,
-        beside=beside_of(token_item),
+        extras=read_beside(token_item),
     )
 
 
@@ -462,8 +458,8 @@ FORMAT = Format(
     precedence=50,
     matches=matches,
     read=read,
-    sources=call_sources,
-    update=updated_rows,
+    sources=sources,
+    update=update,
     shows="Messages, tools and every call: its complete prompt, what was sampled, its logprobs. No tokenizer "
     "is named and no loss mask is written: what was generated is trained.",
 )

@@ -14,18 +14,17 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._beside import beside_of
-from tito_audit.formats._calls import real_name, text_alone, turn_of_tokens
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._beside import read_beside
+from tito_audit.formats._calls import build_turn, model_name, only_text
 from tito_audit.formats._columns import lists_or_null, other_columns
-from tito_audit.formats._kit import calls
-from tito_audit.formats._responses import TOKEN_KEYS, steps, text_of
+from tito_audit.formats._kit import single_calls
+from tito_audit.formats._responses import TOKEN_KEYS, nonempty_text, parse_items
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import Ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Stated
-from tito_audit.signature import Signature
 
 _VERSION = 3
 _ROUTING = "routed_experts"
@@ -42,32 +41,30 @@ def read(row: Row, place: Place) -> Rollout:
             f"schema_version is {version}, but only versions up to {_VERSION} are known: a newer one may use "
             "these columns differently"
         )
-    stated = Stated(model=real_name(row.get("model")), group=text_of(row.get("rollout_id")))
-    stated = stated.with_facts(id=text_of(row["model_call_id"]))
-    # Without ids if nothing was captured.
+    stated = Stated(model=model_name(row.get("model")), group=nonempty_text(row.get("rollout_id")))
+    stated = stated.with_facts(id=nonempty_text(row["model_call_id"]))
     prompt, completion = ((name, row.get(name)) for name in TOKEN_KEYS[:2])
     logprobs = row.get("generation_log_probs")
     items = row["output_items"]
-    answers = [step for step in steps([] if items is None else list(items), "output_items") if step.is_call]
-    cut = any(text_of(item.get("status")) == "incomplete" for step in answers for item in step.items)
-    # The decoded completion, if the answer is only text.
+    answers = [step for step in parse_items([] if items is None else list(items), "output_items") if step.is_call]
+    cut = any(nonempty_text(item.get("status")) == "incomplete" for step in answers for item in step.items)
     plain = len(answers) == 1 and not any(item.get(part) for item in answers[0].items for part in _PARTS)
-    turn = turn_of_tokens(
+    turn = build_turn(
         prompt,
         completion,
         lambda: None if logprobs is None else ("generation_log_probs", logprobs),
         other_columns(row, {*TOKEN_KEYS, "output_items"}),
-        completion_text=text_alone(answers[0].message) if plain else None,
+        completion_text=only_text(answers[0].message) if plain else None,
         finish_reason="length" if cut else None,
-        beside=beside_of(row),
+        extras=read_beside(row),
     )
     return Rollout(place, FORMAT.name, turns=(turn,), stated=stated)
 
 
-def written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
+def update_call(row: Row, before: Rollout, after: RepairedRollout) -> Row:
     """The line with its repaired call, and with the facts about its new tokens."""
-    line = _CALLS.write_one(row, before, repaired_rollout)
-    old, new = before.turns[0].seen_ids, repaired_rollout.rollout.turns[0].seen_ids
+    line = _CALLS.write_one(row, before, after)
+    old, new = before.turns[0].seen_ids, after.rollout.turns[0].seen_ids
     if old is None or new is None or np.array_equal(old, new):
         return line
     facts: dict[str, Any] = {}
@@ -76,7 +73,7 @@ def written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row
     if type(row.get("cum_len")) is int and row["cum_len"] == len(old):
         facts["cum_len"] = len(new)
     if row.get("digest") is not None:
-        if text_of(row["digest"]) != _digest(old):
+        if nonempty_text(row["digest"]) != _digest(old):
             raise RecordError("the digest does not match these tokens, so none can be written for other tokens")
         facts["digest"] = _digest(new)
     return with_values(line, facts)
@@ -88,14 +85,14 @@ def _digest(ids: Ids) -> str:
     return hashlib.sha256(b"nemo-gym-tokens" + header + ids.astype(">u8").tobytes()).hexdigest()
 
 
-_CALLS = calls(read, "output_items")
+_CALLS = single_calls(read, "output_items")
 FORMAT = Format(
     name="nemo_gym_tokens",
     title="NeMo-Gym token capture",
     signature=Signature("{model_call_id}, {generation_token_ids}, {output_items}"),
     precedence=60,
     matches=lambda row: "model_call_id" in row and lists_or_null(row, "generation_token_ids", "output_items"),
-    **replace(_CALLS, write_one=written).functions,
+    **replace(_CALLS, write_one=update_call).functions,
     row_is_call=True,
     shows="One call per line: its complete prompt, what was sampled, its logprobs and its text. What it was "
     "sent is in the rollout row with the same rollout id. State files next to the log hold its old "

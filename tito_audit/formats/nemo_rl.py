@@ -14,19 +14,18 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._beside import beside_of
-from tito_audit.formats._calls import model_facts, with_finishes
-from tito_audit.formats._columns import first_given, policy_of
-from tito_audit.formats._kit import sample
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._beside import read_beside
+from tito_audit.formats._calls import stated_model, with_finish_reasons
+from tito_audit.formats._columns import first_present_name, move_policy
+from tito_audit.formats._kit import training_rows
 from tito_audit.formats._update import updated_row, with_values
 from tito_audit.record.arrays import as_ids
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.stated import Unread
-from tito_audit.signature import Signature
 
 _IDS = ("token_ids", "input_ids")
 _MASK = ("token_loss_mask", "token_mask")
@@ -42,7 +41,7 @@ _POLICIES = {
 def matches(row: Row) -> bool:
     if any(name in row for name in _MASK) and any(name in row for name in _IDS):
         return any(name in row for name in (*_SAMPLE_MASK, "input_lengths"))
-    # Text only: `idx` is the one value that is not wrapped.
+    # In a dump of text only `idx` is not wrapped.
     return (
         type(row.get("idx")) is int
         and "content" in row
@@ -52,24 +51,24 @@ def matches(row: Row) -> bool:
 
 
 def read(row: Row, place: Place) -> Rollout:
-    values = _unwrapped(row)
-    # Messages where the dump keeps roles (validation); else its texts as a stated fact.
+    values = _unwrap_row(row)
+    # The validation dump has messages with roles; other dumps have texts, which become a stated fact.
     messages: tuple[Message, ...] = ()
     texts = values.get("content")
     if isinstance(texts, list | tuple) and texts:
         roles = all(isinstance(entry, Mapping) and "role" in entry for entry in texts)
         messages, texts = (as_messages(texts, "content"), None) if roles else ((), tuple(texts))
-    stated = model_facts(values).with_facts(
-        content=texts, sample_loss_mask=values.get(first_given(values, _SAMPLE_MASK) or "")
+    stated = stated_model(values).with_facts(
+        content=texts, sample_loss_mask=values.get(first_present_name(values, _SAMPLE_MASK) or "")
     )
     if texts is not None:
         stated = stated.not_read(Unread.MESSAGES, "the texts of the log name no roles")
-    name = first_given(values, _IDS)
+    name = first_present_name(values, _IDS)
     if name is None:
         return Rollout(place, FORMAT.name, messages, stated=stated.without_ids())
     padded = as_ids(values[name], name)
-    length = _length(values.get("input_lengths"), len(padded))
-    mask = first_given(values, _MASK)
+    length = _stated_length(values.get("input_lengths"), len(padded))
+    mask = first_present_name(values, _MASK)
     # A column of another width than the ids is not cut, which could make it fit by chance.
     cut = {
         key: value[:length] if len(value) == len(padded) else value
@@ -80,8 +79,8 @@ def read(row: Row, place: Place) -> Rollout:
         if key is not None and values.get(key) is not None and key not in cut:
             raise RecordError(f"column {key!r} is not a list of one entry per token")
     used = (name, mask, _LOGPROBS, "content")
-    other = {key: (value, _POLICIES.get(key, policy_of(key))) for key, value in cut.items() if key not in used}
-    trained = training_row(
+    other = {key: (value, _POLICIES.get(key, move_policy(key))) for key, value in cut.items() if key not in used}
+    trained = build_training_row(
         padded[:length],
         mask=None if mask is None else (mask, cut[mask]),
         logprobs=None if values.get(_LOGPROBS) is None else (_LOGPROBS, cut[_LOGPROBS]),
@@ -89,18 +88,18 @@ def read(row: Row, place: Place) -> Rollout:
         sentinel=0.0,
         whole=True,
     )
-    trained = replace(trained, padding=Padding(right=len(padded) - length), beside=beside_of(cut, values))
-    return Rollout(place, FORMAT.name, messages, training_row=with_finishes(trained, values), stated=stated)
+    trained = replace(trained, padding=Padding(right=len(padded) - length), extras=read_beside(cut, values))
+    return Rollout(place, FORMAT.name, messages, training_row=with_finish_reasons(trained, values), stated=stated)
 
 
-def written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
+def write(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     """The row with its repaired columns, in lists of one if they were before."""
-    values = _unwrapped(row)
+    values = _unwrap_row(row)
     if new.padding.left:
         raise RecordError("input_lengths counts from the first token, so the row can be padded only on the right")
     if new.padding.right and values.get("input_lengths") is None:
         raise RecordError("the row has no input_lengths: nothing would tell padding from tokens")
-    name = first_given(values, _IDS) or ""
+    name = first_present_name(values, _IDS) or ""
     updated = updated_row(values, old, new, name, can_pad=True)
     changed = {key: updated[key] for key in values if updated[key] is not values[key]}
     for key, value in changed.items():
@@ -109,7 +108,7 @@ def written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     return with_values(row, changed)
 
 
-def _length(stated: object, width: int) -> int:
+def _stated_length(stated: object, width: int) -> int:
     """The number of tokens before the padding; all of them if the row does not say."""
     if stated is None:
         return width
@@ -122,9 +121,9 @@ def _length(stated: object, width: int) -> int:
     return int(value)
 
 
-def _unwrapped(row: Row) -> dict[str, Any]:
+def _unwrap_row(row: Row) -> dict[str, Any]:
     """The row's values without their lists of one, which rows of the data plane do not have."""
-    ids = row.get(first_given(row, _IDS) or "")
+    ids = row.get(first_present_name(row, _IDS) or "")
     if ids is not None and not (_is_wrapped(ids) and isinstance(ids[0], list | np.ndarray)):
         return dict(row)
     return {key: value[0] if _is_wrapped(value) else value for key, value in row.items()}
@@ -140,7 +139,7 @@ FORMAT = Format(
     signature=Signature("{token_ids} + {token_loss_mask} + {sample_loss_mask}, each value a list of one"),
     precedence=90,
     matches=matches,
-    **sample(read, written).functions,
+    **training_rows(read, write).functions,
     shows="The training row with its mask and logprobs. There are no roles, tools or model, so tokens can be "
     "checked and templates cannot; distillation and validation dumps hold no ids.",
 )

@@ -14,29 +14,28 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._beside import beside_of
-from tito_audit.formats._calls import model_facts, with_finishes
-from tito_audit.formats._columns import as_logged, is_given, plain
-from tito_audit.formats._kit import sample
-from tito_audit.formats._responses import message_wire
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._beside import read_beside
+from tito_audit.formats._calls import stated_model, with_finish_reasons
+from tito_audit.formats._columns import as_logged, is_given, to_list
+from tito_audit.formats._kit import training_rows
+from tito_audit.formats._responses import drop_empty_fields
 from tito_audit.formats._update import (
     changed_columns,
+    list_if_changed,
     moved_boundaries,
     row_counts,
     with_counts,
-    with_list,
     with_values,
 )
 from tito_audit.record.arrays import Ids, as_floats, as_ids, empty_ids
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
 from tito_audit.record.stated import Stated, Unread
-from tito_audit.signature import Signature
 
 _MASK = "token_loss_mask"
 _LOGPROBS = "generation_logprobs"
@@ -52,26 +51,26 @@ def matches(row: Row) -> bool:
     log = row.get("message_log")
     if not isinstance(log, Sequence) or isinstance(log, str) or not log:
         return False
-    return all(isinstance(entry, Mapping) and "role" in entry for entry in _unwrapped(log))
+    return all(isinstance(entry, Mapping) and "role" in entry for entry in _unwrap_log(log))
 
 
 def read(row: Row, place: Place) -> Rollout:
-    log = _unwrapped(row["message_log"])
+    log = _unwrap_log(row["message_log"])
     tools = as_tools(row.get("tools"), "tools")
-    messages, facts = _messages(log)
-    stated = model_facts(row).overlaid(facts)
+    messages, facts = _read_messages(log)
+    stated = stated_model(row).overlay(facts)
     if not any(is_given(entry.get("token_ids")) for entry in log):
         return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
     ids = [
         as_ids(entry["token_ids"] if is_given(entry.get("token_ids")) else [], f"message_log[{i}].token_ids")
         for i, entry in enumerate(log)
     ]
-    # All messages concatenated; a column that does not fit one message fits none.
+    # A column that does not fit one message fits none.
     token_ids = np.concatenate([empty_ids(), *ids])
-    mask, logprobs = _joined(log, ids, _MASK, 0), _joined(log, ids, _LOGPROBS, _SENTINEL)
-    joined = {name: _joined(log, ids, name, None) for name in _other_names(log)}
+    mask, logprobs = _join_column(log, ids, _MASK, 0), _join_column(log, ids, _LOGPROBS, _SENTINEL)
+    joined = {name: _join_column(log, ids, name, None) for name in _other_names(log)}
     others = {name: column[0] for name, column in joined.items() if column is not None and column[1]}
-    trained = training_row(
+    trained = build_training_row(
         token_ids,
         mask=(_MASK, mask[0]) if mask is not None and mask[1] else None,
         logprobs=(_LOGPROBS, logprobs[0]) if logprobs is not None and logprobs[1] else None,
@@ -79,7 +78,7 @@ def read(row: Row, place: Place) -> Rollout:
         sentinel=_SENTINEL,
     )
     if mask is None:
-        # Until NeMo-RL writes masks, it trains what was generated.
+        # NeMo-RL writes the masks late; until then what was generated is trained.
         generated = [_is_generated(entry) for entry in log]
         trained = replace(trained, loss_mask=np.repeat(generated, [len(own) for own in ids]))
     misfits = [(ColumnRole.LOSS_MASK, _MASK, mask, None), (ColumnRole.LOGPROBS, _LOGPROBS, logprobs, _SENTINEL)]
@@ -88,15 +87,17 @@ def read(row: Row, place: Place) -> Rollout:
         for role, name, column, sentinel in misfits
         if column is not None and not column[1]
     ]
-    trained = replace(trained, columns=(*trained.columns, *columns), beside=beside_of(others))
-    return Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated)
+    trained = replace(trained, columns=(*trained.columns, *columns), extras=read_beside(others))
+    return Rollout(
+        place, FORMAT.name, messages, tools, training_row=with_finish_reasons(trained, row), stated=stated
+    )
 
 
-def written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
+def write(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     """The row with its messages' slices of the repaired training row."""
     if new.padding != Padding():
         raise RecordError("messages have no padding: nothing in them would tell padding from tokens")
-    log = _unwrapped(row["message_log"])
+    log = _unwrap_log(row["message_log"])
     lengths = [len(entry["token_ids"]) if is_given(entry.get("token_ids")) else 0 for entry in log]
     generated = [_is_generated(entry) for entry in log]
     ends = [0, *np.cumsum(lengths).tolist()]
@@ -109,12 +110,12 @@ def written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     fills = {_MASK: 0, _LOGPROBS: _SENTINEL}
     entries = list(log)
     for number, (entry, start, end) in enumerate(zip(log, cuts[:-1], cuts[1:], strict=True)):
-        values = {"token_ids": _slice(entry, "token_ids", new.token_ids[start:end], None, number)}
+        values = {"token_ids": _slice_as_logged(entry, "token_ids", new.token_ids[start:end], None, number)}
         for name, column in changed.items():
             part = None if column is None else column[start:end]
-            values[name] = _slice(entry, name, part, fills.get(name), number)
+            values[name] = _slice_as_logged(entry, name, part, fills.get(name), number)
         entries[number] = with_values(entry, {name: value for name, value in values.items() if name in entry})
-    written = with_list(log, entries)
+    written = list_if_changed(log, entries)
     if written is log:
         return row
     outer = row["message_log"]
@@ -122,19 +123,19 @@ def written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     return with_counts(with_values(row, {"message_log": written if outer is log else [written]}), counts)
 
 
-def _slice(entry: Mapping[str, Any], name: str, part: Any, fill: object, number: int) -> Any:
+def _slice_as_logged(entry: Mapping[str, Any], name: str, part: Any, fill: object, number: int) -> Any:
     """A message's slice of a column; RecordError if it has values to write and no place for them."""
     if is_given(entry.get(name)) or (
         isinstance(entry.get(name), list | np.ndarray) and part is not None and len(part)
     ):
         return as_logged(part, entry[name])
-    # For a message without the column, the concatenated one holds only filler.
+    # A message without the column has only filler in the joined one.
     if part is not None and any(not (v is None or v == fill or v != v) for v in part.tolist()):
         raise RecordError(f"message_log[{number}] has no {name}, and the repair would need it")
     return entry.get(name)
 
 
-def _joined(
+def _join_column(
     log: Sequence[Mapping[str, Any]], ids: Sequence[Ids], name: str, fill: object
 ) -> tuple[list[Any], bool] | None:
     """A column for the whole conversation, `fill` for messages without it, and whether every message has as many
@@ -148,28 +149,28 @@ def _joined(
         if not isinstance(part, list | np.ndarray):
             raise RecordError(f"message_log[{number}].{name} is not a list of one entry per token")
         fits = fits and len(part) == len(own)
-        values.extend(plain(part))
+        values.extend(to_list(part))
     return values, fits
 
 
 def _other_names(log: Sequence[Mapping[str, Any]]) -> list[str]:
     """Further keys that hold a list of numbers, or of lists of numbers, in at least one message."""
-    names = {name: None for entry in log for name, value in entry.items() if _is_numbers(value)}
+    names = {name: None for entry in log for name, value in entry.items() if _is_nested_number_list(value)}
     return [name for name in names if name not in _TOKEN_KEYS]
 
 
-def _is_numbers(value: object) -> bool:
+def _is_nested_number_list(value: object) -> bool:
     if isinstance(value, list) and value and isinstance(value[0], list):
-        return _is_numbers(value[0])
+        return _is_nested_number_list(value[0])
     return isinstance(value, np.ndarray) or (
         isinstance(value, list) and bool(value) and isinstance(value[0], int | float)
     )
 
 
-def _messages(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[Message, ...], Stated]:
+def _read_messages(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[Message, ...], Stated]:
     """The messages if a template can render them; else none, and their texts as a stated fact."""
     drop = {*_TOKEN_KEYS, *_other_names(log)}
-    wires = [message_wire(entry, drop) for entry in log]
+    wires = [drop_empty_fields(entry, drop) for entry in log]
     messages = as_messages(wires, "message_log")
     emptied = any(
         not message.content and not message.tool_calls and is_given(entry.get("token_ids"))
@@ -188,22 +189,22 @@ def _is_generated(entry: Mapping[str, Any]) -> bool:
     return is_given(entry.get(_LOGPROBS)) or str(entry.get("role")) == "assistant"
 
 
-def _unwrapped(log: Sequence[Any]) -> Sequence[Any]:
+def _unwrap_log(log: Sequence[Any]) -> Sequence[Any]:
     """The conversation itself, if a dump wraps it in a list of one."""
     return log[0] if len(log) == 1 and isinstance(log[0], list) else log
 
 
 def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     log = row["message_log"]
-    inside: Path = ("message_log",) if _unwrapped(log) is log else ("message_log", 0)
+    inside: Path = ("message_log",) if _unwrap_log(log) is log else ("message_log", 0)
     columns: dict[str, tuple[Source, ...]] = {}
-    for number, entry in enumerate(_unwrapped(log)):
+    for number, entry in enumerate(_unwrap_log(log)):
         for name in entry:
             columns[name] = (*columns.get(name, ()), Source((*inside, number, name)))
     return [Sources(columns) for _ in rollouts]
 
 
-_ROWS = sample(read, written, "a conversation")
+_ROWS = training_rows(read, write, "a conversation")
 FORMAT = Format(
     name="nemo_rl_message_log",
     title="NeMo-RL message logs",

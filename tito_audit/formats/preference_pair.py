@@ -28,20 +28,19 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._calls import CALL_LOGPROBS, answer_indices, stated_facts, turn_of_tokens
-from tito_audit.formats._columns import first_text, is_list, is_messages, parsed
-from tito_audit.formats._flat import flat_row
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._calls import CALL_LOGPROBS, answer_indices, build_turn, stated_facts
+from tito_audit.formats._columns import first_text, is_list, is_messages, parsed_column
+from tito_audit.formats._flat import read_flat_row
 from tito_audit.formats._kit import SampleRows, Samples, updated_sample
 from tito_audit.formats._update import object_at
 from tito_audit.record.arrays import Ids, empty_ids
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import Source
 from tito_audit.record.stated import PairSide
-from tito_audit.signature import Signature
 
 _PROMPT, _ANSWER, _WHOLE, _LABELS, _SEEN = "prompt_ids", "completion_ids", "input_ids", "labels", "attention_mask"
 """Columns of one side, as `read` reads them."""
@@ -83,7 +82,7 @@ _SHAPES = (
 """In this order: a row with the columns of several is of the first."""
 
 
-def _shape(row: Row) -> _Shape | None:
+def _find_shape(row: Row) -> _Shape | None:
     """How the row names its columns; None if it holds neither pair nor KTO row."""
     for shape in _SHAPES:
         names = [theirs for number in range(len(shape.sides)) for ours, theirs in shape.of(number).items()]
@@ -95,9 +94,9 @@ def _shape(row: Row) -> _Shape | None:
     return None
 
 
-def split(row: Row) -> Samples | None:
+def split_sides(row: Row) -> Samples | None:
     """Each side of the row as a row of its own, under our names."""
-    shape = _shape(row)
+    shape = _find_shape(row)
     if shape is None:
         raise RecordError("it holds no preference pair: the ids of a chosen and of a rejected answer")
     columns = [{o: t for o, t in shape.of(n).items() if t in row} for n in range(len(shape.sides))]
@@ -107,7 +106,7 @@ def split(row: Row) -> Samples | None:
         side |= {
             shared: row[shared] for shared in ("id", "model", "tools", "chat_template_kwargs") if shared in row
         }
-        sides.append({**side, **_conversation(row, name), "side": name, "names": own})
+        sides.append({**side, **_side_messages(row, name), "side": name, "names": own})
     if len(sides) == 2:
         sides = [{**side, "other": other} for side, other in zip(sides, reversed(sides), strict=True)]
 
@@ -117,11 +116,11 @@ def split(row: Row) -> Samples | None:
     return Samples(tuple(sides), source)
 
 
-def _conversation(row: Row, name: str) -> dict[str, Any]:
+def _side_messages(row: Row, name: str) -> dict[str, Any]:
     """The prompt and the answer of a side, as messages or as texts, where the row has both."""
-    prompt, answer = parsed(row, "prompt"), parsed(row, name)
+    prompt, answer = parsed_column(row, "prompt"), parsed_column(row, name)
     if is_messages(answer) and not is_messages(prompt):
-        # The prompt is inside both answers, or it is text, which some data sets keep beside them.
+        # The prompt is part of both answers, or a text beside them.
         whole = answer[0].get("role") not in ("assistant", "model")
         return {"sent": answer[:-1], "answer": answer[-1:]} if whole else {}
     if is_messages(prompt) and is_messages(answer):
@@ -134,7 +133,7 @@ def read(row: Row, place: Place) -> Rollout:
     sent = as_messages(row.get("sent"), "prompt")
     messages = sent + as_messages(row.get("answer"), row["side"])
     try:
-        trained, turn = _tokens(row, messages, len(sent))
+        trained, turn = _read_tokens(row, messages, len(sent))
     except RecordError as error:
         words = str(error)
         for ours, theirs in row["names"].items():
@@ -144,26 +143,28 @@ def read(row: Row, place: Place) -> Rollout:
         place,
         FORMAT.name,
         messages,
-        as_tools(parsed(row, "tools"), "tools"),
+        as_tools(parsed_column(row, "tools"), "tools"),
         template_kwargs=object_at(row, "chat_template_kwargs"),
         turns=() if turn is None else (turn,),
         training_row=trained,
-        stated=replace(stated_facts(row), side=_side(row)),
+        stated=replace(stated_facts(row), side=_compare_sides(row)),
     )
 
 
-def _tokens(row: Row, messages: tuple[Message, ...], sent: int) -> tuple[TrainingRow | None, Turn | None]:
+def _read_tokens(row: Row, messages: tuple[Message, ...], sent: int) -> tuple[TrainingRow | None, Turn | None]:
     """The tokens of a side: a call if all of its answer is trained, else a training row."""
     if _ANSWER in row:
-        turn = turn_of_tokens((_PROMPT, row[_PROMPT]), (_ANSWER, row[_ANSWER]), lambda: None, {})
+        turn = build_turn((_PROMPT, row[_PROMPT]), (_ANSWER, row[_ANSWER]), lambda: None, {})
         if turn.prompt_ids is None and is_list(row[_PROMPT]):
             turn = replace(turn, prompt_ids=empty_ids())  # it is logged, and holds nothing
         ids, whole = turn.seen_ids, None
         if ids is not None and turn.prompt_ids is not None:
             mask = np.arange(len(ids)) >= len(turn.prompt_ids)
-            whole = training_row(ids, mask=(_LABELS, mask), prompt_length=len(turn.prompt_ids))
+            whole = build_training_row(ids, mask=(_LABELS, mask), prompt_length=len(turn.prompt_ids))
     else:
-        whole = flat_row({name: row[name] for name in (_WHOLE, _LABELS, _SEEN) if name in row}, has_calls=False)
+        whole = read_flat_row(
+            {name: row[name] for name in (_WHOLE, _LABELS, _SEEN) if name in row}, has_calls=False
+        )
         trained = None if whole is None or whole.hidden is not None else whole.loss_mask
         start = int(trained.argmax()) if trained is not None else 0
         if whole is None or trained is None or not start or not trained[start:].all():
@@ -183,12 +184,12 @@ def _tokens(row: Row, messages: tuple[Message, ...], sent: int) -> tuple[Trainin
     )
 
 
-def _side(row: Row) -> PairSide:
+def _compare_sides(row: Row) -> PairSide:
     """What of the pair this side is, and how it compares with the other."""
     if "other" not in row:
         return PairSide(row["side"])
-    prompt, answer, whole = _halves(row)
-    other_prompt, other_answer, other_whole = _halves(row["other"])
+    prompt, answer, whole = _prompt_and_answer(row)
+    other_prompt, other_answer, other_whole = _prompt_and_answer(row["other"])
     size = min(len(prompt), len(other_prompt))
     differing = (prompt[:size] != other_prompt[:size]).nonzero()[0]
     part = int(differing[0]) if len(differing) else None
@@ -199,12 +200,12 @@ def _side(row: Row) -> PairSide:
     return PairSide(row["side"], part, part is not None and part >= longest - 1, same)
 
 
-def _halves(row: Row) -> tuple[Ids, Ids, bool]:
+def _prompt_and_answer(row: Row) -> tuple[Ids, Ids, bool]:
     """The prompt and the trained tokens of a side, and whether all of its answer is trained.
 
     All of it is an answer if nothing says what is trained.
     """
-    trained, turn = _tokens(row, (), 0)
+    trained, turn = _read_tokens(row, (), 0)
     if turn is not None and turn.prompt_ids is not None and turn.completion_ids is not None:
         return turn.prompt_ids, turn.completion_ids, True
     if trained is None or trained.loss_mask is None or not trained.loss_mask.any():
@@ -212,19 +213,19 @@ def _halves(row: Row) -> tuple[Ids, Ids, bool]:
     return trained.token_ids[: int(trained.loss_mask.argmax())], trained.token_ids[trained.loss_mask], False
 
 
-def updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
-    trained = repaired_rollout.rollout.training_row
+def update_sample(row: Row, before: Rollout, after: RepairedRollout) -> Row:
+    trained = after.rollout.training_row
     if _LABELS not in row and before.turns and trained is not None:
         if trained is before.turns[0].as_row:
             return row
         raise RecordError("a trainer trains every token of these answers: no column can leave some of them out")
-    new = updated_sample(row, before, repaired_rollout)
+    new = updated_sample(row, before, after)
     if any(name in row and new[name] is not row[name] for name in (_PROMPT, _ANSWER, _WHOLE)):
         raise RecordError("the ids of a pair stand in several columns, and only its labels can be changed")
     return new
 
 
-_ROWS = SampleRows(read, updated, split)
+_ROWS = SampleRows(read, update_sample, split_sides)
 
 FORMAT = Format(
     name="preference_pair",
@@ -239,8 +240,8 @@ FORMAT = Format(
         "{completion_labels}, {label: true}; or {input_ids}, {labels}, {kto_tags}"
     ),
     precedence=255,
-    # What a sampler scored is a rollout, whatever else is beside it.
-    matches=lambda row: not any(name in row for name in CALL_LOGPROBS) and _shape(row) is not None,
+    # A row with a sampler's logprobs is a rollout.
+    matches=lambda row: not any(name in row for name in CALL_LOGPROBS) and _find_shape(row) is not None,
     **_ROWS.functions,
     shows="Both sides of each pair against their one prompt, with messages where they were kept; KTO rows; for "
     "reward models the ids alone. Only labels are repaired. Pairs of text hold nothing to audit.",

@@ -12,28 +12,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tito_audit.format import Format, Row
-from tito_audit.formats._beside import beside_of
-from tito_audit.formats._calls import model_facts, with_finishes
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._beside import read_beside
+from tito_audit.formats._calls import stated_model, with_finish_reasons
 from tito_audit.formats._columns import (
     Raw,
     as_logged,
-    column_of,
+    columns_of_lengths,
     first_text,
     ids_or_none,
     is_given,
     is_list,
-    lists_of_lengths,
     names_in,
-    plain,
+    per_token_column,
+    to_list,
 )
-from tito_audit.formats._kit import sample
+from tito_audit.formats._kit import training_rows
 from tito_audit.formats._update import updated_row, with_values
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
-from tito_audit.signature import Signature
 
 _FLAT_MARKERS = names_in("temperatures rl_weights ce_weights ref_kl_weights mm_token_type_ids mm_refs mm_kwargs")
 _SPLIT_MARKERS = ("completion_temperatures", "teacher_logprobs", "advantage", "prompt_mask")
@@ -44,22 +43,22 @@ _UNREBUILT = ("routed_experts", "mm_token_type_ids")
 
 
 def read(row: Row, place: Place) -> Rollout:
-    stated = model_facts(row).with_facts(env_name=first_text(row, ("env_name",)))
-    # The row of a sample; of one that is a prompt and a completion, the logprobs are the completion's.
+    stated = stated_model(row).with_facts(env_name=first_text(row, ("env_name",)))
+    # In a split sample the logprobs are those of the completion.
     flat = _is_flat(row)
-    joined = row if flat else _joined(row)
+    joined = row if flat else _join_parts(row)
     ids = ids_or_none(joined["token_ids"], "token_ids" if flat else "completion_ids")
     trained = None
     if ids is not None:
         start = None if flat else len(row["prompt_ids"])
         parts = (*_JOINED, "logprobs") if flat else (*_PARTS, "completion_logprobs")
-        trained = training_row(
+        trained = build_training_row(
             ids,
-            mask=_list(row, "mask") if flat else ("mask", joined["mask"]),
-            logprobs=_list(row, parts[-1]),
+            mask=_column_with_entries(row, "mask") if flat else ("mask", joined["mask"]),
+            logprobs=_column_with_entries(row, parts[-1]),
             other={
                 name: (value, MovePolicy.DROP if name in _UNREBUILT else policy)
-                for name, (value, policy) in lists_of_lengths(
+                for name, (value, policy) in columns_of_lengths(
                     row, parts, (len(ids), len(ids) - (start or 0))
                 ).items()
                 if len(value) > 1
@@ -67,17 +66,17 @@ def read(row: Row, place: Place) -> Rollout:
             prompt_length=start,
             sentinel=0.0,
         )
-        trained = replace(trained, beside=beside_of(row))
+        trained = replace(trained, extras=read_beside(row))
     else:
         stated = stated.without_ids()
-    return Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated)
+    return Rollout(place, FORMAT.name, training_row=with_finish_reasons(trained, row), stated=stated)
 
 
-def written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
+def write(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     """The sample with its repaired row; a split sample gets its two parts."""
     if _is_flat(row):
         return updated_row(row, old, new, "token_ids")
-    joined = {**row, **_joined(row)}
+    joined = {**row, **_join_parts(row)}
     flat = updated_row(joined, old, new, "token_ids")
     if flat is joined:
         return row
@@ -89,14 +88,14 @@ def written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     return with_values(row, values)
 
 
-def _joined(row: Row) -> dict[str, Any]:
+def _join_parts(row: Row) -> dict[str, Any]:
     """The ids and the mask of a split sample as one sequence."""
-    return {name: [*plain(row[first]), *plain(row[second])] for name, (first, second) in _JOINED.items()}
+    return {name: [*to_list(row[first]), *to_list(row[second])] for name, (first, second) in _JOINED.items()}
 
 
-def _list(row: Row, name: str) -> tuple[str, Raw] | None:
+def _column_with_entries(row: Row, name: str) -> tuple[str, Raw] | None:
     """A column with its name; None if the row does not have it or it is empty."""
-    return column_of(row, name) if is_given(row.get(name)) else None
+    return per_token_column(row, name) if is_given(row.get(name)) else None
 
 
 def _is_flat(row: Row) -> bool:
@@ -117,7 +116,7 @@ def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     return [replace(sources, columns={**sources.columns, "mask": mask}) for sources in own]
 
 
-_ROWS = sample(read, written)
+_ROWS = training_rows(read, write)
 FORMAT = Format(
     name="prime_rl_sample",
     title="prime-rl training samples",

@@ -12,27 +12,26 @@ from dataclasses import replace
 from typing import Any
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._beside import beside_of
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._beside import read_beside
 from tito_audit.formats._calls import (
     TOOLS_MISSING,
+    build_turn,
     calls_unknown_tools,
+    errors_at,
     finish_reason,
-    model_facts,
-    place_in,
-    text_alone,
-    turn_of_tokens,
-    within,
+    message_place,
+    only_text,
+    stated_model,
 )
-from tito_audit.formats._columns import as_objects, filled, flat_logprobs, is_list, other_columns
-from tito_audit.formats._update import copies_of, object_at, of_calls, plain_sources
-from tito_audit.formats._writer import call_rows
+from tito_audit.formats._columns import as_objects, has_entries, is_list, logprob_column, other_columns
+from tito_audit.formats._update import find_copies, object_at, sources_at, sources_of_calls
+from tito_audit.formats._writer import listed_calls
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import Stated, Unread
-from tito_audit.signature import Signature
 
 _PROMPT, _RESPONSE = "prompt_ids", "response_ids"
 _ROUTING = "routing_matrices"
@@ -51,41 +50,41 @@ def matches(row: Row) -> bool:
 
 
 def read(row: Row, place: Place) -> Sequence[Rollout]:
-    stated = model_facts(row)
+    stated = stated_model(row)
     if isinstance(row.get("id"), str):
         stated = replace(stated, group=row["id"].rpartition(":")[0] or row["id"]).with_facts(id=row["id"])
     if not row["trajectories"]:
         return (Rollout(place, FORMAT.name, stated=stated.without_ids()),)
     return tuple(
-        _rollout(trajectory, f"trajectories[{item}]", replace(place, item=item), stated)
+        _read_trajectory(trajectory, f"trajectories[{item}]", replace(place, item=item), stated)
         for item, trajectory in enumerate(row["trajectories"])
     )
 
 
-def _rollout(trajectory: object, where: str, place: Place, stated: Stated) -> Rollout:
-    steps = _steps(trajectory, where)
-    conversations = [_conversation(trajectory, step, f"{where}.steps[{i}]") for i, step in enumerate(steps)]
+def _read_trajectory(trajectory: object, where: str, place: Place, stated: Stated) -> Rollout:
+    steps = _steps_of(trajectory, where)
+    conversations = [_read_conversation(trajectory, step, f"{where}.steps[{i}]") for i, step in enumerate(steps)]
     complete = not any(calls_unknown_tools(conversation, ()) for conversation in conversations)
     if not complete:
         # The tools are only in the gateway's traces, so these prompts cannot be rendered again.
         stated = stated.not_read(Unread.MESSAGES, TOOLS_MISSING)
     messages = conversations[-1] if conversations and complete else ()
     turns: tuple[Turn, ...] = ()
-    if any(filled(step.get(name)) for step in steps for name in (_PROMPT, _RESPONSE)):
+    if any(has_entries(step.get(name)) for step in steps for name in (_PROMPT, _RESPONSE)):
         turns = tuple(
-            _turn(step, conversation, messages if complete else None, f"{where}.steps[{i}]")
+            _read_step(step, conversation, messages if complete else None, f"{where}.steps[{i}]")
             for i, (step, conversation) in enumerate(zip(steps, conversations, strict=True))
         )
     else:
-        # An evaluation that requested no ids has empty lists, the training logger none at all.
+        # Without ids an evaluation writes empty lists, the training logger none.
         stated = stated.without_ids()
     pictured = [_is_multimodal(step.get(_PROMPT)) for step in steps]
     if any(pictured):
         stated = stated.not_read(Unread.PROMPTS, _PICTURED)
     if any(turn.prompt_ids is not None for turn in turns) and any(pictured):
-        # No rule that needs prompts is skipped, so none would say it.
+        # No rule is skipped for it, so none would say so.
         stated = replace(stated, notice=f"Some prompts were not read: {_PICTURED}.")
-    # Each message belongs to one call: of a retried call, only the last attempt's message was kept.
+    # Of a retried call only the last attempt's message was kept, so a message belongs to one call.
     ordered: list[Turn] = []
     least: int | None = None
     for turn in reversed(turns):
@@ -98,7 +97,7 @@ def _rollout(trajectory: object, where: str, place: Place, stated: Stated) -> Ro
     return Rollout(place, FORMAT.name, messages, turns=tuple(ordered[::-1]), stated=stated)
 
 
-def _steps(trajectory: object, where: str) -> Sequence[Mapping[str, Any]]:
+def _steps_of(trajectory: object, where: str) -> Sequence[Mapping[str, Any]]:
     steps = trajectory.get("steps") if isinstance(trajectory, Mapping) else None
     if steps is None:
         if isinstance(trajectory, Mapping) and "steps" in trajectory:
@@ -107,7 +106,7 @@ def _steps(trajectory: object, where: str) -> Sequence[Mapping[str, Any]]:
     return as_objects(steps, f"{where}.steps is not a list of steps (objects)")
 
 
-def _conversation(trajectory: object, step: Mapping[str, Any], where: str) -> tuple[Message, ...]:
+def _read_conversation(trajectory: object, step: Mapping[str, Any], where: str) -> tuple[Message, ...]:
     """The conversation of a step, including its answer."""
     chat = step.get("chat_completions")
     leaf = chat.get("messages_ref") if isinstance(chat, Mapping) else step.get("chat_completions_ref")
@@ -129,25 +128,25 @@ def _conversation(trajectory: object, step: Mapping[str, Any], where: str) -> tu
     return as_messages(messages[::-1], f"{where}.chat_completions")
 
 
-def _turn(
+def _read_step(
     step: Mapping[str, Any], conversation: tuple[Message, ...], messages: Sequence[Message] | None, where: str
 ) -> Turn:
     """The call of a step; if `messages` is None, its messages are left out and its text stays."""
     answer = conversation[-1] if conversation and conversation[-1].role == "assistant" else None
     sent = conversation if answer is None else conversation[:-1]
-    with within(where):
+    with errors_at(where):
         scored = step.get("logprobs")
-        turn = turn_of_tokens(
+        turn = build_turn(
             (_PROMPT, None if _is_multimodal(step.get(_PROMPT)) else step.get(_PROMPT)),
             (_RESPONSE, step.get(_RESPONSE)),
-            # An empty list is a step's default and means the same as null.
-            lambda: flat_logprobs(step, "logprobs") if filled(scored) else None,
+            # An empty list is the default, and means null.
+            lambda: logprob_column(step, "logprobs") if has_entries(scored) else None,
             other_columns(step, _TAKEN),
             step,
-            completion_text=None if answer is None else text_alone(answer),
+            completion_text=None if answer is None else only_text(answer),
             finish_reason=finish_reason(object_at(step, "model_output")) or finish_reason(step),
-            beside=beside_of(step),
-            **({} if messages is None else place_in(messages, sent, answer)),
+            extras=read_beside(step),
+            **({} if messages is None else message_place(messages, sent, answer)),
         )
         if scored is not None and not is_list(scored):
             raise RecordError("column 'logprobs' is not a list of numbers")
@@ -158,15 +157,15 @@ def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     calls: list[list[CallSource]] = []
     for item, trajectory in enumerate(row["trajectories"]):
         calls.append([])
-        for number, step in enumerate(_steps(trajectory, f"trajectories[{item}]")):
+        for number, step in enumerate(_steps_of(trajectory, f"trajectories[{item}]")):
             path: Path = ("trajectories", item, "steps", number)
             inside, output, places = (*path, "model_output"), object_at(step, "model_output"), []
             for name, names in ((_PROMPT, ("prompt_ids", "prompt_token_ids")), ("logprobs", ("logprobs",))):
                 value: Any = step.get(name)
-                logged = filled(value) and not _is_multimodal(value)
-                copies = copies_of(output, names, value, inside) if logged else ()
-                places.append(plain_sources([(*path, name), *copies] if logged else []))
-            columns = {name: plain_sources([(*path, name)]) for name, value in step.items() if is_list(value)}
+                logged = has_entries(value) and not _is_multimodal(value)
+                copies = find_copies(output, names, value, inside) if logged else ()
+                places.append(sources_at([(*path, name), *copies] if logged else []))
+            columns = {name: sources_at([(*path, name)]) for name, value in step.items() if is_list(value)}
             source = CallSource(
                 prompts=places[0],
                 logprobs=places[1],
@@ -176,7 +175,7 @@ def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
                 ),
             )
             calls[-1].append(source)
-    return of_calls(calls)
+    return sources_of_calls(calls)
 
 
 def _is_multimodal(value: object) -> bool:
@@ -190,7 +189,7 @@ FORMAT = Format(
     signature=Signature("{trajectories} whose entries have {steps}, with {prompt_ids} and {response_ids}"),
     precedence=130,
     matches=matches,
-    **call_rows(read, sources),
+    **listed_calls(read, sources),
     shows="Messages and every call of each trajectory, with its complete prompt, logprobs and advantages. Tools "
     "are in the gateway's traces only; evaluations and the training-time logger keep no ids.",
 )

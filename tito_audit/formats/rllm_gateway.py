@@ -15,19 +15,18 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._answers import usage_of
-from tito_audit.formats._calls import TOOLS_MISSING, calls_unknown_tools, model_facts, turn_at
-from tito_audit.formats._columns import filled, first_text, is_list
-from tito_audit.formats._update import copies_of, object_at, of_calls, plain_sources
-from tito_audit.formats._writer import call_rows
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._answers import read_usage
+from tito_audit.formats._calls import TOOLS_MISSING, calls_unknown_tools, read_turn_at, stated_model
+from tito_audit.formats._columns import first_text, has_entries, is_list
+from tito_audit.formats._update import find_copies, object_at, sources_at, sources_of_calls
+from tito_audit.formats._writer import listed_calls
 from tito_audit.record.arrays import as_floats
 from tito_audit.record.edits import Edit, Path
 from tito_audit.record.message import as_message, as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
 from tito_audit.record.stated import Unread
-from tito_audit.signature import Signature
 
 _PROMPT, _COMPLETION = "prompt_token_ids", "completion_token_ids"
 _PROMPT_NAMES = ("prompt_token_ids", "prompt_ids", "prompt", "input_ids")
@@ -45,10 +44,10 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
     message = as_message(answer, "response_message") if sent and answer else None
     messages = (*sent, message) if message is not None and message.role == "assistant" else ()
     tools = as_tools(request.get("tools"), "raw_request.tools")
-    stated = replace(model_facts(row), copies_disagree=_disagreement(row) or "")
+    stated = replace(stated_model(row), copies_disagree=_copy_conflict(row) or "")
     if calls_unknown_tools(messages, tools):
         stated, messages = stated.not_read(Unread.MESSAGES, TOOLS_MISSING), ()
-    turn = turn_at(row, _PROMPT, _COMPLETION, _TAKEN)
+    turn = read_turn_at(row, _PROMPT, _COMPLETION, _TAKEN)
     parts = object_at(answer)
     beside = any(parts.get(name) is not None for name in ("tool_calls", "reasoning", "reasoning_content"))
     response, choice = object_at(row, "raw_response"), object_at(row, "raw_response", "choices", 0)
@@ -57,7 +56,7 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
         turn,
         message_index=len(messages) - 1 if messages else None,
         completion_text=None if beside else first_text(parts, ("content",)),
-        usage=usage_of(request, response, choice, turn.completion_ids) if alone else None,
+        usage=read_usage(request, response, choice, turn.completion_ids) if alone else None,
     )
     if row.get(_PROMPT) is None and row.get(_COMPLETION) is None and row.get("prompt_delta_token_ids") is None:
         stated = stated.without_ids()
@@ -65,7 +64,7 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
     return (Rollout(place, FORMAT.name, messages, tools, kwargs, turns=(turn,), stated=stated),)
 
 
-def _disagreement(row: Row) -> str | None:
+def _copy_conflict(row: Row) -> str | None:
     """How the ids of the record and of the server's raw answer differ; None if they do not."""
     response = object_at(row, "raw_response")
     choice = object_at(response, "choices", 0)
@@ -74,8 +73,8 @@ def _disagreement(row: Row) -> str | None:
         (_COMPLETION, _COMPLETION_NAMES, (choice,)),
     ):
         own: Any = row.get(name)
-        copies = [holder[key] for holder in holders for key in keys if filled(holder.get(key))]
-        if filled(own) and any(
+        copies = [holder[key] for holder in holders for key in keys if has_entries(holder.get(key))]
+        if has_entries(own) and any(
             not np.array_equal(as_floats(o, "raw_response"), as_floats(own, "")) for o in copies
         ):
             return f"{name} and its copy in raw_response"
@@ -95,11 +94,11 @@ def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
                 inside: Path = ("raw_response", "choices", 0, "logprobs")
                 scored.append(Source((*inside, "content"), Layout.ENTRIES))
                 gone.append(Source(inside))
-    columns = {name: plain_sources([(name,)]) for name, value in row.items() if is_list(value)}
+    columns = {name: sources_at([(name,)]) for name, value in row.items() if is_list(value)}
     prompt = row[_PROMPT] if is_list(row.get(_PROMPT)) else None
     usage = object_at(row, "raw_response", "usage")
     call = CallSource(
-        prompts=plain_sources([] if prompt is None else [(_PROMPT,), *copies_of(parts, _PROMPT_NAMES, prompt)]),
+        prompts=sources_at([] if prompt is None else [(_PROMPT,), *find_copies(parts, _PROMPT_NAMES, prompt)]),
         logprobs=tuple(scored),
         columns={**columns, "logprobs": tuple(gone)},
         routing=tuple(
@@ -110,10 +109,10 @@ def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
         ),
         counters=(Counter(("raw_response", "usage")),) if usage else (),
     )
-    return of_calls([[call]])
+    return sources_of_calls([[call]])
 
 
-def counts(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
+def count_edits(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
     """Edits to `token_counts`, whose keys are the gateway's own."""
     counts = object_at(row, "token_counts")
     old, new = before[0].turns[0].prompt_ids, after[0].turns[0].prompt_ids
@@ -139,7 +138,7 @@ FORMAT = Format(
         {_COMPLETION, "response_message"} <= row.keys()
         and (row["response_message"] is None or isinstance(row["response_message"], Mapping))
     ),
-    **call_rows(read, sources, totals=counts),
+    **listed_calls(read, sources, totals=count_edits),
     row_is_call=True,
     shows="One call with its messages, tools, logprobs and weight version. Records kept as deltas have no whole "
     "prompt. Calls of one session are read together.",

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tito_audit.formats._answers import format_of_answers
+from tito_audit.format import Signature
+from tito_audit.formats._answers import response_format
 from tito_audit.formats._responses import first_choices
-from tito_audit.signature import Signature
 
-FORMAT = format_of_answers(
+FORMAT = response_format(
     "sglang",
     lambda logged: any(isinstance(choice.get("meta_info"), Mapping) for choice in first_choices(logged)),
     title="SGLang responses",

@@ -19,22 +19,21 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._columns import as_logged, is_list, is_numbers, plain
-from tito_audit.formats._kit import SampleRows, Samples, batch_samples, is_batch, sample_rollout, updated_sample
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._columns import as_logged, is_list, is_number_list, to_list
+from tito_audit.formats._kit import SampleRows, Samples, is_batch, read_sample, split_batch, updated_sample
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import as_floats
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
-from tito_audit.signature import Signature
 
 _IDS, _PROMPT, _MASK, _LOGPROBS = "response_ids", "prompt_token_ids", "loss_masks", "rollout_logprobs"
 _LAST, _OWNER = "is_last_step", "trajectory_ids"
 
 
-def read_sample(row: Row, place: Place) -> Rollout:
-    rollout = sample_rollout(row, place, FORMAT.name, (_IDS, _PROMPT))
+def read_skyrl_sample(row: Row, place: Place) -> Rollout:
+    rollout = read_sample(row, place, FORMAT.name, (_IDS, _PROMPT))
     reason, owner = row.get("stop_reasons"), row.get(_OWNER)
     turns = rollout.turns
     if isinstance(reason, str):
@@ -44,16 +43,13 @@ def read_sample(row: Row, place: Place) -> Rollout:
     return replace(rollout, turns=turns, stated=stated)
 
 
-# Steps: which samples are calls of one trajectory, and what each of them sampled
-
-
-def _trajectories(samples: Sequence[Row]) -> list[list[int]]:
+def _group_steps(samples: Sequence[Row]) -> list[list[int]]:
     """The samples of each trajectory, by number; each sample alone where the batch does not train step by step."""
     trajectories: list[list[int]] = []
     before: Row = {}
     for number, sample in enumerate(samples):
         goes_on = isinstance(before.get(_LAST), bool | np.bool_) and not before[_LAST]
-        if goes_on and plain(sample.get(_OWNER)) == plain(before.get(_OWNER)):
+        if goes_on and to_list(sample.get(_OWNER)) == to_list(before.get(_OWNER)):
             trajectories[-1].append(number)
         else:
             trajectories.append([number])
@@ -61,43 +57,43 @@ def _trajectories(samples: Sequence[Row]) -> list[list[int]]:
     return trajectories
 
 
-def split(row: Row) -> Samples | None:
+def split_steps(row: Row) -> Samples | None:
     """The samples of a batch; steps of a trajectory end with what was sampled, before the observation."""
-    samples = batch_samples(row, _IDS)
+    samples = split_batch(row, _IDS)
     if samples is None:
         return None
     ends = {
         number: end
-        for steps in _trajectories(samples.rows)
+        for steps in _group_steps(samples.rows)
         if len(steps) > 1
         for number in steps
-        if (end := _sampled(samples.rows[number])) is not None
+        if (end := _sampled_count(samples.rows[number])) is not None
     }
     rows = [
-        sample if number not in ends else {**sample, **_over_response(sample, slice(ends[number]))}
+        sample if number not in ends else {**sample, **_response_columns(sample, slice(ends[number]))}
         for number, sample in enumerate(samples.rows)
     ]
-    return replace(samples, rows=tuple(rows), finished=partial(_with_observations, ends))
+    return replace(samples, rows=tuple(rows), with_totals=partial(_with_observations, ends))
 
 
-def _sampled(step: Row) -> int | None:
+def _sampled_count(step: Row) -> int | None:
     """How many tokens a step sampled before an observation; None if it is not one call with one after it."""
     mask: Any = step.get(_MASK)
     ids: Any = step.get(_IDS)
-    if not is_list(mask) or not is_list(ids) or len(mask) != len(ids) or not is_numbers(mask):
+    if not is_list(mask) or not is_list(ids) or len(mask) != len(ids) or not is_number_list(mask):
         return None
     trained = as_floats(mask, _MASK) != 0
     end = int(trained.sum())
     if not 0 < end < len(ids) or not trained[:end].all():
         return None
     logprobs: Any = step.get(_LOGPROBS)
-    # A logprob after the last trained token says that this was sampled, too.
-    if is_list(logprobs) and len(logprobs) == len(ids) and is_numbers(logprobs):
+    # A logprob after the last trained token shows that this was sampled too.
+    if is_list(logprobs) and len(logprobs) == len(ids) and is_number_list(logprobs):
         return None if as_floats(logprobs, _LOGPROBS)[end:].any() else end
     return end
 
 
-def _over_response(sample: Row, part: slice) -> dict[str, Any]:
+def _response_columns(sample: Row, part: slice) -> dict[str, Any]:
     """A part of every column that has an entry for each token of the response."""
     size = len(sample[_IDS])
     return {
@@ -112,22 +108,19 @@ def _with_observations(ends: Mapping[int, int], old: Row, new: Row, samples: Seq
     columns: dict[str, list[Any]] = {}
     for number, end in ends.items():
         step = {name: value[number] for name, value in old.items() if is_list(value) and len(value) > number}
-        for name, observed in _over_response(step, slice(end, None)).items():
+        for name, observed in _response_columns(step, slice(end, None)).items():
             value = new[name][number]
             if value is not old[name][number] and value is not None:
-                whole = as_logged([*plain(value), *plain(observed)], step[name])
+                whole = as_logged([*to_list(value), *to_list(observed)], step[name])
                 columns.setdefault(name, list(new[name]))[number] = whole
     return with_values(new, columns)
 
 
-# Rollouts: a trajectory whose steps are calls is one of them
-
-
-def _conversations(rollouts: Sequence[Rollout], row: Row) -> list[list[int]]:
+def _samples_of_rollouts(rollouts: Sequence[Rollout], row: Row) -> list[list[int]]:
     """The rollouts of samples that make one rollout each, by number; a step that is not one call stays alone."""
     samples = _ROWS.split(row)
     conversations: list[list[int]] = []
-    for steps in [[0]] if samples is None else _trajectories(samples.rows):
+    for steps in [[0]] if samples is None else _group_steps(samples.rows):
         calls = [number for number in steps if rollouts[number].turns]
         conversations += [[number] for number in steps if number not in calls]
         conversations += [calls] if calls else []
@@ -137,7 +130,7 @@ def _conversations(rollouts: Sequence[Rollout], row: Row) -> list[list[int]]:
 def read(row: Row, place: Place) -> Sequence[Rollout]:
     samples = _ROWS.read(row, place)
     rollouts = []
-    for item, steps in enumerate(_conversations(samples, row)):
+    for item, steps in enumerate(_samples_of_rollouts(samples, row)):
         rollout = replace(samples[steps[0]], place=replace(place, item=item))
         if len(steps) > 1:
             turns = tuple(replace(samples[number].turns[0], as_row=None) for number in steps)
@@ -155,7 +148,7 @@ def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
             tuple(call for number in steps for call in sources[number].calls),
             tuple(path for number in steps for path in sources[number].implied),
         )
-        for steps in _conversations(samples, row)
+        for steps in _samples_of_rollouts(samples, row)
     ]
 
 
@@ -164,7 +157,7 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not repaired:
         return ()
     samples = _ROWS.read(row, repaired[0].rollout.place)
-    conversations = _conversations(samples, row)
+    conversations = _samples_of_rollouts(samples, row)
     parts = []
     for part in repaired:
         steps = conversations[part.rollout.place.item]
@@ -178,7 +171,7 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     return _ROWS.update(row, parts)
 
 
-_ROWS = SampleRows(read_sample, updated_sample, split)
+_ROWS = SampleRows(read_skyrl_sample, updated_sample, split_steps)
 FORMAT = Format(
     name="skyrl_generator",
     title="SkyRL generator output",

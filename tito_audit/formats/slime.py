@@ -7,19 +7,15 @@ stop token that ended a response, so a sample without one is not a fault.
 
 from __future__ import annotations
 
-from tito_audit.format import Format, Row
-from tito_audit.formats._calls import stated_facts, with_finishes
-from tito_audit.formats._columns import filled, is_list, is_messages, parsed
-from tito_audit.formats._kit import sample
-from tito_audit.formats._slime_samples import sample_row, updated_sample
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._calls import FINISH_REASON_OF_STATUS, stated_facts, with_finish_reasons
+from tito_audit.formats._columns import has_entries, is_list, is_messages, parsed_column
+from tito_audit.formats._kit import training_rows
+from tito_audit.formats._slime_samples import read_sample_row, updated_sample
 from tito_audit.formats._update import object_at
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.record.speakers import GIVEN_SPEAKERS, speaker_of
-from tito_audit.signature import Signature
-
-_FINISH = {"completed": "stop", "truncated": "length", "aborted": "abort"}
-"""`status` as servers' finish reasons (`Sample.update_from_meta_info`); others do not say why a call ended."""
+from tito_audit.record.speakers import UNSAMPLED_SPEAKERS, speaker_of
 
 
 def matches(row: Row) -> bool:
@@ -31,24 +27,24 @@ def matches(row: Row) -> bool:
     if type(length) is not int:
         return sum(name in row for name in ("rollout_log_probs", "status", "response", "loss_mask")) > 1
     # The loss mask covers the response rather than all tokens.
-    return not filled(tokens) or not is_list(mask) or len(mask) == length or len(mask) != len(tokens)
+    return not has_entries(tokens) or not is_list(mask) or len(mask) == length or len(mask) != len(tokens)
 
 
 def read(row: Row, place: Place) -> Rollout:
     metadata = object_at(row, "metadata")
-    logged = [parsed(row, "messages"), metadata.get("messages")]
+    logged = [parsed_column(row, "messages"), metadata.get("messages")]
     # Messages without an answer are only the prompt, from which the row was not rendered.
     messages = next(
         (
             value
             for value in logged
             if is_messages(value)
-            and any(m["role"] and speaker_of(str(m["role"])) not in GIVEN_SPEAKERS for m in value)
+            and any(m["role"] and speaker_of(str(m["role"])) not in UNSAMPLED_SPEAKERS for m in value)
         ),
         None,
     )
-    listed = [parsed(row, "tools"), parsed(metadata, "tools")]
-    tools = next((value for value in listed if filled(value)), listed[0])
+    listed = [parsed_column(row, "tools"), parsed_column(metadata, "tools")]
+    tools = next((value for value in listed if has_entries(value)), listed[0])
     text_keys = (("text", "response"), ("prompt_text", "prompt"), ("status", "status"))
     texts = {name: row[key] for name, key in text_keys if isinstance(row.get(key), str)}
     return Rollout(
@@ -57,10 +53,10 @@ def read(row: Row, place: Place) -> Rollout:
         as_messages(messages, "messages"),
         as_tools(tools, "tools"),
         template_kwargs=object_at(row, "apply_chat_template_kwargs"),
-        training_row=with_finishes(sample_row(row), row),
+        training_row=with_finish_reasons(read_sample_row(row), row),
         stated=stated_facts(row).with_facts(
             **texts,
-            finish_reason=_FINISH.get(texts.get("status", "")),
+            finish_reason=FINISH_REASON_OF_STATUS.get(texts.get("status", "")),
             remove_sample=True if row.get("remove_sample") is True else None,
         ),
     )
@@ -72,7 +68,7 @@ FORMAT = Format(
     signature=Signature("{tokens} + {response_length}, {loss_mask} over the response or null"),
     precedence=190,
     matches=matches,
-    **sample(read, updated_sample, "a sample").functions,
+    **training_rows(read, updated_sample, "a sample").functions,
     shows="The training row, its mask and its logprobs; a null mask trains the whole response. No calls; "
     "messages and tools only where `metadata` keeps them. Torch files need the extra `torch`.",
 )

@@ -15,81 +15,84 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
+from tito_audit.format import Format, Row, Signature
 from tito_audit.formats._calls import stated_facts
-from tito_audit.formats._columns import holds_ids, is_list, is_messages, parsed
+from tito_audit.formats._columns import is_list, is_messages, may_hold_ids, parsed_column
 from tito_audit.formats._kit import SampleRows
-from tito_audit.formats._text_logs import TOKEN_COLUMNS, known_text, notice_of_text
+from tito_audit.formats._text_logs import TOKEN_COLUMNS, text_log_despite_ids, text_log_notice
 from tito_audit.formats._update import object_at
 from tito_audit.record.message import Message, as_messages, as_tools
-from tito_audit.record.nesting import parsed_json
+from tito_audit.record.nesting import load_json
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature
 
-_SHARED_ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
+_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
 """Roles of ShareGPT, by their names in chat form."""
-_ASKED = ("prompt", "prompts", "question", "query", "instruction")
-_WROTE = ("completion", "completions", "response", "responses", "answer", "output", "text")
+_PROMPT_KEYS = ("prompt", "prompts", "question", "query", "instruction")
+_ANSWER_KEYS = ("completion", "completions", "response", "responses", "answer", "output", "text")
 
 
 def matches(row: Row) -> bool:
-    if known_text(row) is not None:
+    if text_log_despite_ids(row) is not None:
         return True
-    if TOKEN_COLUMNS.isdisjoint(row) and _shared(row) is not None:
+    if TOKEN_COLUMNS.isdisjoint(row) and _sharegpt_messages(row) is not None:
         return True
-    pair = any(_is_text(row.get(name)) for name in _ASKED) and any(_is_text(row.get(name)) for name in _WROTE)
+    pair = any(_is_text(row.get(name)) for name in _PROMPT_KEYS) and any(
+        _is_text(row.get(name)) for name in _ANSWER_KEYS
+    )
     if not pair or TOKEN_COLUMNS & row.keys():
         return False
-    # A column may hide ids: a list of whole numbers at any depth, or a string of JSON from a table.
+    # A column may hide ids: as whole numbers at any depth, or in a string of JSON.
     return not any(
         len(value) > 2 and value[0] in "[{"
-        if isinstance(value, str) and name not in (*_ASKED, *_WROTE)
+        if isinstance(value, str) and name not in (*_PROMPT_KEYS, *_ANSWER_KEYS)
         else _may_hold_ids(value)
         for name, value in row.items()
     )
 
 
 def read(row: Row, place: Place) -> Rollout:
-    stated = replace(stated_facts(row), ids_wanted=False, notice=notice_of_text(row, FORMAT.name))
+    stated = replace(stated_facts(row), ids_wanted=False, notice=text_log_notice(row, FORMAT.name))
     prompt, wrote = (
-        next((value for name in names if is_messages(value := parsed(row, name))), None)
-        for names in (_ASKED, _WROTE)
+        next((value for name in names if is_messages(value := parsed_column(row, name))), None)
+        for names in (_PROMPT_KEYS, _ANSWER_KEYS)
     )
-    logged = parsed(row, "messages")
+    logged = parsed_column(row, "messages")
     messages: tuple[Message, ...] = as_messages(logged if is_messages(logged) else None, "messages")
     if not messages and prompt is not None and wrote is not None:
         before = as_messages(prompt, "prompt")
         messages = before + as_messages(wrote, "completion")
         stated = stated.with_facts(prompt_messages=len(before))
-    elif not messages and (shared := _shared(row)) is not None:
+    elif not messages and (shared := _sharegpt_messages(row)) is not None:
         messages = as_messages(shared, "conversations")
     elif not messages and not stated.notice:
-        messages = as_messages(_of_alpaca(row), "instruction")
+        messages = as_messages(_alpaca_messages(row), "instruction")
     kwargs = object_at(row, "chat_template_kwargs")
-    return Rollout(place, FORMAT.name, messages, as_tools(parsed(row, "tools"), "tools"), kwargs, stated=stated)
+    return Rollout(
+        place, FORMAT.name, messages, as_tools(parsed_column(row, "tools"), "tools"), kwargs, stated=stated
+    )
 
 
-def _shared(row: Row) -> list[dict[str, Any]] | None:
+def _sharegpt_messages(row: Row) -> list[dict[str, Any]] | None:
     """The messages of a ShareGPT row, in chat form; None of other rows.
 
     As hiyouga/LLaMA-Factory reads them (`src/llamafactory/data/converter.py`, `SharegptDatasetConverter`): a
     `system` column opens the conversation, `function_call` is an answer that calls tools, `observation` what they
     return.
     """
-    turns = parsed(row, "conversations")
+    turns = parsed_column(row, "conversations")
     if not isinstance(turns, list | tuple | np.ndarray) or not len(turns):
         return None
     messages = []
     for turn in turns:
         if not isinstance(turn, Mapping) or not isinstance(turn.get("from", turn.get("role")), str):
             return None
-        role = _SHARED_ROLES.get(who := turn.get("from", turn.get("role")), who)
+        role = _SHAREGPT_ROLES.get(who := turn.get("from", turn.get("role")), who)
         text = turn.get("value", turn.get("content"))
         rest = {name: turn[name] for name in ("weight", "train") if turn.get(name) is not None}
         message = {"role": role, "content": text}
         if who == "function_call":
             with suppress(ValueError, TypeError, RecordError):
-                parsed_calls = parsed_json(text)
+                parsed_calls = load_json(text)
                 calls = parsed_calls if isinstance(parsed_calls, list) else [parsed_calls]
                 if calls and all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
                     listed = [{"type": "function", "function": call} for call in calls]
@@ -101,7 +104,7 @@ def _shared(row: Row) -> list[dict[str, Any]] | None:
     return messages
 
 
-def _of_alpaca(row: Row) -> list[dict[str, Any]] | None:
+def _alpaca_messages(row: Row) -> list[dict[str, Any]] | None:
     """The messages of a row in Alpaca's columns, in chat form; None of other rows.
 
     As hiyouga/LLaMA-Factory reads them (`src/llamafactory/data/converter.py`, `AlpacaDatasetConverter`): `input`
@@ -111,7 +114,7 @@ def _of_alpaca(row: Row) -> list[dict[str, Any]] | None:
     prompt = "\n".join(text for text in texts if isinstance(text, str) and text)
     if not isinstance(texts[0], str) or not prompt or not isinstance(row.get("output"), str):
         return None
-    system, history = row.get("system"), parsed(row, "history") or ()
+    system, history = row.get("system"), parsed_column(row, "history") or ()
     if not all(is_list(pair) and len(pair) == 2 and {*map(type, pair)} == {str} for pair in history):
         return None
     turns = [*history, (prompt, row["output"])]
@@ -127,7 +130,7 @@ def _may_hold_ids(value: Any, depth: int = 6) -> bool:
         return depth > 0 and any(_may_hold_ids(inner, depth - 1) for inner in value.values())
     if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
         return depth > 0 and any(_may_hold_ids(inner, depth - 1) for inner in value[:8])
-    return holds_ids(value)
+    return may_hold_ids(value)
 
 
 def _is_text(value: Any) -> bool:

@@ -16,20 +16,27 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._calls import stated_facts, with_finishes
-from tito_audit.formats._columns import as_logged, as_objects, first_given, is_list, is_numbers, parsed, policy_of
-from tito_audit.formats._kit import sample
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._calls import stated_facts, with_finish_reasons
+from tito_audit.formats._columns import (
+    as_logged,
+    as_objects,
+    first_present_name,
+    is_list,
+    is_number_list,
+    move_policy,
+    parsed_column,
+)
+from tito_audit.formats._kit import training_rows
 from tito_audit.formats._update import changed_columns, object_at
 from tito_audit.record.arrays import Ids, Mask, as_ids
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import Alignment, ColumnRole, MovePolicy
-from tito_audit.record.edits import Edit, Path, with_edits
+from tito_audit.record.edits import Edit, Path, apply_edits
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.prefix import common_ends
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
-from tito_audit.signature import Signature
 
 _TARGETS = "target_tokens"
 _NOT_SAMPLED = 0.0
@@ -39,31 +46,33 @@ _NOT_SAMPLED = 0.0
 def read(row: Row, place: Place) -> Rollout:
     inputs = row["loss_fn_inputs"]
     stated = stated_facts(row)
-    messages = as_messages(parsed(row, "messages"), "messages")
-    tools = as_tools(parsed(row, "tools"), "tools")
+    messages = as_messages(parsed_column(row, "messages"), "messages")
+    tools = as_tools(parsed_column(row, "tools"), "tools")
     if inputs[_TARGETS] is None:
         return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
-    targets = as_ids(_data(inputs[_TARGETS], _TARGETS), f"loss_fn_inputs.{_TARGETS}")
-    ids, of_images = _all_tokens(row, targets)
+    targets = as_ids(_column_data(inputs[_TARGETS], _TARGETS), f"loss_fn_inputs.{_TARGETS}")
+    ids, of_images = _whole_sequence(row, targets)
     if not len(ids):
         return Rollout(place, FORMAT.name, messages, tools, stated=stated)
-    mask = first_given(inputs, ("mask", "weights"))
+    mask = first_present_name(inputs, ("mask", "weights"))
     other: dict[str, tuple[Any, MovePolicy]] = {}
     for name, value in inputs.items():
         if name in (_TARGETS, mask, "logprobs") or value is None or _is_table(value):
             continue
-        entries = _data(value, name)
-        if is_list(entries) and is_numbers(entries):
-            other[name] = entries, policy_of(name)
-    trained = training_row(
+        entries = _column_data(value, name)
+        if is_list(entries) and is_number_list(entries):
+            other[name] = entries, move_policy(name)
+    trained = build_training_row(
         ids,
-        mask=None if mask is None else (mask, _data(inputs[mask], mask)),
-        logprobs=None if inputs.get("logprobs") is None else ("logprobs", _data(inputs["logprobs"], "logprobs")),
+        mask=None if mask is None else (mask, _column_data(inputs[mask], mask)),
+        logprobs=None
+        if inputs.get("logprobs") is None
+        else ("logprobs", _column_data(inputs["logprobs"], "logprobs")),
         other=other,
         sentinel=_NOT_SAMPLED,
         shifts=True,
     )
-    # Every column is shifted (one entry per target) or fits nothing.
+    # A column has one entry per target, or does not fit.
     columns = tuple(
         replace(column, alignment=Alignment.SHIFTED if len(column.values) == len(targets) else None)
         for column in trained.columns
@@ -77,19 +86,21 @@ def read(row: Row, place: Place) -> Rollout:
         loss_mask=None if ColumnRole.LOSS_MASK in unfit else trained.loss_mask,
         logprobs=None if ColumnRole.LOGPROBS in unfit else trained.logprobs,
     )
-    return Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated)
+    return Rollout(
+        place, FORMAT.name, messages, tools, training_row=with_finish_reasons(trained, row), stated=stated
+    )
 
 
-def _all_tokens(row: Row, targets: Ids) -> tuple[Ids, Mask | None]:
+def _whole_sequence(row: Row, targets: Ids) -> tuple[Ids, Mask | None]:
     """The whole sequence `[T]`: the first input and all targets; `[T]` which of it are images, None if none are.
 
     RecordError if inputs and targets disagree.
     """
-    chunks = _chunks(row["model_input"], len(targets))
+    chunks = _read_chunks(row["model_input"], len(targets))
     inputs = np.concatenate([chunk for chunk, _ in chunks]) if chunks else np.empty(0, np.int32)
     is_text = np.concatenate([np.full(len(chunk), text) for chunk, text in chunks]) if chunks else inputs > 0
     if len(inputs) != len(targets):
-        raise _apart(len(inputs), len(targets))
+        raise _length_error(len(inputs), len(targets))
     differ = np.flatnonzero((inputs[1:] != targets[:-1]) & is_text[1:])
     if len(differ):
         at = int(differ[0])
@@ -101,15 +112,15 @@ def _all_tokens(row: Row, targets: Ids) -> tuple[Ids, Mask | None]:
     return np.concatenate([inputs[:1], targets]), of_images
 
 
-def _apart(inputs: int, targets: int) -> RecordError:
+def _length_error(inputs: int, targets: int) -> RecordError:
     return RecordError(f"model_input holds {inputs} tokens, but {_TARGETS} {targets}: each input needs one target")
 
 
-def _chunks(value: object, count: int) -> list[tuple[Ids, bool]]:
+def _read_chunks(value: object, count: int) -> list[tuple[Ids, bool]]:
     """Each chunk as ids, zeros for an image, and whether it is text."""
     if isinstance(value, Mapping) and "chunks" in value:
         value = value["chunks"]
-    if is_list(value) and is_numbers(value):
+    if is_list(value) and is_number_list(value):
         return [(as_ids(value, "model_input"), True)]
     chunks = as_objects(value, "model_input is not a list of chunks of token ids")
     sizes: list[int | None] = []  # None for an image that does not say how many tokens it stands for
@@ -127,7 +138,7 @@ def _chunks(value: object, count: int) -> list[tuple[Ids, bool]]:
     rest = max(count - sum(size for size in sizes if size is not None), 0)
     total = sum(rest if size is None else size for size in sizes)
     if total != count:  # before room is made for what an image only claims
-        raise _apart(total, count)
+        raise _length_error(total, count)
     return [
         (np.zeros(rest if size is None else size, np.int32), False)
         if chunk.get("tokens") is None
@@ -136,7 +147,7 @@ def _chunks(value: object, count: int) -> list[tuple[Ids, bool]]:
     ]
 
 
-def _data(value: Any, name: str) -> Any:
+def _column_data(value: Any, name: str) -> Any:
     """The numbers of a column, unwrapped if they are in a tensor of the SDK."""
     if isinstance(value, Mapping) and (value.get("sparse_crow_indices") is not None or _is_table(value)):
         raise RecordError(f"loss_fn_inputs.{name} is a table with several values per token, not one sequence")
@@ -152,7 +163,7 @@ def _is_table(value: Any) -> bool:
     return is_list(shape) and len(shape) > 1
 
 
-def written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
+def write(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     """The datum with its repaired columns and both copies of its ids."""
     if new.padding != Padding():
         raise RecordError("a datum has no padding: nothing in it would tell padding from tokens")
@@ -185,10 +196,10 @@ def written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
         # Inputs without the last token, targets without the first.
         edits += _tensor_edits(row["loss_fn_inputs"][_TARGETS], ("loss_fn_inputs", _TARGETS), after[1:])
         edits += _input_edits(row["model_input"], before[:-1], after[:-1])
-        # Which request sampled which tokens is true only of the old ones.
+        # The requests that sampled the old tokens say nothing of the new ones.
         spans = ("model_input_spans", "loss_fn_input_spans")
         edits += [Edit((name,), None) for name in spans if row.get(name) is not None]
-    return with_edits(row, edits)  # type: ignore[no-any-return]
+    return apply_edits(row, edits)  # type: ignore[no-any-return]
 
 
 def _tensor_edits(original: Any, path: Path, values: Any) -> Iterator[Edit]:
@@ -206,10 +217,10 @@ def _input_edits(value: Any, old: Ids, new: Ids) -> Iterator[Edit]:
     path: Path = ("model_input",)
     if isinstance(value, Mapping) and "chunks" in value:
         value, path = value["chunks"], (*path, "chunks")
-    if is_numbers(value):
+    if is_number_list(value):
         yield Edit(path, as_logged(new, value))
         return
-    sizes = [len(ids) for ids, _ in _chunks(value, len(old))]
+    sizes = [len(ids) for ids, _ in _read_chunks(value, len(old))]
     ends = np.cumsum(sizes)
     same, tail = common_ends(old, new)
     # The change is in the chunks from the one that holds its first token to the one that holds its last.
@@ -224,7 +235,7 @@ def _input_edits(value: Any, old: Ids, new: Ids) -> Iterator[Edit]:
         yield Edit((*path, number, "tokens"), as_logged(ids, value[number]["tokens"]))
 
 
-_ROWS = sample(read, written, "a datum")
+_ROWS = training_rows(read, write, "a datum")
 FORMAT = Format(
     name="tinker",
     title="tinker datums",

@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row, Steps
-from tito_audit.formats._calls import stated_facts, turn_of_tokens
-from tito_audit.formats._columns import as_logged, column_of, first_text, is_list
-from tito_audit.formats._update import of_calls, plain_sources, with_values
-from tito_audit.formats._writer import call_rows
+from tito_audit.format import Format, Row, Signature, Steps
+from tito_audit.formats._calls import build_turn, stated_facts
+from tito_audit.formats._columns import as_logged, first_text, is_list, per_token_column
+from tito_audit.formats._update import sources_at, sources_of_calls, with_values
+from tito_audit.formats._writer import listed_calls
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import CallSource, Sources
-from tito_audit.signature import Signature
 
 _PROMPT, _DELTA, _COMPLETION, _LOGPROBS = "ob_tokens", "ob_is_delta", "ac_tokens", "ac_logprobs"
 _TRAJECTORY = ("run_id", "run_attempt", "split", "iteration", "group_idx", "traj_idx")
@@ -32,13 +31,13 @@ _STEP = "step_idx"
 
 
 def read(row: Row, place: Place) -> Sequence[Rollout]:
-    # What a prompt adds to another is no prompt, nor is one that lacks its images.
+    # A part of a prompt is no prompt, nor is one without its images.
     whole = not row[_DELTA] and not row.get("has_images")
     version = row.get("sampling_client_step")
-    turn = turn_of_tokens(
+    turn = build_turn(
         (_PROMPT, row[_PROMPT] if whole else None),
         (_COMPLETION, row[_COMPLETION]),
-        lambda: column_of(row, _LOGPROBS),
+        lambda: per_token_column(row, _LOGPROBS),
         {},
         prompt_text=first_text(row, ("ob_text",)) if whole else None,
         completion_text=first_text(row, ("ac_text",)),
@@ -59,15 +58,12 @@ def _trajectory(row: Row) -> str | None:
 
 
 def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
-    scored = plain_sources([(_LOGPROBS,)] if is_list(row.get(_LOGPROBS)) else [])
-    call = CallSource(prompts=plain_sources([(_PROMPT,)]), logprobs=scored, columns={_LOGPROBS: scored})
-    return of_calls([[call]])
+    scored = sources_at([(_LOGPROBS,)] if is_list(row.get(_LOGPROBS)) else [])
+    call = CallSource(prompts=sources_at([(_PROMPT,)]), logprobs=scored, columns={_LOGPROBS: scored})
+    return sources_of_calls([[call]])
 
 
-# Steps of one trajectory
-
-
-def whole(rows: Sequence[Row]) -> Sequence[Row]:
+def with_whole_prompts(rows: Sequence[Row]) -> Sequence[Row]:
     """The steps with whole prompts; a step stays as it is if the one before it is missing or there are two."""
     numbers: list[Any] = [row.get(_STEP) for row in rows]
     if len(set(numbers)) < len(numbers):
@@ -86,7 +82,7 @@ def whole(rows: Sequence[Row]) -> Sequence[Row]:
     return whole
 
 
-def stored(new: Sequence[Row], old: Sequence[Row]) -> Sequence[Row]:
+def as_stored(new: Sequence[Row], old: Sequence[Row]) -> Sequence[Row]:
     """The steps as rows: one that held what its prompt adds does so again if it continues the step before."""
     stored = list(new)
     places = {row[_STEP]: place for place, row in enumerate(new)}
@@ -111,10 +107,10 @@ FORMAT = Format(
     signature=Signature("{ob_tokens}, {ob_is_delta}, {ac_tokens}"),
     precedence=205,
     matches=lambda row: {_PROMPT, _DELTA, _COMPLETION} <= row.keys() and is_list(row[_COMPLETION]),
-    **call_rows(read, sources, only_numbers=True),
+    **listed_calls(read, sources, only_numbers=True),
     row_is_call=True,
     conversation=", ".join(_TRAJECTORY),
-    steps=Steps(_trajectory, whole, stored),
+    steps=Steps(_trajectory, with_whole_prompts, as_stored),
     shows="One call: its prompt, completion, logprobs and weight version. Rows of one trajectory are read "
     "together, and prompts that hold what they add to the step before become whole; in rows that are read alone "
     "or belong to a filtered group they have no prompt, nor have steps with images. No messages, tools or mask.",

@@ -9,24 +9,23 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from tito_audit.format import Format, Row
-from tito_audit.formats._beside import beside_of
-from tito_audit.formats._calls import stated_facts, with_finishes
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._beside import read_beside
+from tito_audit.formats._calls import stated_facts, with_finish_reasons
 from tito_audit.formats._columns import (
     first_text,
-    flat_logprobs,
     ids_or_none,
     is_list,
     is_messages,
+    logprob_column,
     other_columns,
-    parsed,
+    parsed_column,
 )
-from tito_audit.formats._kit import packed, sample
+from tito_audit.formats._kit import split_packed_row, training_rows
 from tito_audit.formats._update import updated_row
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature
 
 _OTHERS = ("rollout_log_probs", "response", "group_index", "status")
 """Two of these identify the format; `tokens` and `loss_mask` alone are too common."""
@@ -37,22 +36,22 @@ def read(row: Row, place: Place) -> Rollout:
     mask = row["loss_mask"]
     trained = None
     if ids is not None:
-        trained = training_row(
+        trained = build_training_row(
             ids,
             mask=None if mask is None else ("loss_mask", mask),
-            logprobs=flat_logprobs(row, "rollout_log_probs"),
+            logprobs=logprob_column(row, "rollout_log_probs"),
             other=other_columns(row, {"tokens", "loss_mask", "rollout_log_probs"}),
             sentinel=0.0,
         )
-        trained = replace(trained, beside=beside_of(row))
-    value = parsed(row, "messages")
+        trained = replace(trained, extras=read_beside(row))
+    value = parsed_column(row, "messages")
     messages = as_messages(value if is_messages(value) else None, "messages")
     return Rollout(
         place,
         FORMAT.name,
         messages,
-        as_tools(parsed(row, "tools"), "tools"),
-        training_row=with_finishes(trained, row),
+        as_tools(parsed_column(row, "tools"), "tools"),
+        training_row=with_finish_reasons(trained, row),
         stated=stated_facts(row).with_facts(text=first_text(row, ("response",))),
     )
 
@@ -71,7 +70,7 @@ FORMAT = Format(
         and len(row["loss_mask"]) == len(row["tokens"])
         and not any(map(is_list, row["tokens"][:1]))
     ),
-    **replace(sample(read, partial(updated_row, ids="tokens")), split=packed).functions,
+    **replace(training_rows(read, partial(updated_row, ids="tokens")), split=split_packed_row).functions,
     shows="The training row, its mask of weights and its logprobs, placed by their length. No calls; the "
     "prompt and the response are kept as text.",
 )

@@ -12,16 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tito_audit.format import Format, Row
-from tito_audit.formats._calls import TOOLS_MISSING, place_in, stated_facts, text_alone, turn_of_tokens
-from tito_audit.formats._columns import as_objects, column_of, filled, is_list, other_columns
-from tito_audit.formats._update import object_at, of_calls, plain_sources
-from tito_audit.formats._writer import call_rows
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._calls import TOOLS_MISSING, build_turn, message_place, only_text, stated_facts
+from tito_audit.formats._columns import as_objects, has_entries, is_list, other_columns, per_token_column
+from tito_audit.formats._update import object_at, sources_at, sources_of_calls
+from tito_audit.formats._writer import listed_calls
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import Unread
-from tito_audit.signature import Signature
 
 _PROMPT, _COMPLETION, _LOGPROBS = "prompt_token_ids", "completion_token_ids", "completion_logprobs"
 _SENT, _ANSWER = "prompt_messages", "completion_message"
@@ -36,47 +35,43 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
     for number, entry in enumerate(entries):
         sent, answer = entry.get(_SENT), entry.get(_ANSWER)
         logged = [*(sent if is_list(sent) else ()), answer]
-        if any(isinstance(message, Mapping) and filled(message.get("tool_calls")) for message in logged):
+        if any(isinstance(message, Mapping) and has_entries(message.get("tool_calls")) for message in logged):
             # Tools are not logged, and calls that failed to parse have no name.
             stated, conversations = stated.not_read(Unread.MESSAGES, TOOLS_MISSING), [()] * len(entries)
             break
         parts = ((_SENT, sent), (_ANSWER, None if answer is None else [answer]))
-        conversations.append(
-            tuple(m for name, part in parts for m in as_messages(part, f"turns[{number}].{name}"))
-        )
+        conversations.append(tuple(m for key, part in parts for m in as_messages(part, f"turns[{number}].{key}")))
     messages = conversations[-1] if conversations else ()
     turns: tuple[Turn, ...] = ()
-    if any(filled(entry.get(name)) for entry in entries for name in (_PROMPT, _COMPLETION)):
-        turns = tuple(_turn(*each, messages) for each in zip(entries, conversations, strict=True))
+    if any(has_entries(entry.get(name)) for entry in entries for name in (_PROMPT, _COMPLETION)):
+        turns = tuple(_read_turn(*each, messages) for each in zip(entries, conversations, strict=True))
         turns = (*turns[:-1], replace(turns[-1], finish_reason=_ENDS.get(str(row.get("status")))))
     else:
         stated = stated.without_ids()
     return (Rollout(place, FORMAT.name, messages, turns=turns, stated=stated),)
 
 
-def _turn(entry: Mapping[str, Any], conversation: tuple[Message, ...], messages: Sequence[Message]) -> Turn:
+def _read_turn(entry: Mapping[str, Any], conversation: tuple[Message, ...], messages: Sequence[Message]) -> Turn:
     answered = bool(conversation) and entry.get(_ANSWER) is not None and conversation[-1].role == "assistant"
     sent, answer = (conversation[:-1], conversation[-1]) if answered else (conversation, None)
     versions = [entry.get(name) for name in ("min_policy_version", "max_policy_version")]
-    return turn_of_tokens(
+    return build_turn(
         (_PROMPT, entry.get(_PROMPT)),
         (_COMPLETION, entry.get(_COMPLETION)),
-        lambda: column_of(entry, _LOGPROBS),
+        lambda: per_token_column(entry, _LOGPROBS),
         other_columns(entry, (_PROMPT, _COMPLETION, _LOGPROBS, _SENT, "env_messages", "metrics")),
-        completion_text=None if answer is None else text_alone(answer),
+        completion_text=None if answer is None else only_text(answer),
         weight_versions=tuple(dict.fromkeys(str(version) for version in versions if version is not None)),
-        **place_in(messages, sent, answer),
+        **message_place(messages, sent, answer),
     )
 
 
 def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     calls = []
     for number, entry in enumerate(row["turns"]):
-        columns = {
-            name: plain_sources([("turns", number, name)]) for name, value in entry.items() if is_list(value)
-        }
+        columns = {name: sources_at([("turns", number, name)]) for name, value in entry.items() if is_list(value)}
         calls.append(CallSource(columns.get(_PROMPT, ()), columns.get(_LOGPROBS, ()), columns))
-    return of_calls([calls])
+    return sources_of_calls([calls])
 
 
 FORMAT = Format(
@@ -91,7 +86,7 @@ FORMAT = Format(
         and "reward_breakdown" in row
         and (not row["turns"] or {_SENT, _ANSWER} <= object_at(row, "turns", 0).keys())
     ),
-    **call_rows(read, sources),
+    **listed_calls(read, sources),
     shows="Every call of a rollout with its complete prompt, logprobs and weight versions, if the recorder has "
     "`log_tensors` and `log_logprobs`; messages where no tool is called, since tools are not logged. No mask: "
     "what was sampled is trained.",

@@ -15,15 +15,14 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
+from tito_audit.format import Format, Row, Signature
 from tito_audit.formats._columns import as_logged, is_list
-from tito_audit.formats._flat import repadded, unpadded
-from tito_audit.formats._kit import batch, is_batch, sample_rollout, updated_sample
+from tito_audit.formats._flat import restore_padding, strip_padding
+from tito_audit.formats._kit import batches, is_batch, read_sample, updated_sample
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import Mask, as_floats
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature
 
 _PROMPT, _IDS = "prompt_ids", "completion_ids"
 _MARKERS = ("sampling_per_token_logps", "old_per_token_logps")
@@ -34,26 +33,26 @@ _SEEN = {_PROMPT: "prompt_mask", _IDS: "completion_mask"}
 
 def read(row: Row, place: Place) -> Rollout:
     prompt = row.get("prompt", row.get("prompts"))
-    return sample_rollout(_plain(row), place, FORMAT.name, (_IDS, _PROMPT), prompt=prompt)
+    return read_sample(_without_padding(row), place, FORMAT.name, (_IDS, _PROMPT), prompt=prompt)
 
 
-def _plain(row: Row) -> Row:
+def _without_padding(row: Row) -> Row:
     """A buffer's sample without its padding; any other sample unchanged."""
     if not all(is_list(row.get(name)) for name in (_PROMPT, _IDS, *_SEEN.values())):
         return row
-    prompt, completion = _visible(row)
+    prompt, completion = _visible_tokens(row)
     left_out = not (as_floats(row[_SEEN[_IDS]], _SEEN[_IDS]) > 0).any()
     plain: dict[str, Any] = {}
     for name, value in row.items():
         if name == _PROMPT:
-            plain[name] = unpadded(value, prompt)
+            plain[name] = strip_padding(value, prompt)
         elif name != _SEEN[_PROMPT] and not (name in _TOOL_MASKS and left_out):
             wide = is_list(value) and len(value) == len(completion)
-            plain[name] = unpadded(value, completion) if wide else value
+            plain[name] = strip_padding(value, completion) if wide else value
     return plain
 
 
-def _visible(row: Row) -> tuple[Mask, Mask]:
+def _visible_tokens(row: Row) -> tuple[Mask, Mask]:
     """Which entries of the prompt and of the completion are tokens.
 
     `completion_mask` is 0 for padding, and for all of a truncated completion; padding is the same id repeated at
@@ -71,15 +70,15 @@ def _visible(row: Row) -> tuple[Mask, Mask]:
     return prompt, np.arange(len(ids)) < end
 
 
-def updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
+def update_sample(row: Row, before: Rollout, after: RepairedRollout) -> Row:
     """A sample with its repaired columns, padded to their old widths."""
-    plain = _plain(row)
-    new = updated_sample(plain, before, repaired_rollout)
+    plain = _without_padding(row)
+    new = updated_sample(plain, before, after)
     changed = {name: value for name, value in new.items() if value is not plain[name]}
     if plain is row or not changed:
         return with_values(row, changed)
-    prompt, completion = _visible(row)
-    values = repadded(row, changed, (_PROMPT, prompt), completion)
+    prompt, completion = _visible_tokens(row)
+    values = restore_padding(row, changed, (_PROMPT, prompt), completion)
     if is_list(changed.get(_PROMPT)):
         size = len(changed[_PROMPT])
         values[_SEEN[_PROMPT]] = as_logged([0] * (len(prompt) - size) + [1] * size, row[_SEEN[_PROMPT]])
@@ -100,7 +99,7 @@ FORMAT = Format(
         else all(is_list(row.get(name)) for name in (_PROMPT, _IDS, *_SEEN.values()))
         and any(name in row for name in _MARKERS)
     ),
-    **batch(read, updated, _IDS).functions,
+    **batches(read, update_sample, _IDS).functions,
     shows="Each completion with its prompt and logprobs, or its training row where an `env_mask` or `tool_mask` "
     "leaves tokens out; the prompt's messages where they were saved. No model or tools.",
 )

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._beside import beside_of
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._beside import read_beside
 from tito_audit.formats._calls import (
-    model_facts,
-    place_in,
-    text_alone,
-    turn_of_tokens,
-    with_finishes,
-    within,
-    written_once,
+    build_turn,
+    errors_at,
+    message_place,
+    only_text,
+    stated_model,
+    with_ascending_messages,
+    with_finish_reasons,
 )
 from tito_audit.formats._columns import (
     as_object,
@@ -31,14 +31,14 @@ from tito_audit.formats._columns import (
     first_text,
     is_given,
     is_list,
-    is_numbers,
-    policy_of,
+    is_number_list,
+    move_policy,
 )
-from tito_audit.formats._update import at, object_at, of_calls, plain_sources, with_counts
-from tito_audit.formats._verifiers import chat_messages, chat_tools
-from tito_audit.formats._writer import lengths_of, rewritten_calls
+from tito_audit.formats._update import object_at, sources_at, sources_of_calls, value_at, with_counts
+from tito_audit.formats._verifiers import chat_messages, verifiers_tools_as_chat
+from tito_audit.formats._writer import count_tokens, update_calls
 from tito_audit.record.arrays import Mask, as_floats
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.edits import Edit, Path
 from tito_audit.record.message import Message
@@ -46,8 +46,7 @@ from tito_audit.record.prefix import starts_with
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
-from tito_audit.record.stated import as_group
-from tito_audit.signature import Signature
+from tito_audit.record.stated import group_key
 
 _IDS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "completion_logprobs")
 _UNREBUILT = ("routed_experts", "prompt_attribution")
@@ -97,18 +96,18 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
         answer = next((message for message in answers if message.role == "assistant"), None)
         prompt = chat_messages(step.get("prompt"), f"{where}.prompt")
         steps.append(_Step(step, where, prompt, answer, tokens or {}, bool((tokens or {}).get("overlong_prompt"))))
-    # The conversation of the last step; the row's own copy of it if there are no steps.
+    # Without steps, the row's own copy is the conversation.
     last = steps[-1] if steps else None
     if last is not None and last.prompt and last.answer is not None:
         messages = (*last.prompt, last.answer)
     else:
         messages = chat_messages(row.get("prompt"), "prompt") + chat_messages(row.get("completion"), "completion")
-    tools = chat_tools(row.get("tool_defs", row.get("oai_tools")), "tool_defs")
-    stated = replace(model_facts({**row, "steps": [s.wire for s in steps]}), group=as_group(row["example_id"]))
+    tools = verifiers_tools_as_chat(row.get("tool_defs", row.get("oai_tools")), "tool_defs")
+    stated = replace(stated_model({**row, "steps": [s.wire for s in steps]}), group=group_key(row["example_id"]))
     if not any(_has_ids(step) for step in steps):
         return (Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids()),)
-    turns = written_once([_turn(step, messages) for step in steps], messages)
-    trained = with_finishes(_row_if_masks_differ(steps, turns), {}, turns)
+    turns = with_ascending_messages([_read_step(step, messages) for step in steps], messages)
+    trained = with_finish_reasons(_row_if_masks_differ(steps, turns), {}, turns)
     return (Rollout(place, FORMAT.name, messages, tools, turns=turns, training_row=trained, stated=stated),)
 
 
@@ -121,57 +120,50 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         )
     stays = "a step of a trajectory cannot be left out: later steps repeat its answer"
     row_stays = "the masks of the steps say what was sampled, so the loss mask cannot be changed by itself"
-    return (rewritten_calls(row, repaired, read, sources, totals=totals, stays=stays, row_stays=row_stays),)
+    return (update_calls(row, repaired, read, sources, totals=count_edits, stays=stays, row_stays=row_stays),)
 
 
-def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
-    # Truncated too if the trainer did it afterwards.
-    cut = step.wire.get("is_truncated") is True or step.tokens.get("is_truncated") is True
+def _read_step(step: _Step, messages: Sequence[Message]) -> Turn:
+    # The trainer, too, may have truncated it.
+    truncated = step.wire.get("is_truncated") is True or step.tokens.get("is_truncated") is True
     text = step.wire.get("completion")
     if not isinstance(text, str) and step.answer is not None:
-        text = text_alone(step.answer)
-    turn = Turn(
-        prompt_ids=None,
-        completion_ids=None,
-        prompt_text=first_text(step.wire, ("prompt",)),
-        completion_text=text if isinstance(text, str) and not step.cut else None,
-        finish_reason="length"
-        if cut
-        else first_text(object_at(step.wire, "response", "message"), ("finish_reason",)),
-        **({} if step.cut else place_in(messages, step.prompt, step.answer)),
-    )
+        text = only_text(step.answer)
+    fields: dict[str, Any] = {
+        "prompt_text": first_text(step.wire, ("prompt",)),
+        "completion_text": text if isinstance(text, str) and not step.cut else None,
+        "finish_reason": first_text(object_at(step.wire, "response", "message"), ("finish_reason",)),
+        **({} if step.cut else message_place(messages, step.prompt, step.answer)),
+    }
+    if truncated:
+        fields["finish_reason"] = "length"
     if not _has_ids(step):
-        return turn
-    with within(f"{step.where}.tokens"):
+        return Turn(None, None, **fields)
+    with errors_at(f"{step.where}.tokens"):
         ids: Any = step.tokens.get("completion_ids")
         logprobs: Any = step.tokens.get("completion_logprobs")
-        call = turn_of_tokens(
+        turn = build_turn(
             ("prompt_ids", step.tokens.get("prompt_ids")),
             ("completion_ids", () if ids is None else ids),
             lambda: ("completion_logprobs", logprobs) if is_given(logprobs) else None,
             {
-                name: (value, policy_of(name))
+                name: (value, move_policy(name))
                 for name, value in step.tokens.items()
-                if name not in (*_IDS, *_UNREBUILT) and is_list(value) and len(value) > 1 and is_numbers(value)
+                if name not in (*_IDS, *_UNREBUILT) and is_list(value) and len(value) > 1 and is_number_list(value)
             },
+            beside=read_beside(step.tokens, step.wire),
+            **fields,
         )
-        size = 0 if call.completion_ids is None else len(call.completion_ids)
+        size = 0 if turn.completion_ids is None else len(turn.completion_ids)
         mask: Any = step.tokens.get("completion_mask")
-        columns = call.columns
         if is_given(mask):
             values = as_floats(mask, "completion_mask")
             if len(values) != size:
                 raise RecordError(f"completion_mask has {len(values)} entries for {size} completion ids")
             kind, fit, encoding = ColumnRole.LOSS_MASK, Alignment.CALL, MaskEncoding.BINARY
-            columns = (*columns, Column("completion_mask", kind, values, fit, encoding=encoding))
-    return replace(
-        turn,
-        prompt_ids=call.prompt_ids,
-        completion_ids=call.completion_ids,
-        completion_logprobs=call.completion_logprobs,
-        columns=columns,
-        beside=beside_of(step.tokens, step.wire),
-    )
+            column = Column("completion_mask", kind, values, fit, encoding=encoding)
+            turn = replace(turn, columns=(*turn.columns, column))
+    return turn
 
 
 def _row_if_masks_differ(steps: Sequence[_Step], turns: Sequence[Turn]) -> TrainingRow | None:
@@ -211,41 +203,41 @@ def _row_if_masks_differ(steps: Sequence[_Step], turns: Sequence[Turn]) -> Train
         whole[: len(trained)] |= trained
         if turn.completion_logprobs is not None:
             logprobs[: len(sampled)][sampled] = turn.completion_logprobs
-    return training_row(last, mask=("completion_mask", whole), logprobs=("completion_logprobs", logprobs))
+    return build_training_row(last, mask=("completion_mask", whole), logprobs=("completion_logprobs", logprobs))
 
 
 def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     (rollout,) = rollouts
     calls = []
     for number, turn in enumerate(rollout.turns):
-        # Where a step stores its call, in both places; a copy with other values is not listed.
+        # A step stores its call twice; a copy with other values is left alone.
         path: Path = ("trajectory", number)
         response = (*path, "response")
         places = [p for p in ((*path, "tokens"), (*response, "message", "tokens")) if object_at(row, *p)]
-        prompted = [p for p in places if _is_copy(at(row, p).get("prompt_ids"), turn.prompt_ids)]
+        prompted = [p for p in places if _is_copy(value_at(row, p).get("prompt_ids"), turn.prompt_ids)]
         columns = {
-            column.name: plain_sources(
-                (*p, column.name) for p in places if _is_copy(at(row, p).get(column.name), column.values)
+            column.name: sources_at(
+                (*p, column.name) for p in places if _is_copy(value_at(row, p).get(column.name), column.values)
             )
             for column in turn.columns
         }
         source = CallSource(
-            prompts=plain_sources((*p, "prompt_ids") for p in prompted),
+            prompts=sources_at((*p, "prompt_ids") for p in prompted),
             logprobs=columns.get("completion_logprobs", ()),
             columns=columns,
-            blank=tuple((*p, "prompt_mask") for p in prompted if is_given(at(row, p).get("prompt_mask"))),
-            routing=tuple((*p, name) for p in prompted for name in _UNREBUILT if name in at(row, p)),
+            blank=tuple((*p, "prompt_mask") for p in prompted if is_given(value_at(row, p).get("prompt_mask"))),
+            routing=tuple((*p, name) for p in prompted for name in _UNREBUILT if name in value_at(row, p)),
             counters=(Counter((*response, "usage")),) if object_at(row, *response, "usage") else (),
         )
         calls.append(source)
-    return of_calls([calls])
+    return sources_of_calls([calls])
 
 
 def _is_copy(value: Any, of: Any) -> bool:
     return is_list(value) and of is not None and equal_values(of, value)
 
 
-def totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
+def count_edits(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
     """Edits to the row's counts: the tokens of all prompts, and those the last call saw but no call sampled.
 
     `legacy/utils/usage_utils.py` (`compute_context_token_metrics`).
@@ -253,8 +245,8 @@ def totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Ite
     usage = row.get("token_usage")
     if isinstance(usage, Mapping):
         was, now = before[0].turns, after[0].turns
-        (old, completions), (new, _) = lengths_of(was), lengths_of(now)
-        (old_last, last_completion), (new_last, _) = lengths_of(was[-1:]), lengths_of(now[-1:])
+        (old, completions), (new, _) = count_tokens(was), count_tokens(now)
+        (old_last, last_completion), (new_last, _) = count_tokens(was[-1:]), count_tokens(now[-1:])
         last_inputs = [(old_last + last_completion - completions, new_last + last_completion - completions)]
         counts = {"input_tokens": [(old, new)], "final_input_tokens": last_inputs}
         yield Edit(("token_usage",), with_counts(usage, counts))

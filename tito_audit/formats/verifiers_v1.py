@@ -17,30 +17,36 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats._beside import PER_TOKEN, beside_of
-from tito_audit.formats._calls import one_model, with_finishes
-from tito_audit.formats._columns import filled, first_text, is_given, is_numbers, parsed, policy_of
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats._beside import PER_TOKEN, read_beside
+from tito_audit.formats._calls import one_model_name, with_finish_reasons
+from tito_audit.formats._columns import (
+    first_text,
+    has_entries,
+    is_given,
+    is_number_list,
+    move_policy,
+    parsed_column,
+)
 from tito_audit.formats._update import object_at
 from tito_audit.formats._verifiers import (
     TraceNode,
     Tree,
     chat_message,
     chat_messages,
-    chat_tools,
     episode_of,
     node_sources,
     prompts_of,
     trees_of,
-    updated_rows,
+    updated_traces,
+    verifiers_tools_as_chat,
 )
 from tito_audit.record.arrays import Logprobs, as_floats, empty_ids
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Place, Rollout, Turn
-from tito_audit.record.stated import Stated, as_group
-from tito_audit.signature import Signature
+from tito_audit.record.stated import Stated, group_key
 
 _KNOWN = ("token_ids", "mask", "logprobs", "semantic_parents", "tools")
 _UPLOADED = {"trajectory", "problem_id", "sample_id", "info"}
@@ -61,24 +67,24 @@ def matches(row: Row) -> bool:
 def read(row: Row, place: Place) -> Sequence[Rollout]:
     episode = episode_of(row)
     if episode is row and "traces" not in row and "nodes" not in row:
-        # The rollout of an uploaded sample whose episode was too large to be included: only messages.
-        messages = chat_messages(parsed(row, "completion"), "completion")
+        # The episode of this uploaded sample was too large to include: only messages are left.
+        messages = chat_messages(parsed_column(row, "completion"), "completion")
         return (Rollout(place, FORMAT.name, messages, stated=Stated().without_ids()),)
-    shared = Stated(group=as_group(object_at(episode, "group").get("id")))
-    versions = _versions(object_at(episode, "run", "work", "policy"))
+    shared = Stated(group=group_key(object_at(episode, "group").get("id")))
+    versions = _policy_versions(object_at(episode, "run", "work", "policy"))
     trees = trees_of(episode)
     if not trees:
         return (Rollout(place, FORMAT.name, stated=shared.without_ids()),)
-    return tuple(_rollout(tree, replace(place, item=item), shared, versions) for item, tree in enumerate(trees))
+    return tuple(_read_tree(tree, replace(place, item=item), shared, versions) for item, tree in enumerate(trees))
 
 
-def _rollout(tree: Tree, place: Place, shared: Stated, versions: tuple[str, ...]) -> Rollout:
+def _read_tree(tree: Tree, place: Place, shared: Stated, versions: tuple[str, ...]) -> Rollout:
     messages = tuple(
         chat_message(tree.nodes[number].wire.get("message"), f"{tree.nodes[number].where}.message")
         for number in tree.members
     )
-    tools = chat_tools(tree.tools, "tools")
-    # The call that wrote each node: the last one that names it and did not fail.
+    tools = verifiers_tools_as_chat(tree.tools, "tools")
+    # By the number of the node that it wrote, the last call that did not fail.
     logged, calls = tree.trace.get("calls"), {}
     for call in logged if isinstance(logged, list | tuple) else ():
         node, error = object_at(call).get("node"), object_at(call).get("error")
@@ -86,21 +92,20 @@ def _rollout(tree: Tree, place: Place, shared: Stated, versions: tuple[str, ...]
             node = int(node)  # a table has floats where some are null
         if type(node) is int and (error is None or (isinstance(error, str | Mapping) and not error)):
             calls[node] = call
-    # The trace's id, the model that all its calls name, and whether its agent is trained at all.
     named = [calls[number].get("model") for number in tree.sampled if number in calls]
-    model = one_model(named if any(named) else [object_at(tree.trace, "agent", "config").get("model")])
+    model = one_model_name(named if any(named) else [object_at(tree.trace, "agent", "config").get("model")])
     trainable = False if object_at(tree.trace, "agent").get("trainable") is False else None
     stated = replace(shared, model=model).with_facts(id=first_text(tree.trace, ("id",)), trainable=trainable)
     if not any(len(tree.nodes[number].ids) for number in tree.members):
-        # The run used a server that returns only text.
+        # The server returned only text.
         return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
-    turns = _turns(tree, messages, calls, versions)
-    # The training row of a single branch whose masks differ from what was sampled; else None.
+    turns = _read_turns(tree, messages, calls, versions)
+    # The training row of a single branch, if its masks train something other than what was sampled.
     nodes = [tree.nodes[number] for number in tree.members]
     odd = [node for node in nodes if not node.sampled and node.mask.any()]
     if not odd and all(node.trained.all() for node in nodes):
         row_if_masks_differ = None
-    elif not tree.linear:
+    elif not tree.is_linear:
         if odd:
             raise RecordError(
                 f"{odd[0].where}.mask is true for tokens that no call sampled, in a trace with several branches"
@@ -112,20 +117,20 @@ def _rollout(tree: Tree, place: Place, shared: Stated, versions: tuple[str, ...]
             for node in nodes
             if node.wire.get("logprobs") is not None
         ]
-        row_if_masks_differ = training_row(
+        row_if_masks_differ = build_training_row(
             np.concatenate([empty_ids(), *(node.ids for node in nodes)]),
             mask=("mask", np.concatenate([np.zeros(0, np.bool_), *(node.mask for node in nodes)])),
             logprobs=("logprobs", np.concatenate(logprobs)) if any(map(len, logprobs)) else None,
         )
-    trained = with_finishes(row_if_masks_differ, {}, turns)
+    trained = with_finish_reasons(row_if_masks_differ, {}, turns)
     return Rollout(place, FORMAT.name, messages, tools, turns=turns, training_row=trained, stated=stated)
 
 
-def _turns(
+def _read_turns(
     tree: Tree, messages: Sequence[Message], calls: Mapping[int, Mapping[str, Any]], versions: tuple[str, ...]
 ) -> tuple[Turn, ...]:
     """One turn per sampled node; if there are several branches, each turn has its own prompt messages."""
-    prompts, linear = prompts_of(tree), tree.linear
+    prompts, linear = prompts_of(tree), tree.is_linear
     message_of = dict(zip(tree.members, messages, strict=True))
     index = {number: i for i, number in enumerate(tree.members)}
     turns = []
@@ -138,23 +143,23 @@ def _turns(
             message_index=index[number] if message_of[number].role == "assistant" else None,
             prompt_messages=None if linear else tuple(message_of[n] for n in before),
             finish_reason=first_text(calls.get(number, {}), ("finish_reason",)),
-            weight_versions=_versions(object_at(calls.get(number), "policy")) or versions,
+            weight_versions=_policy_versions(object_at(calls.get(number), "policy")) or versions,
         )
         if len(node.ids):
-            logprobs, columns = _columns(node)
+            logprobs, columns = _read_columns(node)
             turn = replace(
                 turn,
                 prompt_ids=prompt,
                 completion_ids=node.completion,
                 completion_logprobs=logprobs,
                 columns=columns,
-                beside=beside_of({column.name: column.values for column in columns if column.name in PER_TOKEN}),
+                extras=read_beside({column.name: column.values for column in columns if column.name in PER_TOKEN}),
             )
         turns.append(turn)
     return tuple(turns)
 
 
-def _columns(node: TraceNode) -> tuple[Logprobs | None, tuple[Column, ...]]:
+def _read_columns(node: TraceNode) -> tuple[Logprobs | None, tuple[Column, ...]]:
     """The logprobs `[C]` and every column over the completion; compact columns are spread out by the mask."""
     columns: list[Column] = []
     logprobs: Logprobs | None = None
@@ -162,17 +167,17 @@ def _columns(node: TraceNode) -> tuple[Logprobs | None, tuple[Column, ...]]:
     if is_given(value):
         raw = as_floats(value, f"{node.where}.logprobs")
         if len(raw) == np.count_nonzero(node.mask):
-            logprobs = raw if node.trained.all() else _spread(raw, node)
+            logprobs = raw if node.trained.all() else _spread_by_mask(raw, node)
         fit = None if logprobs is None else Alignment.CALL
         columns.append(Column("logprobs", ColumnRole.LOGPROBS, raw if logprobs is None else logprobs, fit))
-    # Every list of numbers on a node, except those with a known meaning.
+    # Further lists of numbers on a node.
     lists = {
         name: value
         for name, value in node.wire.items()
-        if name not in _KNOWN and filled(value) and is_numbers(value)
+        if name not in _KNOWN and has_entries(value) and is_number_list(value)
     }
     weights = object_at(node.wire, "loss_weights")
-    lists |= {f"loss_weights.{name}": value for name, value in weights.items() if filled(value)}
+    lists |= {f"loss_weights.{name}": value for name, value in weights.items() if has_entries(value)}
     for name, entries in lists.items():
         if len(entries) not in (np.count_nonzero(node.mask), len(node.ids)):
             continue
@@ -185,18 +190,18 @@ def _columns(node: TraceNode) -> tuple[Logprobs | None, tuple[Column, ...]]:
         if len(entries) == len(node.ids):
             values = values[node.start :]
         elif not node.trained.all():
-            values = _spread(values.astype(np.float64), node)
-        columns.append(Column(name, ColumnRole.OTHER, values, Alignment.CALL, policy_of(name.split(".")[0])))
+            values = _spread_by_mask(values.astype(np.float64), node)
+        columns.append(Column(name, ColumnRole.OTHER, values, Alignment.CALL, move_policy(name.split(".")[0])))
     return logprobs, tuple(columns)
 
 
-def _spread(values: Logprobs, node: TraceNode) -> Logprobs:
+def _spread_by_mask(values: Logprobs, node: TraceNode) -> Logprobs:
     out = np.full(len(node.completion), np.nan)
     out[node.trained] = values
     return out
 
 
-def _versions(policy: Mapping[str, Any]) -> tuple[str, ...]:
+def _policy_versions(policy: Mapping[str, Any]) -> tuple[str, ...]:
     """The weight versions at the start and end of a call; one if they are equal."""
     ends = [policy.get(name) for name in ("start", "end")]
     return tuple(dict.fromkeys(str(end) for end in ends if type(end) is int))
@@ -217,7 +222,7 @@ FORMAT = Format(
     matches=matches,
     read=read,
     sources=node_sources,
-    update=partial(updated_rows, read=read),
+    update=partial(updated_traces, read=read),
     shows="Messages, tools and every call, with what it was given on its branch, its logprobs, how it ended and "
     "the policy's version. Branches are separate sequences. Only the mask says what was sampled, so it is "
     "trusted.",

@@ -13,15 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
+from tito_audit.format import Format, Row, Signature
 from tito_audit.formats._columns import EXPERTS, as_logged, is_list
-from tito_audit.formats._flat import repadded, trained_tokens, unpadded
-from tito_audit.formats._kit import batch, is_batch, sample_rollout, updated_sample
+from tito_audit.formats._flat import restore_padding, strip_padding, trained_by_mask
+from tito_audit.formats._kit import batches, is_batch, read_sample, updated_sample
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import Mask, as_floats, as_ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature
 
 _PROMPTS, _RESPONSES, _SEEN = "prompts", "responses", "attention_mask"
 _NAMES = {"prompt_ids": _PROMPTS, "response_ids": _RESPONSES}
@@ -30,46 +29,46 @@ _WHOLE = ("input_ids", _SEEN, "position_ids")
 """Columns over the prompt and the response, derived from the others."""
 
 
-def _is_ids(value: object) -> bool:
+def _may_be_ids(value: object) -> bool:
     return value is None or (is_list(value) and all(isinstance(entry, int | np.integer) for entry in value[:4]))
 
 
 def read(row: Row, place: Place) -> Rollout:
-    return sample_rollout(_plain(row), place, FORMAT.name, tuple(_NAMES), prompt=row.get("raw_prompt"))
+    return read_sample(_without_padding(row), place, FORMAT.name, tuple(_NAMES), prompt=row.get("raw_prompt"))
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def _without_padding(row: Row) -> dict[str, Any]:
     """The sample without its padding, under the names of an agent loop's output."""
-    prompt, response = _visible(row)
+    prompt, response = _visible_tokens(row)
     both = np.concatenate((prompt, response))
     plain: dict[str, Any] = {}
     for name, value in row.items():
         if name == _PROMPTS:
-            plain["prompt_ids"] = unpadded(value, prompt)
+            plain["prompt_ids"] = strip_padding(value, prompt)
         elif name == _RESPONSES:
-            plain["response_ids"] = unpadded(value, response)
+            plain["response_ids"] = strip_padding(value, response)
         elif name not in _WHOLE:
             wide = both if name in EXPERTS else response
-            plain[name] = unpadded(value, wide) if is_list(value) and len(value) == len(wide) else value
-    seen = _seen(row)[both]
+            plain[name] = strip_padding(value, wide) if is_list(value) and len(value) == len(wide) else value
+    seen = _attention_mask(row)[both]
     return plain if seen.all() else {**plain, _SEEN: seen}
 
 
-def _visible(row: Row) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _visible_tokens(row: Row) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which entries of the prompt and of the response are tokens.
 
     Prompts are padded on the left, responses on the right; what the response mask trains is not padding.
     """
-    prompt = _size(row, _PROMPTS)
-    seen = _seen(row)
+    prompt = _column_length(row, _PROMPTS)
+    seen = _attention_mask(row)
     ahead, behind = seen[:prompt], seen[prompt:]
-    behind = behind | trained_tokens(row, len(behind))
+    behind = behind | trained_by_mask(row, len(behind))
     return np.maximum.accumulate(ahead), np.maximum.accumulate(behind[::-1])[::-1]
 
 
-def _seen(row: Row) -> Mask:
+def _attention_mask(row: Row) -> Mask:
     """The attention mask over prompt and response; all True if there is none."""
-    size = _size(row, _PROMPTS) + _size(row, _RESPONSES)
+    size = _column_length(row, _PROMPTS) + _column_length(row, _RESPONSES)
     if row.get(_SEEN) is None:
         return np.ones(size, np.bool_)
     seen: Mask = as_floats(row[_SEEN], _SEEN) == 1
@@ -78,31 +77,30 @@ def _seen(row: Row) -> Mask:
     return seen
 
 
-def _size(row: Row, name: str) -> int:
+def _column_length(row: Row, name: str) -> int:
     value = row.get(name)
     if value is not None and not is_list(value):
         raise RecordError(f"column {name!r} is not a list of token ids")
     return 0 if value is None else len(value)
 
 
-def updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
+def update_sample(row: Row, before: Rollout, after: RepairedRollout) -> Row:
     """A sample with its repaired columns, padded to their old widths."""
-    plain = _plain(row)
-    new = updated_sample(plain, before, repaired_rollout)
+    plain = _without_padding(row)
+    new = updated_sample(plain, before, after)
     changed = {_NAMES.get(name, name): value for name, value in new.items() if value is not plain[name]}
     if not changed:
         return row
-    prompt, response = _visible(row)
-    values = repadded(row, changed, (_PROMPTS, prompt), response)
+    prompt, response = _visible_tokens(row)
+    values = restore_padding(row, changed, (_PROMPTS, prompt), response)
     if not {_PROMPTS, _RESPONSES} & values.keys():
         return with_values(row, values)
-    # Columns over prompt and response.
     columns: dict[str, Any] = {}
     seen = np.concatenate((prompt, response))
-    if not np.array_equal(seen, _seen(row)):
+    if not np.array_equal(seen, _attention_mask(row)):
         raise RecordError(f"{_SEEN} hides tokens between visible ones, and it is unclear where they are now")
     sizes = [0 if new[name] is None else len(new[name]) for name in _NAMES]
-    width = _size(row, _PROMPTS)
+    width = _column_length(row, _PROMPTS)
     now = np.zeros(len(seen), np.bool_)
     now[width - sizes[0] : width + sizes[1]] = True
     if row.get(_SEEN) is None and not np.array_equal(now, seen):
@@ -120,15 +118,15 @@ def updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row
         elif name == _SEEN:
             columns[name] = as_logged(now.astype(np.int64), original)
         elif not np.array_equal(seen, now):
-            if not np.array_equal(_positions(seen), as_floats(original, name)):
+            if not np.array_equal(_position_ids(seen), as_floats(original, name)):
                 raise RecordError(
                     "position_ids do not count the tokens, so they cannot be computed for other tokens"
                 )
-            columns[name] = as_logged(_positions(now), original)
+            columns[name] = as_logged(_position_ids(now), original)
     return with_values(row, {**values, **columns})
 
 
-def _positions(seen: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _position_ids(seen: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Positions as verl counts them: only visible tokens count, from 0."""
     positions: NDArray[np.int64] = np.maximum(np.cumsum(seen) - 1, 0)
     return positions
@@ -142,12 +140,12 @@ FORMAT = Format(
     matches=lambda row: (
         all(is_list(row.get(name)) for name in (_PROMPTS, _RESPONSES))
         and (
-            is_batch(row, _PROMPTS) and _is_ids(row[_RESPONSES][0])
+            is_batch(row, _PROMPTS) and _may_be_ids(row[_RESPONSES][0])
             if is_batch(row, _RESPONSES)
-            else _is_ids(row[_RESPONSES]) and _is_ids(row[_PROMPTS])
+            else _may_be_ids(row[_RESPONSES]) and _may_be_ids(row[_PROMPTS])
         )
     ),
-    **batch(read, updated, _RESPONSES).functions,
+    **batches(read, update_sample, _RESPONSES).functions,
     shows="Each sample's training row with its mask, logprobs and what the trainer computed, padding removed; "
     "or its one call. The logs that verl itself writes hold text only.",
 )

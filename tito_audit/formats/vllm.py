@@ -6,10 +6,10 @@ The ids are there if the request set `return_token_ids`, or are strings `token_i
 
 from __future__ import annotations
 
-from tito_audit.formats._answers import format_of_answers
-from tito_audit.formats._responses import Exchange, first_choices, is_token_id
+from tito_audit.format import Signature
+from tito_audit.formats._answers import response_format
+from tito_audit.formats._responses import Exchange, first_choices, is_token_id_string
 from tito_audit.formats._update import object_at
-from tito_audit.signature import Signature
 
 
 def holds_ids(logged: Exchange) -> bool:
@@ -22,12 +22,12 @@ def holds_ids(logged: Exchange) -> bool:
         tokens = [first.get("token")] if first else logprobs.get("tokens")
         if choice.get("token_ids") is not None or choice.get("prompt_token_ids") is not None:
             return True
-        if isinstance(tokens, list | tuple) and tokens and is_token_id(tokens[0]):
+        if isinstance(tokens, list | tuple) and tokens and is_token_id_string(tokens[0]):
             return True
     return False
 
 
-FORMAT = format_of_answers(
+FORMAT = response_format(
     "vllm",
     holds_ids,
     title="vLLM responses",

@@ -12,7 +12,7 @@ from tito_audit.record.finding import Finding, Result
 from tito_audit.run.progress import Progress
 from tito_audit.run.scan import Scan, scan_rollouts
 from tito_audit.settings.model import GateSettings, Settings
-from tito_audit.storage import Logs, Name, RowsInMemory, find_logs, names_of
+from tito_audit.storage import Logs, Name, RowsInMemory, find_logs, log_names
 from tito_audit.summary import Summary
 from tito_audit.tables import Shown
 from tito_audit.viewer.model import ViewQuota
@@ -29,14 +29,14 @@ def gate_rollouts(
     observe: bool | ViewQuota = False,
     resume: Path | None = None,
 ) -> GatedScan:
-    """The audit of logs as by `scan_rollouts`, with `summary.gate` set once all results were iterated.
+    """Scan logs as `scan_rollouts` does, and judge the results; `summary.gate` is set once all were iterated.
 
     Findings in the baseline are marked `known`. A baseline in a folder of logs is not read as a log.
     """
     gate = gate or GateSettings()
-    names = names_of(logs)
+    names = log_names(logs)
     if gate.baseline is not None:
-        # The logs without the baseline, which may be in one of their folders; SetupError if a log names it.
+        # Leave the baseline out of the logs, as it may be in one of their folders.
         baseline = Path(gate.baseline)
         place = os.path.realpath(baseline)
         for log in names:
@@ -49,10 +49,9 @@ def gate_rollouts(
 
 
 class GatedScan(Shown):
-    """Results of a scan as they pass the gate; `summary.gate` is set once all were iterated.
+    """The results of a scan, judged; `summary.gate` is set once all were iterated.
 
-    A baseline to update is written then, and not if the run ends early. Iterating raises SetupError if the
-    baseline cannot be read.
+    Only then a baseline is updated. Iterating raises SetupError if the baseline cannot be read.
     """
 
     def __init__(self, scan: Scan, gate: GateSettings) -> None:
@@ -63,7 +62,7 @@ class GatedScan(Shown):
 
     @property
     def summary(self) -> Summary:
-        """Counts of the scan; complete once all results were iterated."""
+        """The counts of the scan; complete once all results were iterated."""
         return self.scan.summary
 
     def __iter__(self) -> Iterator[Result]:
@@ -72,7 +71,7 @@ class GatedScan(Shown):
         self._judge = judge = Judge(self.scan.settings, self.gate)
         judge.begin(list(self.scan.logs), self.summary)
         for result in self.scan:
-            yield judge.judged(result)
+            yield judge.judge_result(result)
         self.summary.gate = judge.verdict()
         self._judged = True
 
@@ -80,12 +79,12 @@ class GatedScan(Shown):
         """The codes selected for a log."""
         return self._judge.codes(file)
 
-    def _counted(self) -> Summary | None:
+    def _finished_summary(self) -> Summary | None:
         return self.summary if self._judged else None
 
-    def _refusal(self) -> str:
+    def _why_not_run(self) -> str:
         return "Iterating it rewrites the baseline." if self.gate.update_baseline else ""
 
     def fails(self, finding: Finding) -> bool:
-        """Whether a finding fails by itself: severe enough, not known, under no rate limit, not being accepted."""
+        """Whether a finding fails by itself: severe enough, new, not accepted now, and under no rate limit."""
         return self._judge.fails(finding)

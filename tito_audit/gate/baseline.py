@@ -23,7 +23,7 @@ from typing import Any
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.record.finding import Finding, Result, Severity
-from tito_audit.report_objects import fields
+from tito_audit.report_objects import pick
 from tito_audit.storage.atomic import new_file, refuse_target
 from tito_audit.storage.remote import RemoteFile, is_url, remote_file
 from tito_audit.summary import Fixed
@@ -41,18 +41,18 @@ Key = tuple[str, Severity, str]
 
 
 @dataclass(slots=True)
-class Entry:
-    """Accepted findings of one fingerprint in one file."""
+class BaselineEntry:
+    """The accepted findings of one fingerprint in one file."""
 
     fingerprint: str
     code: str
     severity: Severity
     file: str
-    """Relative to the baseline's folder, with `/`; the URL of a remote log."""
+    """The log, relative to the baseline's folder, with `/`; the URL of a remote log."""
     row: int
-    """The row of the first of them when the baseline was written."""
+    """The row of the first finding when the baseline was written."""
     message: str
-    """The message of the first of them, shortened."""
+    """The message of the first finding, shortened."""
     times: int = 1
 
     @property
@@ -60,21 +60,22 @@ class Entry:
         return self.fingerprint, self.severity, self.file
 
 
-def entry_of(finding: Finding, fingerprint: str, file: str) -> Entry:
-    """The entry for a finding; `file` is its log as the baseline names it."""
+def baseline_entry(finding: Finding, fingerprint: str, file: str) -> BaselineEntry:
+    """The entry of a finding; `file` is the name of its log in the baseline."""
     message = elided(visible(finding.hit.message), 120)
-    return Entry(fingerprint, finding.code, finding.severity, file, finding.place.row, message, finding.times)
+    row, times = finding.place.row, finding.times
+    return BaselineEntry(fingerprint, finding.code, finding.severity, file, row, message, times)
 
 
 class LogNames:
-    """How a baseline names logs: relative to its own folder, resolved; symlinks below that folder are kept.
+    """The names of logs in a baseline: relative to its resolved folder, with symlinks below that kept.
 
     Remote logs are named by URL. A remote baseline names logs on disk relative to the current folder.
     """
 
     def __init__(self, baseline: Path) -> None:
         folder = os.path.realpath(folder_of(baseline))
-        self._above = {_identity(place): place for place in (folder, *map(str, PurePath(folder).parents))}
+        self._above = {_folder_id(place): place for place in (folder, *map(str, PurePath(folder).parents))}
         self._folder = folder
 
     def of(self, file: str) -> str:
@@ -84,7 +85,7 @@ class LogNames:
         whole = PurePath(os.path.abspath(file))  # noqa: PTH100 - Path.absolute keeps the dots
         place = whole
         for folder in whole.parents:
-            if (real := self._above.get(_identity(str(folder)))) is not None:
+            if (real := self._above.get(_folder_id(str(folder)))) is not None:
                 place = PurePath(real, whole.relative_to(folder))
                 break
         try:
@@ -94,12 +95,12 @@ class LogNames:
 
 
 def folder_of(baseline: Path) -> Path:
-    """The folder from which a baseline names logs on disk."""
+    """The folder that the names of logs in a baseline are relative to."""
     return Path.cwd() if isinstance(baseline, RemoteFile) else Path(os.path.abspath(baseline)).parent  # noqa: PTH100
 
 
-def _identity(folder: str) -> tuple[int, int] | str:
-    """What identifies a folder under any name."""
+def _folder_id(folder: str) -> tuple[int, int] | str:
+    """The device and inode of a folder, equal under all of its names; its path if it cannot be read."""
     try:
         there = os.stat(folder)  # noqa: PTH116
     except (OSError, ValueError):
@@ -108,26 +109,26 @@ def _identity(folder: str) -> tuple[int, int] | str:
 
 
 class EntryCounts:
-    """Findings collected as baseline entries: one entry for all identical findings."""
+    """Findings as entries of a baseline, identical ones as one entry."""
 
     def __init__(self) -> None:
         self.total = 0
-        """Findings that were added."""
-        self._by_key: dict[Key, Entry] = {}
+        """How many findings were added."""
+        self._by_key: dict[Key, BaselineEntry] = {}
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[BaselineEntry]:
         return iter(self._by_key.values())
 
     def add(self, finding: Finding, file: str) -> None:
-        """Add one finding of a log, as the baseline names it."""
+        """Add a finding; `file` is the name of its log in the baseline."""
         fingerprint = finding.fingerprint
         if (fingerprint, finding.severity, file) in self._by_key:
             self._by_key[fingerprint, finding.severity, file].times += finding.times
             self.total += finding.times
         else:
-            self.put(entry_of(finding, fingerprint, file))
+            self.add_entry(baseline_entry(finding, fingerprint, file))
 
-    def put(self, entry: Entry) -> None:
+    def add_entry(self, entry: BaselineEntry) -> None:
         counted = self._by_key.setdefault(entry.key, entry)
         if counted is not entry:
             counted.times += entry.times
@@ -136,10 +137,10 @@ class EntryCounts:
 
 
 class Baseline:
-    """A baseline in a run: its entries, which findings use up, and the file as it is written again.
+    """A baseline during a run: findings use up its entries, and the file is written again from the rest.
 
     A finding uses up an entry of its own log first, then one of a log that no longer exists (it may have been
-    renamed), then one of another log of the run (its row may have moved there).
+    renamed), then one of another log of the run (its row may have moved).
     """
 
     def __init__(self, path: Path, logs: Iterable[Path], *, update: bool = False) -> None:
@@ -154,38 +155,38 @@ class Baseline:
         self._files = {self.name(str(file)): str(file) for file in logs}
         entries = [] if update and not path.exists() else read_baseline(path)
         self._entries = {entry.key: entry for entry in entries}
-        self._kinds = {(entry.code, entry.severity) for entry in entries}
-        self._left: dict[tuple[str, Severity], dict[str, int]] = {}
-        """By fingerprint and severity: by file, how many are not used up."""
-        self._at: dict[tuple[str, int], list[Entry]] = {}
+        self._codes = {(entry.code, entry.severity) for entry in entries}
+        self._counts: dict[tuple[str, Severity], dict[str, int]] = {}
+        """By fingerprint and severity, then by file: how many accepted findings are left."""
+        self._entries_at: dict[tuple[str, int], list[BaselineEntry]] = {}
         self._unchecked: dict[str, set[str]] = {}
-        """By file: codes that could not be checked in any rollout so far."""
+        """By file: the codes of its entries that no rollout so far could be checked for."""
         for entry in entries:
-            self._left.setdefault((entry.fingerprint, entry.severity), {})[entry.file] = entry.times
+            self._counts.setdefault((entry.fingerprint, entry.severity), {})[entry.file] = entry.times
             if entry.file in self._files:
-                self._at.setdefault((entry.file, entry.row), []).append(entry)
+                self._entries_at.setdefault((entry.file, entry.row), []).append(entry)
                 self._unchecked.setdefault(entry.file, set()).add(entry.code)
-        self._unseen: set[Key] = set()
-        """Entries whose row could not be read or not be checked for their code."""
-        self._ends: dict[str, tuple[int, bool]] = {}
-        """By file: its last row, and whether that could be read."""
+        self._uncheckable: set[Key] = set()
+        """Entries whose row could not be read, or not be checked for their code."""
+        self._last_rows: dict[str, tuple[int, bool]] = {}
+        """By file: its last row so far, and whether it could be read."""
         folder = folder_of(path)
-        # os.path, since pathlib's raises if the name is too long.
-        self._gone = cache(
+        # Not `Path.exists`, which raises if the name is too long.
+        self._is_gone = cache(
             lambda file: not (remote_file(file).is_file() if is_url(file) else os.path.exists(folder / file))  # noqa: PTH110
         )
-        self.seen = EntryCounts()
-        """The baseline's findings as they were found in this run."""
+        self.still_found = EntryCounts()
+        """The findings of this run that are in the baseline."""
 
-    def holds(self, finding: Finding, file: str) -> bool:
+    def use_up(self, finding: Finding, file: str) -> bool:
         """Whether an entry is left for the finding; if so, uses it up.
 
         Only entries of its own severity count: the same tokens may be a note in one rollout, an error in another.
         """
-        if (finding.code, finding.severity) not in self._kinds:
+        if (finding.code, finding.severity) not in self._codes:
             return False  # avoids computing the fingerprint, which is slow
-        left = self._left.get((finding.fingerprint, finding.severity), {})
-        renamed = (home for home in left if home not in self._files and self._gone(home))
+        left = self._counts.get((finding.fingerprint, finding.severity), {})
+        renamed = (home for home in left if home not in self._files and self._is_gone(home))
         moved = (home for home in left if home in self._files)
         home = file if file in left else next(chain(renamed, moved), None)
         if home is None or left[home] < finding.times:
@@ -195,57 +196,57 @@ class Baseline:
             del left[home]
         return True
 
-    def look(self, result: Result, file: str) -> None:
-        """Record what could not be checked in a result."""
+    def note_unchecked(self, result: Result, file: str) -> None:
+        """Note which entries of a log could not be checked in this result."""
         if file not in self._unchecked or result.of_log:
             return
         readable, skipped = result.rollout is not None, {skip.code for skip in result.skips}
-        self._ends[file] = result.place.row, readable
+        self._last_rows[file] = result.place.row, readable
         if readable:
             self._unchecked[file] &= skipped
-        for entry in self._at.get((file, result.place.row), ()):
+        for entry in self._entries_at.get((file, result.place.row), ()):
             if entry.code in skipped if readable else entry.code != _UNREADABLE_ROW:
-                self._unseen.add(entry.key)
+                self._uncheckable.add(entry.key)
 
-    def left(self, codes: Callable[[str], frozenset[str]]) -> tuple[list[Entry], list[Entry]]:
-        """The entries not used up, with the remaining counts: those that are gone, and those not checked.
+    def unused(self, codes: Callable[[str], frozenset[str]]) -> tuple[list[BaselineEntry], list[BaselineEntry]]:
+        """The entries with counts that no finding used up: those that are gone, and those that were not checked.
 
-        `codes` are those that the run checked in a log.
+        `codes` gives the codes that are selected for a log.
         """
-        gone: list[Entry] = []
-        unchecked: list[Entry] = []
-        for (fingerprint, severity), files in self._left.items():
+        gone: list[BaselineEntry] = []
+        unchecked: list[BaselineEntry] = []
+        for (fingerprint, severity), files in self._counts.items():
             for file, times in files.items():
                 entry = replace(self._entries[fingerprint, severity, file], times=times)
-                # Whether the place of an entry was checked.
-                last, readable = self._ends.get(file, (-1, False))
-                seen = last >= 0 and entry.code not in self._unchecked[file] and entry.key not in self._unseen
-                seen = seen and (readable or entry.row < last or entry.code == _UNREADABLE_ROW)
-                seen = seen and entry.code in codes(self._files[file])
-                (gone if seen else unchecked).append(entry)
+                last, readable = self._last_rows.get(file, (-1, False))
+                checked = last >= 0 and entry.code in codes(self._files[file])
+                checked = checked and entry.code not in self._unchecked[file]
+                checked = checked and entry.key not in self._uncheckable
+                checked = checked and (readable or entry.row < last or entry.code == _UNREADABLE_ROW)
+                (gone if checked else unchecked).append(entry)
         return gone, unchecked
 
     def fixed(self, codes: Callable[[str], frozenset[str]]) -> tuple[Fixed, ...]:
-        """The entries that are gone from the logs."""
+        """The entries whose findings are gone from the logs."""
         return tuple(
             Fixed(entry.fingerprint, entry.code, self._files[entry.file], entry.row, entry.message, entry.times)
-            for entry in sorted(self.left(codes)[0], key=attrgetter("file", "row", "code"))
+            for entry in sorted(self.unused(codes)[0], key=attrgetter("file", "row", "code"))
         )
 
     def rewrite(self, codes: Callable[[str], frozenset[str]] | None, new: Iterable[EntryCounts]) -> None:
-        """Write the file again with what is new and without what is gone; None: rows were left out, all stay."""
-        stays = self._entries.values() if codes is None else chain(self.left(codes)[1], self.seen)
+        """Write the file again, with `new` and without what is gone; with `codes` None all entries stay."""
+        stays = self._entries.values() if codes is None else chain(self.unused(codes)[1], self.still_found)
         entries = EntryCounts()
         for entry in chain(stays, *new):
-            entries.put(entry)
+            entries.add_entry(entry)
         write_baseline(self._path, entries)
 
 
-def read_baseline(path: Path) -> list[Entry]:
-    """The entries of a baseline; SetupError, with the place, if the file is not a baseline."""
+def read_baseline(path: Path) -> list[BaselineEntry]:
+    """The entries of a baseline; SetupError with the place if the file is not a baseline."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
-        value = _parsed(text)
+        value = _parse_json(text)
     except FileNotFoundError:
         raise SetupError(
             f"--baseline {path}: there is no such file.\n"
@@ -275,15 +276,15 @@ def read_baseline(path: Path) -> list[Entry]:
         raise _not_a_baseline(path, f'it is not an object with "what": "{_WHAT}" and a list "findings"')
     version = value.get("version")
     if type(version) is not int or version < 1:
-        raise _not_a_baseline(path, f"its version is {_shown(version)}")
+        raise _not_a_baseline(path, f"its version is {_describe(version)}")
     if version > VERSION:
         raise SetupError(
             f"--baseline {path}: it has version {version}, but this tito-audit knows versions up to {VERSION}.\n"
             "Update tito-audit, or write the file again with this one: delete it and pass --update-baseline."
         )
-    # The entries without duplicates: what two branches accepted is there twice after a merge.
-    entries = (_entry(path, number, entry_object) for number, entry_object in enumerate(value["findings"], 1))
-    by_key: dict[Key, Entry] = {}
+    # After a merge, what both branches accepted is there twice.
+    entries = (_parse_entry(path, number, entry) for number, entry in enumerate(value["findings"], 1))
+    by_key: dict[Key, BaselineEntry] = {}
     for entry in entries:
         first = by_key.setdefault(entry.key, entry)
         if first.times < entry.times:
@@ -291,8 +292,8 @@ def read_baseline(path: Path) -> list[Entry]:
     return list(by_key.values())
 
 
-def _parsed(text: str) -> Any:
-    """The value of the file; commas between its lines may be missing or doubled, as after a merge."""
+def _parse_json(text: str) -> Any:
+    """The JSON value of a baseline, in which a merge may have lost or doubled commas between lines."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -307,32 +308,32 @@ def _parsed(text: str) -> Any:
         raise  # with positions in the original text
 
 
-def write_baseline(path: Path, entries: Iterable[Entry]) -> None:
+def write_baseline(path: Path, entries: Iterable[BaselineEntry]) -> None:
     """Write the file atomically; the same entries give the same bytes."""
     order = attrgetter("file", "row", "code", "fingerprint", "severity")
     lines = []
     for entry in sorted(entries, key=order):
-        start, severity = fields(entry, "fingerprint times code"), {"severity": entry.severity.word}
-        value = start | severity | fields(entry, "file row message")
+        start, severity = pick(entry, "fingerprint times code"), {"severity": entry.severity.word}
+        value = start | severity | pick(entry, "file row message")
         lines.append(escaped_json(json.dumps(value, ensure_ascii=False)))
     head = f'{{"what": "{_WHAT}", "version": {VERSION}, "findings": ['
     text = "\n".join([head, ",\n".join(lines), "]}\n"] if lines else [head, "]}\n"])
     try:
         with new_file(path, overwrite=True) as out:
-            # A lone surrogate, which file names may contain, becomes its JSON escape.
+            # A file name may hold a lone surrogate, which is written as its JSON escape.
             out.write(text.encode("utf-8", "backslashreplace"))
     except StorageError as error:
         raise SetupError(f"--baseline: {error}") from error
 
 
-def _entry(path: Path, number: int, value: Any) -> Entry:
+def _parse_entry(path: Path, number: int, value: Any) -> BaselineEntry:
     if not isinstance(value, dict):
-        raise _not_a_baseline(path, f"finding {number} in it is {_shown(value)}")
+        raise _not_a_baseline(path, f"finding {number} in it is {_describe(value)}")
 
     def field(name: str, kind: type, fits: bool = True) -> Any:
         entry_value = value.get(name)
         if type(entry_value) is not kind or not fits:
-            raise _not_a_baseline(path, f"{name} of finding {number} in it is {_shown(entry_value)}")
+            raise _not_a_baseline(path, f"{name} of finding {number} in it is {_describe(entry_value)}")
         return entry_value
 
     fingerprint = field("fingerprint", str)
@@ -343,7 +344,7 @@ def _entry(path: Path, number: int, value: Any) -> Entry:
     field("times", int, times >= 1)
     field("row", int, row >= 0)
     file, message = field("file", str), field("message", str)
-    return Entry(fingerprint, field("code", str), _SEVERITIES[severity], file, row, message, times)
+    return BaselineEntry(fingerprint, field("code", str), _SEVERITIES[severity], file, row, message, times)
 
 
 def _not_a_baseline(path: Path, because: str) -> SetupError:
@@ -354,7 +355,7 @@ def _not_a_baseline(path: Path, because: str) -> SetupError:
     )
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     if value is None:
         return "missing"
     text = repr(value) if isinstance(value, str | int | float) else f"a {type(value).__name__}"

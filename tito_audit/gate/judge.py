@@ -1,4 +1,4 @@
-"""Judge: which findings of a scan fail, which are known, and which a new baseline accepts."""
+"""Which findings of a scan fail, which are known, and which a new baseline accepts."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from pathlib import Path
 from tito_audit.errors import SetupError
 from tito_audit.evidence.needs import Needs
 from tito_audit.gate.baseline import Baseline, EntryCounts
-from tito_audit.levels.tally import below
+from tito_audit.levels.tally import level_failures
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.rollout import Place
 from tito_audit.rules import FAMILIES, all_rules
 from tito_audit.run.auditor import selected_codes
-from tito_audit.run.log_findings import Failing
+from tito_audit.run.log_findings import FailingFindings
 from tito_audit.settings.model import GateSettings, MaxRate, Requirement, Settings
 from tito_audit.storage import Name, find_logs, output_path
 from tito_audit.summary import CoverageCount, Fixed, Gate, RateCount, Summary
 from tito_audit.terminal.verdict import coverage_reason
 from tito_audit.terminal.words import limit_number, many, rate_number
-from tito_audit.unknown import unknown
+from tito_audit.unknown import unknown_name
 
 
 @dataclass(slots=True)
-class PrefixCount:
-    """The findings counted under one prefix: those for which it is the longest match."""
+class RateTally:
+    """The findings that count for one prefix: those for which it is the longest that matches."""
 
     findings: int = 0
     new: EntryCounts = field(default_factory=EntryCounts)
@@ -38,28 +38,28 @@ class PrefixCount:
 
 
 class Rates:
-    """Findings counted against limits, with the tokens and rollouts they are divided by."""
+    """Counts findings against limits per rollout or per generated token."""
 
     def __init__(self, limits: Sequence[MaxRate]) -> None:
         for limit in limits:
             if not 0 <= limit.limit < math.inf:
                 raise SetupError(f"--max-rate {limit}: a rate is a number, 0 or more.")
         self._limits = limits
-        self._by_prefix = {limit.prefix: PrefixCount() for limit in limits}
+        self._by_prefix = {limit.prefix: RateTally() for limit in limits}
 
-        def of(code: str) -> PrefixCount | None:
+        def of(code: str) -> RateTally | None:
             fitting = [prefix for prefix in self._by_prefix if code.startswith(prefix)]
             return self._by_prefix[max(fitting, key=len)] if fitting else None
 
         self.of = cache(of)
-        """The count that findings of a code go into; None if no limit applies."""
+        """The tally for the findings of a code; None if no limit applies to it."""
         self.tokens = 0
-        """Generated tokens of the logs that count."""
+        """Generated tokens in the logs that count."""
         self.rollouts = 0
-        """Rollouts of the logs that count; an unreadable row counts as one."""
+        """Rollouts in the logs that count; an unreadable row is one."""
 
     def accepted(self) -> Iterator[EntryCounts]:
-        """The findings above their limits that a new baseline accepts; they no longer count."""
+        """The findings above a limit, which a new baseline accepts and which then do not count for it."""
         above = [limit.prefix for limit, count in self.counts() if count.failed]
         for prefix in dict.fromkeys(above):
             rated = self._by_prefix[prefix]
@@ -67,7 +67,7 @@ class Rates:
             yield rated.new
 
     def counts(self) -> list[tuple[MaxRate, RateCount]]:
-        """Every limit with its count, in the order given."""
+        """Each limit with its count, in the given order."""
         counts = []
         for limit in self._limits:
             findings = self._by_prefix[limit.prefix].findings
@@ -78,7 +78,7 @@ class Rates:
 
 
 def limit_reason(limit: MaxRate, count: RateCount) -> str:
-    """Why a limit fails: `TOK: 41 findings, 0.21 % of 20,000 generated tokens (limit 0.1 %)`."""
+    """The reason for a verdict: `TOK: 41 findings, 0.21 % of 20,000 generated tokens (limit 0.1 %)`."""
     by_rollout = limit.per == "rollout"
     unit = "rollout" if by_rollout else "generated token"
     name, count_text = limit.prefix or "all rules", many(count.findings, "finding")
@@ -96,23 +96,23 @@ _OTHER = "other reasons"
 
 
 @dataclass(slots=True)
-class _Tally:
-    """Rollouts that are covered, and those that are not by reason."""
+class _CoverageTally:
+    """How many rollouts a requirement covers, and why not the others."""
 
     codes: str
     share: float
-    """What is required of them."""
+    """The share of the rollouts that has to be covered."""
     covered: int = 0
     idle: int = 0
     of: int = 0
     applies: bool = False
-    """Whether the requirement applies to any of the logs."""
+    """Whether the requirement applies to any log."""
     reasons: Counter[str] = field(default_factory=Counter)
     firsts: dict[str, Place] = field(default_factory=dict)
     """The first rollout of each reason."""
 
     def add(self, place: Place, because: str | None, idle: bool = False) -> None:
-        """Count one rollout: why it is not covered, or None; `idle`: there was nothing to check."""
+        """Count a rollout that is covered, or why it is not; `idle`: it is, but had nothing to check."""
         self.of += 1
         if because is None:
             self.covered += 1
@@ -124,7 +124,7 @@ class _Tally:
 
     def count(self) -> CoverageCount:
         because, lacking = max(self.reasons.items(), key=itemgetter(1), default=(None, 0))
-        # Fractions, as 0.07 * 100 is more than 7.
+        # In fractions, since the float 0.07 * 100 is more than 7.
         failed = self.applies and (not self.of or self.covered < Fraction(repr(self.share)) * self.of)
         first = None if because is None else self.firsts[because]
         counts = self.covered, self.of, because, lacking, first, self.idle
@@ -132,7 +132,7 @@ class _Tally:
 
 
 class Coverage:
-    """Counts the rollouts that required rules cover, and those that are audited at all."""
+    """Counts the rollouts that required rules could check, and those that could be audited at all."""
 
     def __init__(
         self,
@@ -141,18 +141,18 @@ class Coverage:
         codes: Callable[[str], frozenset[str]],
         counts: Callable[[str], bool],
     ) -> None:
-        """`codes` are those selected for a log; `counts` says whether a log takes part in the gate."""
+        """`codes` gives the codes selected for a log; `counts` says whether a log takes part in the gate."""
         rules = all_rules()
         self._of_rows = {rule.code for rule in rules if not rule.needs and not rule.of_log}
-        """Rules that check any row, with or without ids."""
+        """Rules that check rows with and without ids."""
         self._of_tokenizer = {rule.code for rule in rules if Needs.TOKENIZER in rule.needs}
         self._of_logs = {rule.code for rule in rules if rule.of_log}
         every = frozenset(rule.code for rule in rules)
         for need in required:
             if not any(code.startswith(need.prefix) for code in every):
-                possible = (*FAMILIES, *sorted(every))
-                raise unknown("rule", need.prefix, possible, flag="--require", listed_by="tito-audit list rules")
-            if not self._countable(need, every):
+                names, listed_by = (*FAMILIES, *sorted(every)), "tito-audit list rules"
+                raise unknown_name("rule", need.prefix, names, flag="--require", listed_by=listed_by)
+            if not self._coverable(need, every):
                 raise SetupError(
                     f"--require {need}: {need.prefix} judges whole logs, so it covers no single rollout.\n"
                     "Require rules that check rollouts, such as LPR or SEQ."
@@ -161,50 +161,50 @@ class Coverage:
             if not 0 < share <= 1:
                 raise SetupError(f"A required share of {share}: not above 0 and at most 1.")
         self._required = required
-        self._tallies = [_Tally(need.prefix or "ALL", need.share) for need in required]
-        self._audited = None if min_audited is None else _Tally("", min_audited)
+        self._tallies = [_CoverageTally(need.prefix or "ALL", need.share) for need in required]
+        self._audited = None if min_audited is None else _CoverageTally("", min_audited)
         self._codes, self._counts = codes, counts
-        # By requirement: the rules that have to cover the rollouts of a log; none if the log is exempt.
+        # The rules that have to cover the rollouts of a log, by requirement; none if the log is exempt.
         self._wanted = cache(
-            lambda file: [self._countable(need, codes(file) if counts(file) else frozenset()) for need in required]
+            lambda file: [self._coverable(need, codes(file) if counts(file) else frozenset()) for need in required]
         )
 
     def begin(self, files: Iterable[str], selected: frozenset[str]) -> None:
-        """Check that a log can meet the requirements; SetupError if required rules are deselected.
+        """SetupError if all rules of a requirement are deselected, everywhere.
 
-        `selected` are the codes that are selected where no override changes them.
+        `selected` are the codes selected where no override changes them.
         """
         logs = list(files)
         if self._audited is not None:
             self._audited.applies = not logs or any(map(self._counts, logs))
         for number, (need, tally) in enumerate(zip(self._required, self._tallies, strict=True)):
             tally.applies = not logs or any(self._wanted(file)[number] for file in logs)
-            if not any(self._countable(need, codes) for codes in (selected, *map(self._codes, logs))):
+            if not any(self._coverable(need, codes) for codes in (selected, *map(self._codes, logs))):
                 raise SetupError(
                     f"--require {need}: --select and --ignore exclude every rule of it, so none can run."
                 )
 
     def add(self, result: Result) -> None:
-        """Count a result; those of whole logs are not rollouts."""
+        """Count a rollout; results of whole logs are not counted."""
         if result.of_log:
             return
         file = result.place.file
         if self._audited is not None and self._counts(file):
-            self._audited.add(result.place, self._unaudited(result))
+            self._audited.add(result.place, self._why_unaudited(result))
         for wanted, tally in zip(self._wanted(file), self._tallies, strict=True) if self._tallies else ():
             if wanted:
                 skipped = [skip for skip in result.skips if skip.code in wanted]
-                tally.add(result.place, self._uncovered(result, wanted), len(skipped) == len(wanted))
+                tally.add(result.place, self._why_uncovered(result, wanted), len(skipped) == len(wanted))
 
     def required(self) -> tuple[CoverageCount, ...]:
-        """Every requirement with its count, in the order given."""
+        """The count of each requirement, in the given order."""
         return tuple(tally.count() for tally in self._tallies)
 
     def min_audited(self) -> CoverageCount | None:
         """How many rollouts were audited; None if no share is required."""
         return None if self._audited is None else self._audited.count()
 
-    def _uncovered(self, result: Result, wanted: Collection[str]) -> str | None:
+    def _why_uncovered(self, result: Result, wanted: Collection[str]) -> str | None:
         """Why these rules do not cover a rollout; None if they do."""
         if result.rollout is None:
             return _UNREADABLE
@@ -213,7 +213,7 @@ class Coverage:
                 return skip.because
         return None if result.counts.get("tokens") or self._of_rows >= set(wanted) else _NO_IDS
 
-    def _unaudited(self, result: Result) -> str | None:
+    def _why_unaudited(self, result: Result) -> str | None:
         """Why nothing was audited in a rollout; None if something was."""
         if result.rollout is None:
             return _UNREADABLE
@@ -226,30 +226,30 @@ class Coverage:
         lacking = sorted(result.skips, key=lambda skip: not skip.applies)
         return lacking[0].because if lacking else _OTHER
 
-    def _countable(self, required: Requirement, codes: frozenset[str]) -> frozenset[str]:
-        """Those of these rules that belong to a requirement and check single rollouts."""
+    def _coverable(self, required: Requirement, codes: frozenset[str]) -> frozenset[str]:
+        """The codes that belong to a requirement and check single rollouts."""
         return frozenset(code for code in codes - self._of_logs if code.startswith(required.prefix))
 
 
 class Judge:
-    """Judges each finding by limits for the run, severities and codes for each log; and in the end the scan."""
+    """Judges each finding by the settings of its log, and the whole scan by its limits and requirements."""
 
     def __init__(self, settings: Settings, gate: GateSettings) -> None:
         self._settings, self._gate = settings, gate
-        self._bar = cache(self._bars)
+        self._threshold = cache(self._thresholds)
         self.codes = cache(lambda file: selected_codes(settings.at(file)))
         """The codes selected for a log."""
         self._rates = Rates(gate.max_rates)
         self._coverage = Coverage(
-            gate.required, gate.min_audited, self.codes, lambda file: self._bar(file)[1] is not None
+            gate.required, gate.min_audited, self.codes, lambda file: self._threshold(file)[1] is not None
         )
         self._baseline: Baseline | None = None
         self._new = EntryCounts()
         self._known = 0
-        self._failing = Failing()
+        self._failing = FailingFindings()
 
     def begin(self, logs: Sequence[Name], summary: Summary) -> None:
-        """Read the baseline; SetupError if it cannot be read, or if no log can meet a requirement."""
+        """Read the baseline; SetupError if that fails, or if no log can meet a requirement."""
         gate = self._gate
         if gate.update_baseline and gate.baseline is None:
             raise SetupError(
@@ -262,32 +262,32 @@ class Judge:
             if gate.baseline is not None:
                 self._baseline = Baseline(output_path(gate.baseline), files, update=gate.update_baseline)
 
-    def _bars(self, file: str) -> tuple[Severity | None, Severity | None]:
-        """The severities of a log from which a finding fails by itself, and counts for a rate; None: none does."""
-        bar = Severity.bar(self._settings.at(file).fail_on)
+    def _thresholds(self, file: str) -> tuple[Severity | None, Severity | None]:
+        """From which severity on a finding of a log fails by itself, and counts for a rate; None: none does."""
+        bar = Severity.threshold(self._settings.at(file).fail_on)
         if bar is None and self._settings.fail_on == "never":
             return None, Severity.NOTE  # nothing fails by itself anywhere; only rates apply
         return bar, bar  # a log that never fails does not count for rates either
 
     def fails(self, finding: Finding) -> bool:
-        """Whether a finding fails by itself: severe enough, not known, under no rate limit, not being accepted."""
-        bar = self._bar(finding.place.file)[0]
+        """Whether a finding fails by itself: severe enough, new, not accepted now, and under no rate limit."""
+        bar = self._threshold(finding.place.file)[0]
         severe = bar is not None and finding.severity >= bar and self._rates.of(finding.code) is None
         return severe and not (finding.known or self._gate.update_baseline)
 
-    def judged(self, result: Result) -> Result:
-        """The result, with findings that are in the baseline marked `known`."""
+    def judge_result(self, result: Result) -> Result:
+        """Count a result; the result, with the findings that are in the baseline marked `known`."""
         file = result.place.file
-        if self._bar(file)[1] is not None and not result.of_log:
+        if self._threshold(file)[1] is not None and not result.of_log:
             self._rates.rollouts += 1
             self._rates.tokens += result.counts.get("generated_tokens", 0)
         self._coverage.add(result)
         if self._baseline is not None:
-            self._baseline.look(result, self._baseline.name(file))
+            self._baseline.note_unchecked(result, self._baseline.name(file))
         if not result.findings:
             return result
         failing: list[Finding] = []
-        findings = tuple(self._judged(finding, failing) for finding in result.findings)
+        findings = tuple(self._judge_finding(finding, failing) for finding in result.findings)
         self._failing.add(result, failing)
         if findings == result.findings:
             return result
@@ -297,10 +297,10 @@ class Judge:
         return judged
 
     def verdict(self) -> Gate:
-        """The verdict on all results; writes the updated baseline first."""
+        """The verdict on all results; writes the baseline first, if it is updated."""
         added, fixed = 0, tuple[Fixed, ...]()
         if self._baseline is not None:
-            # If rows are left out, no entry is known to be gone.
+            # Where rows are left out, an entry that was not found may still be there.
             settings = self._settings
             whole = settings.limit is None and settings.row is None and (settings.sample or 1) >= 1
             fixed = self._baseline.fixed(self.codes) if whole else ()
@@ -319,7 +319,7 @@ class Judge:
         required, min_audited = self._coverage.required(), self._coverage.min_audited()
         coverage_counts = (*required, *([] if min_audited is None else [min_audited]))
         because += [coverage_reason(count) for count in coverage_counts if count.failed]
-        because += below(self._summary.records, self._summary.files, self._settings)
+        because += level_failures(self._summary.records, self._summary.files, self._settings)
         return Gate(
             failed=bool(because),
             because=tuple(because),
@@ -335,17 +335,17 @@ class Judge:
             min_audited=min_audited,
         )
 
-    def _judged(self, finding: Finding, failing: list[Finding]) -> Finding:
-        """The finding, marked if it is known; one that fails by itself is added to `failing`."""
+    def _judge_finding(self, finding: Finding, failing: list[Finding]) -> Finding:
+        """The finding, marked if it is known; added to `failing` if it fails by itself."""
         baseline, update = self._baseline, self._gate.update_baseline
         name = "" if baseline is None else baseline.name(finding.place.file)
-        if baseline is not None and baseline.holds(finding, name):
+        if baseline is not None and baseline.use_up(finding, name):
             self._known += finding.times
             self._summary.findings[finding.code].known += finding.times
             if update:
-                baseline.seen.add(finding, name)
+                baseline.still_found.add(finding, name)
             return replace(finding, known=True)
-        fails, counts = self._bar(finding.place.file)
+        fails, counts = self._threshold(finding.place.file)
         if counts is None or finding.severity < counts:
             if update and self._gate.notes:
                 self._new.add(finding, name)
@@ -353,7 +353,7 @@ class Judge:
         rated = self._rates.of(finding.code)
         if rated is not None:
             rated.findings += finding.times
-        # If no finding fails by itself, a baseline accepts everything above a note.
+        # If no finding fails by itself, a baseline accepts warnings and errors.
         least = Severity.NOTE if self._gate.notes else Severity.WARNING if fails is None else fails
         if update and finding.severity >= least:
             (self._new if rated is None else rated.new).add(finding, name)

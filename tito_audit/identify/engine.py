@@ -1,4 +1,4 @@
-"""The search over all candidates: what explains a log best, whether that is certain, and what was tried."""
+"""identify: which tokenizer, template and settings wrote the ids of a log, and how certain that is."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import numpy as np
 from tito_audit.errors import EncodeError, SetupError
 from tito_audit.evidence.reference import Reference
 from tito_audit.identify.tokenizer_fit import (
-    Tested,
-    not_read,
-    not_the_tokenizer,
-    share_back,
-    tested,
-    unknown_ids,
+    TestableRows,
+    count_unknown_ids,
+    find_misfits_by_text,
+    roundtrip_share,
+    select_testable,
+    tokenizer_misfit,
+    unsampled_ids,
 )
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding
@@ -28,10 +29,10 @@ from tito_audit.record.runs import trained_runs
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, ToolArguments, make_renderer
 from tito_audit.tokens.tokenizer import Tokenizer
-from tito_audit.ways.explain import explanation_of, unsure
-from tito_audit.ways.observed import Observation, Part, for_search, observations
-from tito_audit.ways.reading import PROBE, date_near
-from tito_audit.ways.search import SEARCHED, Confirmed, explained, spread
+from tito_audit.ways.explain import explain_way, why_unsure
+from tito_audit.ways.observations import Observation, Part, observe_rollouts, pick_for_search
+from tito_audit.ways.recorded_values import PROBE, read_date_near
+from tito_audit.ways.search import SEARCHED, ConfirmedWay, find_ways, pick_confirming
 from tito_audit.ways.way import CLOCK, OWN_TEMPLATE, Explanation, NamedTemplate, Way
 from tito_audit.ways.writer import Writer
 
@@ -45,60 +46,55 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """How many prompts, turns and tokens an explanation writes exactly, out of how many."""
+class WrittenShare:
+    """How many prompts, turns and tokens an explanation writes exactly, each `of_` all there are."""
 
     prompts: int = 0
     """First prompts of rollouts."""
     of_prompts: int = 0
     turns: int = 0
-    """Prompts of later calls, with the answers before them; training rows without prompt boundaries count if only
-    their answers differ.
-    """
+    """Later prompts, and training rows without prompt boundaries, which count if only their answers differ."""
     of_turns: int = 0
     tokens: int = 0
-    """Tokens of all these prompts."""
     of_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """What an explanation does not write exactly, by cause."""
+class Unexplained:
+    """Prompts that the best explanation does not write exactly, for one cause."""
 
     cause: str
     """A rule code with its cause, or why no text could be written."""
     number: int
     place: Place
-    """Its first place."""
+    """Where the first is, with `turn`."""
     turn: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A token that ends sampled turns."""
+    """A control token that ends sampled turns."""
 
     token_id: int
     piece: str
     turns: int
     followed_by: str | None = None
-    """The text between it and the next message in later prompts; None if no later prompt shows it."""
+    """The text between it and the next control token in later prompts; None if no later prompt shows it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """An explanation, and which of the confirming rows it explains."""
+class RankedExplanation:
+    """An explanation, and how much of the confirming rows it writes."""
 
     explanation: Explanation
-    share: Share
+    share: WrittenShare
     equal: tuple[Explanation, ...] = ()
-    """Other explanations that write the same in all these rows, with more flags."""
+    """Others that write the same in all these rows."""
     undetermined: tuple[str, ...] = ()
-    """Template arguments that change nothing in these rows; also `tool_arguments`, if no prompt has a tool call or
-    the template writes every form the same.
-    """
+    """Template arguments that change nothing in these rows; also `tool_arguments`, if its forms change nothing."""
 
 
-class Lack(StrEnum):
+class MissingInput(StrEnum):
     """Why there is no explanation at all."""
 
     NO_IDS = "no token ids"
@@ -109,79 +105,76 @@ class Lack(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFit:
-    """How well the ids of a log fit a tokenizer."""
+    """Whether a tokenizer can have written the ids of a log."""
 
     tokenizer: str
     fits: bool
     because: str = ""
-    """Why it cannot have written the ids."""
+    """Why not."""
     same: float = 0.0
-    """The share of the unsampled ids that re-encoding their text reproduces; 0 if not measured."""
+    """The share of unsampled ids that re-encoding their text reproduces; 0 if not measured."""
 
 
 @dataclass(frozen=True, slots=True)
-class Identified:
+class Identification:
     """What explains the recorded ids of a log."""
 
-    found: tuple[Found, ...] = ()
-    """Explanations with their shares, best first."""
+    found: tuple[RankedExplanation, ...] = ()
+    """The best first."""
     sure: bool = False
-    """Whether the first is certain: it writes nearly all prompts of rows outside the search, and nothing else does
-    as well.
-    """
+    """Whether the first is certain: it writes nearly all prompts outside the search, and nothing else does."""
     unsure_because: str = ""
-    left: tuple[Left, ...] = ()
-    """The prompts that the first explanation does not write, by cause, most frequent first."""
+    left: tuple[Unexplained, ...] = ()
+    """What the first explanation does not write, by cause, the most frequent first."""
     endings: tuple[Ending, ...] = ()
     tokenizers: tuple[TokenizerFit, ...] = ()
     """Every candidate, in the order given."""
-    lack: Lack | None = None
+    lack: MissingInput | None = None
     rows_searched: int = 0
     rows_confirmed: int = 0
 
     @property
-    def best(self) -> Found | None:
-        """The explanation that writes most."""
+    def best(self) -> RankedExplanation | None:
+        """The explanation that writes the most."""
         return self.found[0] if self.found else None
 
 
 Audit: TypeAlias = Callable[[Rollout, Tokenizer, Renderer], Iterable[Finding]]
-"""What audits one rollout with a tokenizer and a renderer."""
+"""Audits one rollout with a tokenizer and a renderer."""
 
 _TESTED = 16
-"""How many rollouts decide whether a tokenizer fits."""
+"""Rollouts that decide whether a tokenizer fits."""
 _SECONDS, _CHARACTERS = 2.0, 8 * 1024 * 1024
-"""Limits of time and size for one rendering in a search."""
+"""Limits of one rendering."""
 
 
 def identify(
     rollouts: Sequence[Rollout], candidates: Sequence[Candidate], *, audit: Audit | None = None
-) -> Identified:
-    """What explains the recorded ids of these rollouts: a few hundred of a log, including its first.
+) -> Identification:
+    """What explains the recorded ids of these rollouts, a few hundred of a log with its first ones.
 
-    `audit` counts what the best explanation leaves unexplained, by the findings of an audit with it.
+    `audit` names the causes of what the best explanation does not write.
     """
-    rows = tested(rollouts[: 4 * _TESTED])[:_TESTED]
+    rows = select_testable(rollouts[: 4 * _TESTED])[:_TESTED]
     if not rows:
-        return Identified(lack=Lack.NO_IDS)
-    # Whether each tokenizer can have written the ids; clear misfits are not loaded.
-    tokenizers = [offered.tokenizer for offered in candidates]
-    whys = not_read(rows, tokenizers)
+        return Identification(lack=MissingInput.NO_IDS)
+    tokenizers = [candidate.tokenizer for candidate in candidates]
+    whys = find_misfits_by_text(rows, tokenizers)
     fits = [
-        _fit(rows, tokenizer) if why is None else TokenizerFit(tokenizer.name, False, why)
+        _fit_tokenizer(rows, tokenizer) if why is None else TokenizerFit(tokenizer.name, False, why)
         for tokenizer, why in zip(tokenizers, whys, strict=True)
     ]
-    fitting = [offered for offered, fit in zip(candidates, fits, strict=True) if fit.fits]
-    fitted = Identified(tokenizers=tuple(fits))
+    fitting = [candidate for candidate, fit in zip(candidates, fits, strict=True) if fit.fits]
+    fitted = Identification(tokenizers=tuple(fits))
     if not fitting:
-        return replace(fitted, lack=Lack.NO_TOKENIZER)
-    seen = observations(rollouts)
-    ends = endings(rollouts, Reference(fitting[0].tokenizer, None))
+        return replace(fitted, lack=MissingInput.NO_TOKENIZER)
+    seen = observe_rollouts(rollouts)
+    ends = find_endings(rollouts, Reference(fitting[0].tokenizer, None))
     if not seen:
-        return replace(fitted, lack=Lack.NO_MESSAGES, endings=ends)
-    searched = for_search(seen, SEARCHED)
-    rest = spread(seen, searched)
-    confirmed_ways: list[Confirmed] = []
+        return replace(fitted, lack=MissingInput.NO_MESSAGES, endings=ends)
+    searched = pick_for_search(seen, SEARCHED)
+    rest = pick_confirming(seen, searched)
+    confirmed_ways: list[ConfirmedWay] = []
     for candidate in fitting:
         for template in candidate.templates:
             try:
@@ -189,13 +182,13 @@ def identify(
             except SetupError:
                 continue
             writer = Writer(candidate.tokenizer, renderer)
-            confirmed_ways += explained(writer, template, Way(), searched, rest)
+            confirmed_ways += find_ways(writer, template, Way(), searched, rest)
     if not confirmed_ways:
-        return replace(fitted, lack=Lack.NO_TEMPLATE, endings=ends)
-    return _identified(fitted, confirmed_ways, searched, rest, rollouts, audit)
+        return replace(fitted, lack=MissingInput.NO_TEMPLATE, endings=ends)
+    return _rank_explanations(fitted, confirmed_ways, searched, rest, rollouts, audit)
 
 
-def _fit(rows: Tested, tokenizer: Tokenizer) -> TokenizerFit:
+def _fit_tokenizer(rows: TestableRows, tokenizer: Tokenizer) -> TokenizerFit:
     """Whether a tokenizer can have written the ids."""
     try:
         renderer = make_renderer(tokenizer, time_limit=_SECONDS, size_limit=_CHARACTERS)
@@ -203,64 +196,69 @@ def _fit(rows: Tested, tokenizer: Tokenizer) -> TokenizerFit:
         renderer = None
     reference = Reference(tokenizer, renderer)
     try:
-        why = not_the_tokenizer(rows, reference)
+        why = tokenizer_misfit(rows, reference)
         if why is not None:
             return TokenizerFit(tokenizer.name, False, why)
-        return TokenizerFit(tokenizer.name, True, same=share_back(rows, reference))
+        unsampled = [ids for rollout, _ in rows for ids in unsampled_ids(rollout)]
+        return TokenizerFit(tokenizer.name, True, same=roundtrip_share(unsampled, reference))
     except EncodeError as error:
         return TokenizerFit(tokenizer.name, False, str(error).split("\n")[0])
 
 
-def _identified(
-    so_far: Identified,
-    confirmed_ways: list[Confirmed],
+def _rank_explanations(
+    so_far: Identification,
+    confirmed_ways: list[ConfirmedWay],
     searched: Sequence[Observation],
     rest: Sequence[Observation],
     rollouts: Sequence[Rollout],
     audit: Audit | None,
-) -> Identified:
-    unknown = {way.name: unknown_ids(rollouts, way.writer.tokenizer) for way in confirmed_ways}
+) -> Identification:
+    """The confirmed ways ranked and compared, and what the best does not write."""
+    unknown = {way.name: count_unknown_ids(rollouts, way.writer.tokenizer) for way in confirmed_ways}
     ranked = sorted(confirmed_ways, key=lambda way: (*way.rank(rest), -unknown[way.name]), reverse=True)
     best = ranked[0]
-    because, ends = unsure(ranked, rest), endings(rollouts, Reference(best.writer.tokenizer, None))
+    because, ends = why_unsure(ranked, rest), find_endings(rollouts, Reference(best.writer.tokenizer, None))
     if not best.written:
-        left = _left(best, None, rest, rollouts, None)
+        left = _find_unexplained(best, None, rest, rollouts, None)
         return replace(so_far, unsure_because=because, endings=ends, left=left)
     tool_calls = (call for rollout in rollouts for message in rollout.messages for call in message.tool_calls)
     calls = any(isinstance(call.arguments, str) for call in tool_calls)
-    listed: list[Found] = []
+    listed: list[RankedExplanation] = []
     counted: set[frozenset[int]] = set()
-    for explanation in ranked:
-        if explanation.written and explanation.written not in counted:
-            counted.add(explanation.written)
-            same = [other for other in ranked if other is not explanation and other.written == explanation.written]
-            ways, undetermined = equal_ways(explanation, rest, calls_tools=calls)
-            equal = [explanation_of(way, explanation.writer, explanation.template, rest) for way in ways]
-            equal += [explanation_of(other.way, other.writer, other.template, rest) for other in same]
-            own = explanation_of(explanation.way, explanation.writer, explanation.template, rest)
+    for way in ranked:
+        if way.written and way.written not in counted:
+            counted.add(way.written)
+            same = [other for other in ranked if other is not way and other.written == way.written]
+            equal_ways, undetermined = find_equal_ways(way, rest, calls_tools=calls)
+            equal = [explain_way(other, way.writer, way.template, rest) for other in equal_ways]
+            equal += [explain_way(other.way, other.writer, other.template, rest) for other in same]
+            own, share = explain_way(way.way, way.writer, way.template, rest), count_written(way.written, rest)
             others = tuple(other for other in equal if other != own)
-            listed.append(Found(own, share_of(explanation.written, rest), others, tuple(undetermined)))
+            listed.append(RankedExplanation(own, share, others, tuple(undetermined)))
     return replace(
         so_far,
         found=tuple(listed),
         sure=not because,
         unsure_because=because,
-        left=_left(best, listed[0].explanation, rest, rollouts, audit),
+        left=_find_unexplained(best, listed[0].explanation, rest, rollouts, audit),
         endings=ends,
         rows_searched=len(searched),
         rows_confirmed=len(rest),
     )
 
 
-def _left(
-    best: Confirmed,
+def _find_unexplained(
+    best: ConfirmedWay,
     explanation: Explanation | None,
     rest: Sequence[Observation],
     rollouts: Sequence[Rollout],
     audit: Audit | None,
-) -> tuple[Left, ...]:
-    """The prompts that the best way does not write, by cause, the most frequent first: as the audit of an
-    explanation says, else that the template refuses, or that text or tokens differ."""
+) -> tuple[Unexplained, ...]:
+    """The prompts that the best way does not write, by cause, the most frequent first.
+
+    Causes are those of the audit with the explanation; without any, that the template refuses the messages, or
+    whether text or tokens differ.
+    """
     writer, way = best.writer, best.way
     missing = [observation for at, observation in enumerate(rest) if at not in best.written]
     causes: list[tuple[str, Place, int | None]] = []
@@ -268,7 +266,7 @@ def _left(
         same_date = explanation.renderer(writer.tokenizer)
         dates: dict[Place, datetime | None] = {}
         if CLOCK in way.varies:
-            ways = ((observation.place, writer.resolved(way, observation)) for observation in rest)
+            ways = ((observation.place, writer.resolve(way, observation)) for observation in rest)
             dates = {place: own.clock for place, own in ways if own is not None}
         places = {observation.place for observation in missing}
         for rollout in [each for each in rollouts if each.place in places][:48]:
@@ -277,49 +275,51 @@ def _left(
             for finding in audit(rollout, writer.tokenizer, renderer):
                 causes.append((f"{finding.code} {finding.hit.cause}".rstrip(), finding.place, finding.hit.turn))
     for observation in missing if not causes else ():
-        cause = "the same text in other tokens" if writer.spells(way, observation) else "another text"
+        cause = "the same text in other tokens" if writer.writes_text(way, observation) else "another text"
         if writer.writes_around_answers(way, observation):
             cause += ", in answers"
-        refusal = writer.refusal(way, observation) if writer.text(way, observation) is None else None
+        refusal = writer.refusal(way, observation) if writer.rendered_text(way, observation) is None else None
         if refusal is not None:
             cause = f"the template refuses the messages: {refusal}"
         causes.append((cause, observation.place, observation.turn))
     first = {cause: (place, turn) for cause, place, turn in reversed(causes)}
     numbers = Counter(cause for cause, _, _ in causes)
-    return tuple(Left(cause, number, *first[cause]) for cause, number in numbers.most_common())
+    return tuple(Unexplained(cause, number, *first[cause]) for cause, number in numbers.most_common())
 
 
-def share_of(written: frozenset[int], seen: Sequence[Observation]) -> Share:
-    """How many prompts, turns and tokens are written exactly, out of all."""
-    first = {at for at, observation in enumerate(seen) if observation.first}
-    # A row whose prompt is counted apart is counted as a whole too, with all its tokens.
+def count_written(written: frozenset[int], seen: Sequence[Observation]) -> WrittenShare:
+    """How many of the prompts, turns and tokens are written exactly."""
+    first = {at for at, observation in enumerate(seen) if observation.is_first}
+    # A START shares its ids with the WHOLE of its row, which counts them.
     sizes = [0 if observation.part is Part.START else len(observation.ids) for observation in seen]
     tokens = sum(sizes[at] for at in written)
     turns, of_turns = len(written - first), len(seen) - len(first)
-    return Share(len(first & written), len(first), turns, of_turns, tokens, sum(sizes))
+    return WrittenShare(len(first & written), len(first), turns, of_turns, tokens, sum(sizes))
 
 
-def equal_ways(best: Confirmed, seen: Sequence[Observation], *, calls_tools: bool) -> tuple[list[Way], list[str]]:
-    """Other argument values that write the same, and the arguments that make no difference.
+def find_equal_ways(
+    best: ConfirmedWay, seen: Sequence[Observation], *, calls_tools: bool
+) -> tuple[list[Way], list[str]]:
+    """Ways with one other argument or date that write the same prompts, and the arguments that make no difference.
 
-    With `calls_tools`, the form of tool call arguments counts as such an argument too.
+    With `calls_tools`, the form of tool call arguments counts as an argument.
     """
     writer, way = best.writer, best.way
-    few = for_search([seen[at] for at in sorted(best.written)], 24)
+    few = pick_for_search([seen[at] for at in sorted(best.written)], 24)
     dated: list[Way] = []  # the same date as an argument instead of the clock's, and vice versa
     for argument in writer.arguments.arguments:
         format_, value = argument.clock_format, dict(way.args).get(argument.name)
         if format_ is not None and way.clock is not None and value is None:
             dated.append(replace(way, clock=None).with_arg(argument.name, way.clock.strftime(format_)))
         elif format_ is not None and isinstance(value, str):
-            date = date_near(PROBE(format_), value)
+            date = read_date_near(PROBE(format_), value)
             if date is not None:
                 dated.append(replace(way.without_arg(argument.name), clock=date))
-    equal = [other for other in dated if other != way and _same(writer, way, other, few)]
+    equal = [other for other in dated if other != way and _write_alike(writer, way, other, few)]
     undetermined: list[str] = []
     forms: tuple[ToolArguments, ...] = ("auto", "object", "string")
     others = [replace(way, tool_arguments=form) for form in forms if form != way.tool_arguments]
-    same = [other for other in others if _same(writer, way, other, few)]
+    same = [other for other in others if _write_alike(writer, way, other, few)]
     if calls_tools and len(same) == len(others):
         undetermined.append("tool_arguments")
     elif calls_tools:
@@ -329,7 +329,7 @@ def equal_ways(best: Confirmed, seen: Sequence[Observation], *, calls_tools: boo
             continue
         others = [way.with_arg(argument.name, value) for value in argument.values]
         others = [other for other in (way.without_arg(argument.name), *others) if other != way]
-        same = [other for other in others if _same(writer, way, other, few)]
+        same = [other for other in others if _write_alike(writer, way, other, few)]
         if others and len(same) == len(others) and argument.name not in dict(way.args):
             undetermined.append(argument.name)
         else:
@@ -337,20 +337,20 @@ def equal_ways(best: Confirmed, seen: Sequence[Observation], *, calls_tools: boo
     return equal, undetermined
 
 
-def _same(writer: Writer, way: Way, other: Way, seen: Sequence[Observation]) -> bool:
-    return bool(seen) and all(writer.alike(way, other, observation) for observation in seen)
+def _write_alike(writer: Writer, way: Way, other: Way, seen: Sequence[Observation]) -> bool:
+    return bool(seen) and all(writer.writes_alike(way, other, observation) for observation in seen)
 
 
 _CUT_OFF = frozenset(("length", "max_tokens", "abort", "error"))
 
 
-def endings(rollouts: Iterable[Rollout], reference: Reference) -> tuple[Ending, ...]:
+def find_endings(rollouts: Iterable[Rollout], reference: Reference) -> tuple[Ending, ...]:
     """The control tokens that end sampled turns, the most frequent first."""
     ends, vocabulary = reference.end_ids(), reference.vocabulary
     turns: Counter[int] = Counter()
     after: dict[int, Counter[str]] = {}
     for rollout in rollouts:
-        for answer, rest in _answers(rollout):
+        for answer, rest in _sampled_turns(rollout):
             last = int(answer[-1])
             if last in ends:
                 turns[last] += 1
@@ -367,8 +367,8 @@ def endings(rollouts: Iterable[Rollout], reference: Reference) -> tuple[Ending, 
     )
 
 
-def _answers(rollout: Rollout) -> Iterator[tuple[Ids, Ids | None]]:
-    """Every sampled turn that was not cut off, with the ids that follow it in the next prompt or the row."""
+def _sampled_turns(rollout: Rollout) -> Iterator[tuple[Ids, Ids | None]]:
+    """The ids of each turn that was not cut off, and those after it in the next prompt or the row, if known."""
     for turn, later in zip(rollout.turns, (*rollout.turns[1:], None), strict=False):
         ids = turn.completion_ids
         if ids is None or not len(ids) or turn.finish_reason in _CUT_OFF:

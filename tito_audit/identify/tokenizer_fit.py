@@ -28,36 +28,36 @@ from tito_audit.terminal.words import listed, many, percent
 from tito_audit.tokens.tokenizer import Tokenizer
 
 _TEXT = 8
-"""Characters that a text needs to count as found or not found."""
+"""Characters that a text needs to be looked for."""
 _LOOKED = 200
-"""Characters of a text to look for."""
+"""Characters of a text that are looked for."""
 _DECODED = 1 << 16
-"""The most ids decoded per row."""
+"""Ids of a row that are decoded at the most."""
 _ENCODED = 2_048
-"""The most ids per row whose text is encoded again."""
+"""Ids of a sequence whose text is encoded again at the most."""
 _REAL = 12
 """A sequence with fewer distinct ids is a placeholder."""
 _FOUND = 0.2
-"""If no more than this share of the texts is found, they count against the tokenizer."""
+"""Texts count against the tokenizer if no larger share of them is found."""
 _LEAST, _LEAST_ALONE = 24, 512
-"""Ids needed for such a verdict, with texts and without."""
+"""Ids needed for a verdict on the round trip, with texts in the log and without."""
 _OUTSIDE_ROWS, _OUTSIDE_SHARE = 4, 0.8
-"""How many rows are needed, and the share of them with ids past the end of the vocabulary, to prove a misfit."""
+"""Rows needed to prove a misfit, and the share of them with ids past the end of the vocabulary."""
 _IN_PIECES = 4
 """How often the rows, two at least, must spell a token of the template in pieces."""
 
-Tested: TypeAlias = Sequence[tuple[Rollout, list[Ids]]]
+TestableRows: TypeAlias = Sequence[tuple[Rollout, list[Ids]]]
 """Rollouts, each with its id sequences."""
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What the rows show about their tokenizer."""
+class _FitCounts:
+    """What rows show about a tokenizer."""
 
     rows: int = 0
     ids: int = 0
     outside: int = 0
-    """Ids that are not in the vocabulary."""
+    """Ids that are not in its vocabulary."""
     rows_outside: int = 0
     """Rows with ids past the end of the vocabulary."""
     past_end: set[int] = field(default_factory=set)
@@ -67,33 +67,33 @@ class _Seen:
     """The decoded text of each row."""
 
 
-def tested(rollouts: Sequence[Rollout]) -> Tested:
-    """The rollouts that have id sequences to test: the last call, else the training row, else the completions."""
+def select_testable(rollouts: Sequence[Rollout]) -> TestableRows:
+    """The rollouts with real ids, and these: the last call's, else the training row's, else the completions'."""
     rows: list[tuple[Rollout, list[Ids]]] = []
     for rollout in rollouts:
         if rollout.turns and (last := rollout.turns[-1].seen_ids) is not None:
-            sequences = [last]  # beside calls, the ids of a row may be wrong
+            sequences = [last]  # the row of a rollout with calls may hold wrong ids
         elif rollout.training_row is not None:
             sequences = [rollout.training_row.token_ids]
         else:
             sequences = [turn.completion_ids for turn in rollout.turns if turn.completion_ids is not None]
-        ids = [sequence[:_DECODED] for sequence in sequences if _real(sequence)]
+        ids = [sequence[:_DECODED] for sequence in sequences if _are_real(sequence)]
         if ids and not rollout.stated.dummy_tokens:
             rows.append((rollout, ids))
     return rows
 
 
-def not_the_tokenizer(rows: Tested, reference: Reference) -> str | None:
-    """Why the tokenizer cannot have written these ids; None if it can."""
-    seen = _look(rows, reference.tokenizer)
-    words = _counted(seen)
+def tokenizer_misfit(rows: TestableRows, reference: Reference) -> str | None:
+    """Why the tokenizer cannot have written these rows; None if it can."""
+    seen = _count_fit(rows, reference.tokenizer)
+    words = _describe_counts(seen)
     enough = seen.rows >= _OUTSIDE_ROWS and len(seen.past_end) > 1
     if enough and seen.rows_outside >= _OUTSIDE_SHARE * seen.rows:
-        words = words[-1:] if _reads(seen) else words  # texts that are found do not count against it
+        words = words[-1:] if _finds_texts(seen) else words  # texts that are found do not count against it
         return f"{listed(words)}, in {seen.rows_outside:,} of {many(seen.rows, 'row')}"
-    same = None if _reads(seen) else _too_few(rows, seen, reference)
+    same = None if _finds_texts(seen) else _low_roundtrip_share(rows, seen, reference)
     if same is None:
-        # The reason if the rows spell a token of the template in pieces and never hold it as one token; else None.
+        # A token of the template that the rows only hold spelled in pieces proves a misfit.
         vocabulary, renderer = reference.vocabulary, reference.renderer
         if renderer is None:
             return None
@@ -114,30 +114,25 @@ def not_the_tokenizer(rows: Tested, reference: Reference) -> str | None:
     return listed([*words, f"encoding that text again gives {percent(same)} of the ids back"])
 
 
-def not_read(rows: Tested, tokenizers: Sequence[Tokenizer]) -> list[str | None]:
-    """For each tokenizer why it cannot have written the ids, if another one reads the texts of the log in them.
+def find_misfits_by_text(rows: TestableRows, tokenizers: Sequence[Tokenizer]) -> list[str | None]:
+    """For each tokenizer why it cannot have written the rows, if one of the others decodes 90 % of their texts.
 
-    That needs no encoding, so misfits are found without loading tokenizers.
+    This needs vocabularies only: encoders of clear misfits are never loaded.
     """
-    seen = [_look(rows, tokenizer) for tokenizer in tokenizers]
-    # A tokenizer that finds 90 % of the texts reads the log.
-    if not any(looked.texts > _IN_PIECES and looked.texts_found >= 0.9 * looked.texts for looked in seen):
-        return [None] * len(seen)
-    return [listed(_counted(looked)) if looked.texts_found <= _FOUND * looked.texts else None for looked in seen]
+    fits = [_count_fit(rows, tokenizer) for tokenizer in tokenizers]
+    if not any(fit.texts > _IN_PIECES and fit.texts_found >= 0.9 * fit.texts for fit in fits):
+        return [None] * len(fits)
+    return [listed(_describe_counts(fit)) if fit.texts_found <= _FOUND * fit.texts else None for fit in fits]
 
 
-def unknown_ids(rollouts: Sequence[Rollout], tokenizer: Tokenizer) -> int:
-    """How many ids of a log are not in the vocabulary."""
+def count_unknown_ids(rollouts: Sequence[Rollout], tokenizer: Tokenizer) -> int:
+    """How many recorded ids are not in the vocabulary."""
     is_known = tokenizer.vocabulary.known
-    return sum(int(np.count_nonzero(~is_known(ids))) for _, all_ids in tested(rollouts) for ids in all_ids)
+    sequences = (ids for _, all_ids in select_testable(rollouts) for ids in all_ids)
+    return sum(int(np.count_nonzero(~is_known(ids))) for ids in sequences)
 
 
-def share_back(rows: Tested, reference: Reference) -> float:
-    """The share of the unsampled ids that re-encoding their text reproduces."""
-    return _come_back([ids for rollout, _ in rows for ids in _unsampled(rollout)], reference)
-
-
-def _counted(seen: _Seen) -> list[str]:
+def _describe_counts(seen: _FitCounts) -> list[str]:
     words = []
     if seen.texts:
         are = "is" if seen.texts == 1 else "are"
@@ -149,31 +144,31 @@ def _counted(seen: _Seen) -> list[str]:
     return words
 
 
-def _reads(seen: _Seen) -> bool:
-    """Whether the texts of the log are found in its decoded ids."""
+def _finds_texts(seen: _FitCounts) -> bool:
+    """Whether the decoded ids hold the texts of the log."""
     return seen.texts > 1 and seen.texts_found > _FOUND * seen.texts
 
 
-def _too_few(tested: Tested, seen: _Seen, reference: Reference) -> float | None:
-    """The share of the ids that come back, if it is too small for the right tokenizer; else None."""
+def _low_roundtrip_share(tested: TestableRows, seen: _FitCounts, reference: Reference) -> float | None:
+    """The share of ids that encoding their text reproduces, if too small for the right tokenizer; else None."""
     alone = seen.texts < 2
-    ids = [sequence for rollout, all_ids in tested for sequence in (_unsampled(rollout) if alone else all_ids)]
+    ids = [sequence for rollout, all_ids in tested for sequence in (unsampled_ids(rollout) if alone else all_ids)]
     if sum(map(len, ids)) < (_LEAST_ALONE if alone else _LEAST):
         return None
     if alone and reference.renderer is not None:
-        # A row may hold the generation prompt of the template, as rendered after a question.
+        # A row that holds the template's generation prompt speaks for the tokenizer.
         question = as_messages([{"role": "user", "content": "?!"}], "messages")
         with suppress(RenderError):
             opener = reference.renderer.render(question, add_generation_prompt=True).rpartition("?!")[2].strip()
             if len(opener) > _TEXT and any(opener in text for text in seen.decoded):
                 return None
-    same = _come_back(ids, reference)
-    # Few texts and few ids that come back prove a misfit together; without texts, the ids alone have to.
+    same = roundtrip_share(ids, reference)
+    # Together with texts that are not found, a smaller loss proves a misfit.
     return same if same <= (0.91 if alone else 0.95) else None
 
 
-def _look(tested: Tested, tokenizer: Tokenizer) -> _Seen:
-    seen, vocabulary = _Seen(), tokenizer.vocabulary
+def _count_fit(tested: TestableRows, tokenizer: Tokenizer) -> _FitCounts:
+    seen, vocabulary = _FitCounts(), tokenizer.vocabulary
     for rollout, all_ids in tested:
         text = "\n".join(vocabulary.text(ids) for ids in all_ids)
         unknown = np.concatenate([ids[~vocabulary.known(ids)] for ids in all_ids])
@@ -184,45 +179,45 @@ def _look(tested: Tested, tokenizer: Tokenizer) -> _Seen:
         seen.rows_outside += len(past) > 0
         seen.past_end |= set(past[:_REAL].tolist())
         seen.decoded.append(text)
-        plain = _plain(text)
+        plain = _normalize(text)
         stated = [message.text for message in rollout.messages]
         for turn in rollout.turns:
             stated += [words for words in (turn.completion_text, turn.prompt_text) if words]
-        for logged in map(_plain, stated[:64]):
+        for logged in map(_normalize, stated[:64]):
             if len(logged) < _TEXT:
                 continue
             seen.texts += 1
-            # Whether the beginning or the middle of a text is found.
+            # Its beginning or its middle, as a template may cut or rewrite either.
             start = max((len(logged) - _LOOKED) // 2, 0)
             seen.texts_found += logged[:_LOOKED] in plain or logged[start : start + _LOOKED] in plain
     return seen
 
 
-def _unsampled(rollout: Rollout) -> Iterator[Ids]:
-    """The unsampled ids, which a tokenizer must have written; the whole row if it has no mask."""
+def unsampled_ids(rollout: Rollout) -> Iterator[Ids]:
+    """The ids that nothing sampled, so a tokenizer wrote them; the whole row if it has no mask."""
     row = rollout.training_row
     prompts = [turn.prompt_ids for turn in rollout.turns[-1:] if turn.prompt_ids is not None]
     if row is None or prompts:
-        yield from filter(_real, prompts)
+        yield from filter(_are_real, prompts)
     elif row.loss_mask is None:
-        yield from filter(_real, [row.token_ids])
+        yield from filter(_are_real, [row.token_ids])
     else:
-        yield from (ids for start, end in trained_runs(~row.loss_mask) if _real(ids := row.token_ids[start:end]))
+        yield from filter(_are_real, (row.token_ids[start:end] for start, end in trained_runs(~row.loss_mask)))
 
 
-def _real(ids: Ids) -> bool:
-    """Whether ids are not placeholders: enough distinct ids, and not just a sequence that counts up."""
+def _are_real(ids: Ids) -> bool:
+    """Whether ids are no placeholders: many different ones, which do not just count up."""
     first = ids[:_ENCODED]
     return len(set(first.tolist())) >= _REAL and not (np.diff(first) == 1).all()
 
 
-def _plain(text: str) -> str:
-    """The text normalized for comparison: NFC, each run of white space as one space."""
+def _normalize(text: str) -> str:
+    """The text in NFC, with each run of white space as one space."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-def _come_back(ids: Sequence[Ids], reference: Reference) -> float:
-    """The share of the ids that re-encoding their text reproduces, in any order."""
+def roundtrip_share(ids: Sequence[Ids], reference: Reference) -> float:
+    """The share of ids that encoding their text again reproduces, in any order; of the first _ENCODED each."""
     same = number = 0
     for sequence in ids:
         recorded = sequence[:_ENCODED]

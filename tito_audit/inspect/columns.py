@@ -1,4 +1,4 @@
-"""What is in each column of the first rows, by dotted path, and how its lists relate; no guess about roles."""
+"""What each column of the first rows holds, and how the lengths of lists relate; its use is guessed in `roles`."""
 
 from __future__ import annotations
 
@@ -7,55 +7,52 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.format import Row
-from tito_audit.record.column import MaskEncoding, trained_of
-from tito_audit.record.nesting import parsed_json
+from tito_audit.record.column import MaskEncoding, decode_mask
+from tito_audit.record.nesting import load_json
 
 Numbers: TypeAlias = NDArray[Any]
-"""`[N]` bool, int64 or float64; NaN for null."""
+"""`[N]` bool, int64 or float64; NaN stands for null."""
 
 MOST_COLUMNS = 20_000
-"""Maximum columns listed; further ones are only counted."""
-_DEEP = 10
-_ENTRIES = 256
-"""Maximum objects examined per list."""
+"""Columns listed at most; the values of further ones are only counted."""
+_MOST_LEVELS = 10
+_MOST_ENTRIES = 256
+"""Objects of one list that are read at most."""
 _LARGEST_COUNT = 1 << 60
 _JSON_TEXT = 4 << 20
-"""Texts longer than this are not tried as JSON."""
+"""Bytes: longer texts are not parsed as JSON."""
 
 
 @dataclass(slots=True)
 class Item:
-    """One object: the row or an entry of a list of objects; with nested objects, without nested lists of
-    objects.
-    """
+    """A row, or an entry of a list of objects, with nested objects; entries of nested lists are other items."""
 
     row: int
     lists: dict[str, Numbers | None] = field(default_factory=dict)
-    """By path; None for a list that does not hold numbers."""
+    """By path: the numbers of each list; None for a list of anything else."""
     lengths: dict[str, int] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-    """Scalar integers, which may be lengths."""
+    integers: dict[str, int] = field(default_factory=dict)
+    """By path: its scalar integers, which may be lengths of lists."""
 
 
 @dataclass(slots=True)
 class Column:
-    """Everything seen under one path."""
+    """All values seen under one path."""
 
     path: str
     """`calls[].prompt_ids`: `.` leads into an object, `[]` into the entries of a list."""
     keys: tuple[str, ...]
     """The path as keys, `[]` for the entries of a list."""
     scope: str
-    """The path of the objects it belongs to: "" for the row."""
+    """The path of the objects it is a column of: "" for rows."""
     rows: int = 0
-    """Rows in which it exists and is not null."""
+    """Rows in which it has a value that is not null."""
     nulls: int = 0
     types: Counter[str] = field(default_factory=Counter)
     lengths: list[int] = field(default_factory=list)
@@ -69,63 +66,65 @@ class Column:
 
     @property
     def name(self) -> str:
-        """Its own key, without the path to it."""
+        """Its last key."""
         return next((key for key in reversed(self.keys) if key != "[]"), "")
 
     @property
-    def top(self) -> bool:
-        """Whether `--map` can name it: it is in the row or in objects of the row."""
+    def is_mappable(self) -> bool:
+        """Whether `--map` can name it: no list of objects is on the way to it."""
         return "[]" not in self.keys
 
     @property
-    def present(self) -> int:
-        """Rows that have it, null or not; meaningful only if `top`."""
+    def rows_with_key(self) -> int:
+        """Rows that have the key, null or not; only meaningful if `is_mappable`."""
         return self.rows + self.nulls
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
+    """Where the values of an object are collected."""
+
     item: Item
     scope: str
     nested: dict[str, Sequence[Any]] = field(default_factory=dict)
-    """By path: lists of lists, whose entries at one place are a sample of a batch."""
+    """By path: lists of lists. Their entries at one position are a sample of a batch."""
 
 
 class Columns:
-    """The columns of rows, added row by row."""
+    """The columns of a log, collected row by row."""
 
     def __init__(self) -> None:
         self.by_path: dict[str, Column] = {}
         self.items: dict[str, list[Item]] = {}
-        """By scope: "" is the row itself, `calls[]` the entries of a list of objects, and `[*]` after a path the
-        samples of a batch: the same position in several lists of lists."""
-        self.more = 0
-        """Values in columns beyond the maximum listed."""
-        self.deeper = False
-        """Whether a value is nested too deeply to be listed."""
+        """The objects by scope: "" is the rows, `calls[]` the entries of a list of objects, and what ends in `[*]`
+        the samples of a batch: one position in several lists of lists."""
+        self.unlisted = 0
+        """Values in columns past the first `MOST_COLUMNS`."""
+        self.has_deeper_values = False
+        """Whether some values are nested more deeply than is read."""
 
     def add(self, number: int, row: Row) -> None:
-        self._item(number, row, (), "", 0)
+        self._add_item(number, row, (), "", 0)
 
-    def _item(self, number: int, value: Mapping[str, Any], keys: tuple[str, ...], scope: str, depth: int) -> None:
-        into = _Target(Item(number), scope)
-        self._object(into, value, keys, depth)
-        self.items.setdefault(scope, []).append(into.item)
-        width = max(map(len, into.nested.values()), default=0)
-        for place in range(min(width, _ENTRIES)):
-            sample = _Target(Item(number), f"{scope}[*]")
-            for path, lists in into.nested.items():
+    def _add_item(self, row: int, value: Mapping[str, Any], keys: tuple[str, ...], scope: str, depth: int) -> None:
+        target = _Target(Item(row), scope)
+        self._add_object(target, value, keys, depth)
+        self.items.setdefault(scope, []).append(target.item)
+        width = max(map(len, target.nested.values()), default=0)
+        for place in range(min(width, _MOST_ENTRIES)):
+            sample = _Target(Item(row), f"{scope}[*]")
+            for path, lists in target.nested.items():
                 if place < len(lists):
-                    self._list(sample, lists[place], (*self.by_path[path].keys, "[]"), depth + 1)
+                    self._add_list(sample, lists[place], (*self.by_path[path].keys, "[]"), depth + 1)
             self.items.setdefault(sample.scope, []).append(sample.item)
 
-    def _object(self, into: _Target, value: Mapping[str, Any], keys: tuple[str, ...], depth: int) -> None:
+    def _add_object(self, target: _Target, value: Mapping[str, Any], keys: tuple[str, ...], depth: int) -> None:
         for key, inner in value.items():
             path = (*keys, str(key))
             if isinstance(inner, list | tuple | np.ndarray):
-                self._list(into, inner, path, depth)
+                self._add_list(target, inner, path, depth)
                 continue
-            column = self._column(path, into.scope, into.item.row, inner)
+            column = self._find_column(path, target.scope, target.item.row, inner)
             if column is None or inner is None:
                 continue
             if len(column.samples) < 3:
@@ -134,50 +133,50 @@ class Columns:
                 column.types["object"] += 1
                 # Keys that are all numbers, such as the ids in a `logit_bias`, are no column names.
                 if not len(inner) or not all(str(name).lstrip("-").isdecimal() for name in inner):
-                    self.deeper |= depth >= _DEEP
-                    if depth < _DEEP:
-                        self._object(into, inner, path, depth + 1)
+                    self.has_deeper_values |= depth >= _MOST_LEVELS
+                    if depth < _MOST_LEVELS:
+                        self._add_object(target, inner, path, depth + 1)
                 continue
             column.types[_scalar_type(inner)] += 1
             if type(inner) is int and 0 <= inner < _LARGEST_COUNT:
-                into.item.counts[column.path] = inner
-            elif isinstance(inner, str) and (parsed := _json_in(inner)) is not None:
+                target.item.integers[column.path] = inner
+            elif isinstance(inner, str) and (parsed := _parse_json_text(inner)) is not None:
                 column.types[_scalar_type(inner)] -= 1
                 column.types[f"text of JSON ({'list' if isinstance(parsed, list) else 'object'})"] += 1
                 column.samples[-1] = parsed
 
-    def _list(self, into: _Target, value: Any, keys: tuple[str, ...], depth: int) -> None:
-        column = self._column(keys, into.scope, into.item.row, value)
+    def _add_list(self, target: _Target, value: Any, keys: tuple[str, ...], depth: int) -> None:
+        column = self._find_column(keys, target.scope, target.item.row, value)
         if column is None or value is None:
             return
         if not isinstance(value, list | tuple | np.ndarray):  # an entry that is not a list
             column.types[_scalar_type(value)] += 1
             return
-        word, numbers = as_numbers(value)
+        word, numbers = classify_list(value)
         column.types[word] += 1
         column.lengths.append(len(value))
-        into.item.lengths[column.path] = len(value)
-        into.item.lists[column.path] = numbers
+        target.item.lengths[column.path] = len(value)
+        target.item.lists[column.path] = numbers
         if numbers is not None:
             column.arrays.append(numbers)
             return
         if len(column.samples) < 3 and len(value):
             column.samples.append(value)
-        if not len(value) or depth >= _DEEP:
-            self.deeper |= bool(len(value)) and word in ("list of objects", "list of lists")
+        if not len(value) or depth >= _MOST_LEVELS:
+            self.has_deeper_values |= bool(len(value)) and word in ("list of objects", "list of lists")
         elif word == "list of lists" and keys[-1] != "[]":
-            into.nested[column.path] = list(value)
+            target.nested[column.path] = list(value)
         elif word == "list of objects":
-            for entry in value[:_ENTRIES]:
+            for entry in value[:_MOST_ENTRIES]:
                 if isinstance(entry, Mapping):
-                    self._item(into.item.row, entry, (*keys, "[]"), f"{column.path}[]", depth + 1)
+                    self._add_item(target.item.row, entry, (*keys, "[]"), f"{column.path}[]", depth + 1)
 
-    def _column(self, keys: tuple[str, ...], scope: str, row: int, value: Any) -> Column | None:
-        path = path_of(keys)
+    def _find_column(self, keys: tuple[str, ...], scope: str, row: int, value: Any) -> Column | None:
+        path = dotted_path(keys)
         column = self.by_path.get(path)
         if column is None:
             if len(self.by_path) >= MOST_COLUMNS:
-                self.more += 1
+                self.unlisted += 1
                 return None
             column = self.by_path[path] = Column(path, keys, scope)
         if value is None:
@@ -188,16 +187,16 @@ class Columns:
         return column
 
 
-def path_of(keys: Sequence[str]) -> str:
-    """Keys as one path: `calls[].prompt_ids`."""
+def dotted_path(keys: Sequence[str]) -> str:
+    """Keys joined to a path: `calls[].prompt_ids`."""
     path = ""
     for key in keys:
         path += key if key == "[]" or not path else f".{key}"
     return path
 
 
-def as_numbers(values: Any) -> tuple[str, Numbers | None]:
-    """What a list holds, in words, and its numbers as an array; None if it holds anything else."""
+def classify_list(values: Any) -> tuple[str, Numbers | None]:
+    """What a list holds, in words, and its numbers as an array; None unless all its entries are numbers."""
     if isinstance(values, np.ndarray):
         word = {"b": "booleans", "i": "integers", "u": "integers", "f": "numbers"}.get(values.dtype.kind)
         return (f"list of {word}", values) if word else ("list of values", None)
@@ -235,12 +234,12 @@ def _scalar_type(value: Any) -> str:
     return next((word for kind, word in words if isinstance(value, kind)), type(value).__name__)
 
 
-def _json_in(text: str) -> Any:
-    """The list or object in a text of JSON, as in tables; None for any other text."""
+def _parse_json_text(text: str) -> Any:
+    """The list or object that a text holds as JSON, as tables often do; None for other text."""
     if len(text) > _JSON_TEXT or text.lstrip()[:1] not in ("[", "{"):
         return None
     try:
-        value = parsed_json(text)
+        value = load_json(text)
     except ValueError:
         return None
     return value if isinstance(value, list | dict) and value else None
@@ -248,16 +247,16 @@ def _json_in(text: str) -> Any:
 
 _LARGEST_VOCABULARY = 2_000_000
 _FLOOR = -100.0
-"""Values below this are placeholders for a missing logprob."""
+"""Lower values are placeholders for a missing logprob."""
 
 
 class Look(StrEnum):
     """What the values of a list of numbers look like."""
 
-    IDS = "ids"  # integers in the range of a vocabulary
+    IDS = "ids"  # integers in the range of vocabularies
     MASK = "mask"  # 0 and 1, or booleans
     LABELS = "labels"  # -100 and ids
-    LOGPROBS = "logprobs"  # not above 0, except values that mean "none"
+    LOGPROBS = "logprobs"  # 0 or less, except for values that mean "none"
     POSITIONS = "positions"  # 0, 1, 2, …
     OFFSETS = "offsets"  # from 0, never decreasing
     NUMBERS = "numbers"
@@ -273,17 +272,17 @@ class NumberFacts:
     low: float
     high: float
     distinct: int
-    """How many distinct numbers there are, counted up to 64."""
+    """Distinct numbers, counted up to 64."""
     shares: tuple[tuple[float, float], ...]
-    """Up to four special values (-100, 0, 1, -9999, …), each with its share."""
+    """Up to four special values (-100, 0, 1, -9999, …), each with its share of all numbers."""
     constant: bool
     """Whether every list repeats one number."""
     whole: bool
-    """Whether all are whole numbers."""
+    """Whether no number has a fraction."""
 
 
-def facts_of(arrays: Sequence[Numbers]) -> NumberFacts | None:
-    """The facts of a column of number lists; None if it has no number."""
+def number_facts(arrays: Sequence[Numbers]) -> NumberFacts | None:
+    """Statistics of all lists of a column; None if they hold no number."""
     filled = [array for array in arrays if len(array)]
     if not filled:
         return None
@@ -292,11 +291,10 @@ def facts_of(arrays: Sequence[Numbers]) -> NumberFacts | None:
     if not len(finite):
         return NumberFacts(Look.NUMBERS, len(every), len(every), np.nan, np.nan, 0, (), False, False)
     values, counts = np.unique(finite, return_counts=True)
-    kind = "b" if all(array.dtype.kind == "b" for array in filled) else "i"
-    if any(array.dtype.kind == "f" for array in filled):
-        kind = "f"
+    kinds = {array.dtype.kind for array in filled}
+    kind = "f" if "f" in kinds else "b" if kinds == {"b"} else "i"
     whole = bool((finite == np.floor(finite)).all())
-    look = _look(filled, values, counts, kind, whole)
+    look = _classify_numbers(filled, values, counts, kind, whole)
     signs = [i for i, value in enumerate(values) if value in (-100.0, 0.0, 1.0) or value < _FLOOR][:4]
     return NumberFacts(
         look,
@@ -311,7 +309,7 @@ def facts_of(arrays: Sequence[Numbers]) -> NumberFacts | None:
     )
 
 
-def _look(arrays: Sequence[Numbers], values: Numbers, counts: Numbers, kind: str, whole: bool) -> Look:
+def _classify_numbers(arrays: Sequence[Numbers], values: Numbers, counts: Numbers, kind: str, whole: bool) -> Look:
     if kind == "b" or (len(values) <= 2 and set(values.tolist()) <= {0.0, 1.0}):
         return Look.MASK
     if kind != "f" or whole:
@@ -332,13 +330,13 @@ def _look(arrays: Sequence[Numbers], values: Numbers, counts: Numbers, kind: str
     return Look.NUMBERS
 
 
-_MOST = 64
-"""Maximum lists compared per object."""
-_COUNT = re.compile(r"len|num|count|total|size|tokens", re.IGNORECASE)
+_MOST_LISTS = 64
+"""Lists of an object that are compared at most."""
+_LENGTH_NAME = re.compile(r"len|num|count|total|size|tokens", re.IGNORECASE)
 
 
 class RelationKind(StrEnum):
-    """How the lengths of lists are related."""
+    """How the lengths of lists relate."""
 
     EQUAL = "equal"  # all of them, one entry each
     SUM = "sum"  # the first two together are as long as the third
@@ -350,38 +348,39 @@ class RelationKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A relation between lists that holds in the objects of a scope."""
+    """A relation between the lengths of lists, which holds in most objects of a scope."""
 
     kind: RelationKind
     paths: tuple[str, ...]
     items: int
-    """In how many objects it holds, not counting empty lists."""
+    """Objects in which it holds, without those whose lists are empty."""
     of: int
-    """In how many objects it could hold."""
+    """Objects that have both lists."""
     except_row: int | None
-    """The first row in which it does not hold; None if it always holds."""
+    """The first row in which it fails; None if it never does."""
     varied: bool
-    """Whether lengths vary between objects; if not, the relation may be a coincidence."""
+    """Whether lengths differ between objects; if not, the relation may be a coincidence."""
 
 
 class _Lengths:
-    """Lengths of the lists of a scope, `[P, I]` int64, -1 if an object lacks the list; and how they relate.
+    """The lengths of all lists of a scope, and how they relate.
 
-    `heads` are the rows of number lists that stand for their groups of equal lengths.
+    Of equally long lists only the first is compared with others: these are the `heads`, rows of the table.
     """
 
     def __init__(self, items: Sequence[Item], paths: Sequence[str], facts: Mapping[str, NumberFacts]) -> None:
         self.items, self.facts = items, facts
         self.paths = list(paths)
         rows = [[item.lengths.get(path, -1) for item in items] for path in paths]
+        # [paths, items]; -1 where an object lacks the list.
         self.table: NDArray[np.int64] = np.array(rows, dtype=np.int64).reshape(len(paths), len(items))
 
-    def holds(
+    def relation(
         self, kind: RelationKind, paths: tuple[str, ...], left: NDArray[np.int64], right: NDArray[np.int64]
     ) -> Relation | None:
-        """The relation, if left equals right in most objects that have both; else None.
+        """The relation between these paths, if left equals right in most objects; else None.
 
-        A few broken rows must not hide a relation.
+        `left` and `right` are `[items]`, -1 where there is no length. A few broken rows must not hide a relation.
         """
         both = (left >= 0) & (right >= 0) & (right > 0)
         same = both & (left == right)
@@ -392,8 +391,8 @@ class _Lengths:
         broken = np.flatnonzero(both & ~same)
         return Relation(kind, paths, count, of, self.items[broken[0]].row if len(broken) else None, varied)
 
-    def equal(self, group: Sequence[int]) -> Relation | None:
-        """The relation of a whole group: it holds in an object if all of its lists have the same length."""
+    def equal_relation(self, group: Sequence[int]) -> Relation | None:
+        """The relation of a group of lists; it holds in an object if all of them are equally long there."""
         if len(group) < 2:
             return None
         table = self.table[list(group)]
@@ -401,7 +400,7 @@ class _Lengths:
         most = table.max(axis=0)
         same = np.where(table < 0, most, table).min(axis=0)
         paths = tuple(self.paths[index] for index in group)
-        relation = self.holds(RelationKind.EQUAL, paths, np.where(there, same, -1), np.where(there, most, -1))
+        relation = self.relation(RelationKind.EQUAL, paths, np.where(there, same, -1), np.where(there, most, -1))
         if relation is not None:
             return relation
         # Each list matches the first, but not all in the same rows.
@@ -409,7 +408,8 @@ class _Lengths:
         row = self.items[broken[0]].row if len(broken) else None
         return Relation(RelationKind.EQUAL, paths, count, int(there.sum()), row, True)
 
-    def parts(self, heads: Sequence[int]) -> Iterator[Relation | None]:
+    def sum_relations(self, heads: Sequence[int]) -> Iterator[Relation | None]:
+        """Lists that are one shorter than a list of ids, and pairs that together are as long as one."""
         table = self.table
         ids = {head for head in heads if self.facts[self.paths[head]].look is Look.IDS}
         for a in heads:
@@ -417,7 +417,7 @@ class _Lengths:
                 if table[c].max() > 2 and self.facts[self.paths[a]].look is not Look.OFFSETS:
                     left = np.where(table[a] >= 0, table[a] + 1, -1)
                     paths = (self.paths[a], self.paths[c])
-                    yield self.holds(RelationKind.MINUS_ONE, paths, left, table[c])
+                    yield self.relation(RelationKind.MINUS_ONE, paths, left, table[c])
         for number, a in enumerate(heads):
             for b in heads[number + 1 :]:
                 # Prompt, completion and the whole are ids; one of the parts may also be a column as long as it.
@@ -425,9 +425,10 @@ class _Lengths:
                 for c in sorted(ids - {a, b}) if {a, b} & ids else ():
                     if table[c].max() > 3:
                         parts = (self.paths[a], self.paths[b], self.paths[c])
-                        yield self.holds(RelationKind.SUM, parts, both, table[c])
+                        yield self.relation(RelationKind.SUM, parts, both, table[c])
 
-    def offsets(self, heads: Sequence[int]) -> Iterator[Relation | None]:
+    def offset_relations(self, heads: Sequence[int]) -> Iterator[Relation | None]:
+        """Offsets that end at the length of a list, such as `cu_seqlens`."""
         for path, fact in self.facts.items():
             if fact.look is not Look.OFFSETS:
                 continue
@@ -438,15 +439,16 @@ class _Lengths:
             for head in heads:
                 if self.paths[head] != path:
                     paths = (path, self.paths[head])
-                    yield self.holds(RelationKind.OFFSETS, paths, ends, self.table[head])
+                    yield self.relation(RelationKind.OFFSETS, paths, ends, self.table[head])
 
-    def sampled(self, heads: Sequence[int]) -> Iterator[Relation | None]:
+    def sampled_relations(self, heads: Sequence[int]) -> Iterator[Relation | None]:
+        """Lists with one entry for each token that a mask trains."""
         for path, fact in self.facts.items():
             if fact.look not in (Look.MASK, Look.LABELS) or fact.low == fact.high:
                 continue
             encoding = MaskEncoding.LABELS if fact.look is Look.LABELS else MaskEncoding.BINARY
             masks = [item.lists.get(path) for item in self.items]
-            counts = [-1 if mask is None else int(trained_of(mask, encoding).sum()) for mask in masks]
+            counts = [-1 if mask is None else int(decode_mask(mask, encoding).sum()) for mask in masks]
             trained = np.array(counts, dtype=np.int64)
             marks = np.array([item.lengths.get(path, -1) for item in self.items], dtype=np.int64)
             for head in heads:
@@ -454,29 +456,30 @@ class _Lengths:
                 row = self.table[head]
                 # If everything is trained, any column has one entry per trained token.
                 if row.max() > 1 and ((row != marks) & (row == trained)).any():
-                    relation = self.holds(RelationKind.SAMPLED, paths, row, np.where(row >= 0, trained, -1))
+                    relation = self.relation(RelationKind.SAMPLED, paths, row, np.where(row >= 0, trained, -1))
                     yield relation if relation is not None and relation.varied else None
 
-    def counts(self, heads: Sequence[int]) -> Iterator[Relation | None]:
+    def length_relations(self, heads: Sequence[int]) -> Iterator[Relation | None]:
+        """Integers that are named and valued like the length of a list."""
         names = dict.fromkeys(
-            name for item in self.items for name in item.counts if _COUNT.search(name.rsplit(".")[-1])
+            name for item in self.items for name in item.integers if _LENGTH_NAME.search(name.rsplit(".")[-1])
         )
-        for name in list(names)[:_MOST]:
-            counts = np.array([item.counts.get(name, -1) for item in self.items], dtype=np.int64)
+        for name in list(names)[:_MOST_LISTS]:
+            counts = np.array([item.integers.get(name, -1) for item in self.items], dtype=np.int64)
             for head in heads:
-                relation = self.holds(RelationKind.LENGTH, (name, self.paths[head]), counts, self.table[head])
+                relation = self.relation(RelationKind.LENGTH, (name, self.paths[head]), counts, self.table[head])
                 yield relation
                 if relation is not None and relation.items == relation.of:
                     break
 
 
-def relations_of(items: Sequence[Item], facts: Mapping[str, NumberFacts]) -> list[Relation]:
-    """The relations between the lists of these objects; `facts` of their number columns, by path."""
+def find_relations(items: Sequence[Item], facts: Mapping[str, NumberFacts]) -> list[Relation]:
+    """How the lengths of the lists of these objects relate; `facts` are those of their number columns, by path."""
     paths = dict.fromkeys(path for item in items for path in item.lengths)
     # Ids first: they represent their group of equal lengths.
     numeric = sorted((path for path in paths if path in facts), key=lambda path: facts[path].look is not Look.IDS)
     others = [path for path in paths if path not in facts]
-    lengths = _Lengths(items, (numeric + others)[:_MOST], facts)
+    lengths = _Lengths(items, (numeric + others)[:_MOST_LISTS], facts)
     # Rows of the table grouped by equal length; number lists come first.
     groups: list[list[int]] = []
     for index, row in enumerate(lengths.table):
@@ -486,15 +489,14 @@ def relations_of(items: Sequence[Item], facts: Mapping[str, NumberFacts]) -> lis
             # Short lists of other values have equal lengths by chance.
             if head not in facts or (path not in facts and row.max() <= 3):
                 continue
-            if lengths.holds(RelationKind.EQUAL, (head, path), row, lengths.table[group[0]]) is not None:
+            if lengths.relation(RelationKind.EQUAL, (head, path), row, lengths.table[group[0]]) is not None:
                 group.append(index)
                 break
         else:
             groups.append([index])
     heads = [group[0] for group in groups if lengths.paths[group[0]] in facts][:24]
-    relations = [relation for group in groups if (relation := lengths.equal(group)) is not None]
-    for relation in chain(
-        lengths.parts(heads), lengths.offsets(heads), lengths.sampled(heads), lengths.counts(heads)
-    ):
-        relations += [relation] if relation is not None else []
+    relations = [relation for group in groups if (relation := lengths.equal_relation(group)) is not None]
+    kinds = (lengths.sum_relations, lengths.offset_relations, lengths.sampled_relations, lengths.length_relations)
+    for find in kinds:
+        relations += [relation for relation in find(heads) if relation is not None]
     return relations

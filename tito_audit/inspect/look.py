@@ -1,4 +1,4 @@
-"""inspect_log: the first rows of a log, and what they show about its format and columns."""
+"""inspect_log: the format, columns and loss masks of a log, and a mapping for it, from its first rows."""
 
 from __future__ import annotations
 
@@ -14,59 +14,59 @@ import numpy as np
 from tito_audit.errors import ODD_VALUES, RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats import (
-    Near,
+    NearFormat,
     all_formats,
     format_named,
     map_columns,
+    matched_keys,
     near_formats,
-    notice_of_text,
     pick_format,
-    told_by,
+    text_log_notice,
 )
-from tito_audit.inspect.columns import Column, Columns, Item, NumberFacts, Relation, facts_of, relations_of
-from tito_audit.inspect.logprobs import LogprobChoice, choices_of
+from tito_audit.inspect.columns import Column, Columns, Item, NumberFacts, Relation, find_relations, number_facts
+from tito_audit.inspect.logprobs import LogprobChoice, choose_sampler_logprobs
 from tito_audit.inspect.mapping import (
     Trial,
-    columns_of,
-    misfits_of,
-    packed_by,
-    proposed,
-    scanned,
-    tried,
+    packing_column,
+    propose_mapping,
+    scan_with_mapping,
+    token_columns,
+    try_mapping,
 )
-from tito_audit.inspect.roles import Role, Roles, characters, roles_of
-from tito_audit.join import CallsSeen, calls_seen
-from tito_audit.levels.facts import NOTHING
-from tito_audit.levels.holds import record_of
-from tito_audit.levels.tally import LogRecord, RecordCounts, count_record
-from tito_audit.record.column import ColumnRole, MaskEncoding, mask_encoding, trained_of
+from tito_audit.inspect.roles import Role, Roles, count_characters, guess_roles
+from tito_audit.join import CallsInspected, inspect_calls
+from tito_audit.levels.facts import LACKS_ALL
+from tito_audit.levels.record_mask import record_mask
+from tito_audit.levels.tally import LogRecord
+from tito_audit.record.column import ColumnRole, MaskEncoding, decode_mask, detect_mask_encoding
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.auditor import Loader
 from tito_audit.settings.model import Settings
 from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage import open_log
+from tito_audit.summary import RecordCounts, count_record
 from tito_audit.tokens.vocab import Vocabulary
 
 _MOST_BYTES = 256 << 20
-"""The approximate limit of bytes read from a log, for any number of rows."""
+"""About how many bytes of a log are read at most, however few rows that is."""
 
 
 @dataclass(frozen=True, slots=True)
-class TakenFor:
-    """Rows read as one format, or as none."""
+class FormatRows:
+    """Rows that are read as one format, or that no format reads."""
 
     format: str | None
-    """None: no format fits."""
+    """None if no format fits."""
     rows: int
     first_row: int
     told_by: tuple[str, ...] = ()
-    """The keys by which the format is recognized."""
+    """The keys that gave the format away."""
     because: str = ""
     """Why no format fits."""
-    near: tuple[Near, ...] = ()
-    """Formats that the first of them nearly matches."""
+    near: tuple[NearFormat, ...] = ()
+    """Other formats that the first of these rows nearly matches."""
     notices: tuple[str, ...] = ()
-    """What rows of text are, and what to log instead."""
+    """For rows of text without ids: what they are, and what to log instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class MaskNote:
 
     path: str
     encodings: Mapping[str, int]
-    """How many lists have each encoding."""
+    """Number of lists by encoding."""
     trained: int
     tokens: int
 
@@ -87,69 +87,68 @@ class Sentinel:
     path: str
     mask: str
     value: float
-    """The most common value there; NaN for null."""
+    """The most common value there; NaN stands for null."""
     share: float
-    """The share of untrained tokens with this value."""
+    """Share of untrained tokens that have it."""
     inside: int
-    """How many trained tokens have it as well."""
+    """Number of trained tokens that have it as well."""
 
 
 @dataclass(slots=True)
-class _Reading:
-    """A row as a scan reads it."""
+class _RowReading:
+    """A row, read on its own as a scan would read it."""
 
     number: int
     row: Row
     form: Format | None = None
-    """None: no format fits."""
+    """None if no format fits, for the reason `because`."""
     because: str = ""
-    """Why none does."""
     rollouts: Sequence[Rollout] | None = None
-    """None: it cannot be read."""
+    """None if the row cannot be read."""
 
 
 @dataclass(slots=True)
 class Inspection:
-    """What the first rows of a log show."""
+    """All that the first rows of a log show; filled in step by step."""
 
     file: str
     kind: str
-    """The kind of file: lines, values, array, parquet, arrow or torch."""
+    """Kind of file: lines, values, array, parquet, arrow or torch."""
     rows: int = 0
     """Rows that were read."""
     stopped: bool = False
-    """Whether the log may have more rows."""
+    """Whether rows may follow that were not read."""
     unreadable: dict[int, str] = field(default_factory=dict)
-    """By row: why it could not be read."""
-    taken: list[TakenFor] = field(default_factory=list)
+    """Why a row could not be read, by row."""
+    formats: list[FormatRows] = field(default_factory=list)
     columns: list[Column] = field(default_factory=list)
     items: dict[str, list[Item]] = field(default_factory=dict)
     """By scope: the objects that the columns were read from."""
     more_columns: int = 0
     deeper: bool = False
     facts: dict[str, NumberFacts] = field(default_factory=dict)
-    """By path, for columns of number lists."""
+    """By path, for columns of lists of numbers."""
     roles: Roles = field(default_factory=dict)
     relations: dict[str, list[Relation]] = field(default_factory=dict)
     """By scope."""
     masks: list[MaskNote] = field(default_factory=list)
     sentinels: list[Sentinel] = field(default_factory=list)
     logprobs: list[LogprobChoice] = field(default_factory=list)
-    """By scope: which of several columns of logprobs is the sampler's."""
+    """Which of several logprob columns is the sampler's, for each scope that has several."""
     mapping: dict[str, str] = field(default_factory=dict)
-    """The mapping from our column names to the log's: as given, else as proposed."""
+    """Our column names to the log's: the mapping in the settings, or else the proposed one."""
     given: bool = False
-    """Whether the mapping was given."""
+    """Whether the mapping is that of the settings."""
     left_out: list[str] = field(default_factory=list)
-    """Columns that were left out of the proposal because they fit the tokens of too few rows."""
+    """Columns that are not proposed, as they fit the tokens of too few rows."""
     trial: Trial | None = None
-    """The result of reading and scanning with the mapping; None without a mapping."""
+    """What reading and scanning with the mapping gave; None without a mapping."""
     packed: tuple[str, str] | None = None
-    """A column of unknown name that shows that rows hold several samples, and the name to give it."""
+    """A column of unknown name that splits rows into samples, and the name to give it."""
     record: LogRecord | None = None
-    """The level of these rows; None before it is known."""
-    calls: CallsSeen | None = None
-    """The rows that are one call each; None if there are not two."""
+    """The level of these rows; None until it is known."""
+    calls: CallsInspected | None = None
+    """What the rows that are one call each have in common; None if there are fewer than two."""
 
 
 def inspect_log(
@@ -159,9 +158,9 @@ def inspect_log(
     vocabulary: Vocabulary | None = None,
     loader: Loader | None = None,
 ) -> Inspection:
-    """Inspects the first `rows` rows of a file; StorageError if it cannot be read as a log.
+    """Inspect the first `rows` rows of a file; StorageError if it cannot be read as a log.
 
-    `vocabulary` is the tokenizer's, if there is one; `loader` loads what a scan of the rows needs.
+    `vocabulary` is that of the log's tokenizer, if it is known; `loader` loads what a scan of the rows needs.
     """
     settings = (settings or Settings()).at(path)
     log = open_log(path, max_row_bytes=settings.max_row_bytes, rows_at=settings.rows_at)
@@ -177,55 +176,55 @@ def inspect_log(
         else:
             read.append((raw.index, raw.value))
     result.kind = log.kind if path.is_file() else "lines"
-    with np.errstate(invalid="ignore", over="ignore"):  # of columns that hold infinity
-        _look_at_columns(result, read, vocabulary)
+    with np.errstate(invalid="ignore", over="ignore"):  # columns may hold infinity
+        _inspect_columns(result, read, vocabulary)
     if result.kind in ("parquet", "arrow"):
         _name_storage_types(result, log.schema())
-    readings = list(_readings(read, settings, result.file))
-    result.taken = _taken_for(readings)
-    # Names, in the log, of the columns that are read as the sampler's logprobs.
+    readings = list(_read_rows(read, settings, result.file))
+    result.formats = _group_by_format(readings)
+    # What the log calls the columns that a scan reads as the sampler's logprobs.
     seen = [rollout for reading in readings[:8] for rollout in reading.rollouts or ()]
-    every = (column for rollout in seen for column in columns_of(rollout))
+    every = (column for rollout in seen for column in token_columns(rollout))
     own_names = {column.name for column in every if column.role is ColumnRole.LOGPROBS}
     names = {settings.columns.get(name, name) for name in own_names}
-    for scope, columns in _by_scope(result):
+    for scope, columns in _columns_by_scope(result):
         own = next((column.path for column in columns if column.name in names or column.path in names), None)
         items = result.items.get(scope, [])
-        choice = choices_of(columns, items, result.facts, result.roles, scope, own)
+        choice = choose_sampler_logprobs(columns, items, result.facts, result.roles, scope, own)
         if choice is not None:
             result.logprobs.append(choice)
-    _map(result, read, settings)
-    if result.mapping and not settings.columns and any(rows_of.format is None for rows_of in result.taken):
-        readings = list(_readings(read, replace(settings, columns=result.mapping), result.file))
-    result.record = _record(result, readings)
-    result.packed = packed_by(result.columns, result.items.get("", []), result.mapping.get("token_ids"))
+    _add_mapping(result, read, settings)
+    if result.mapping and not settings.columns and any(rows_of.format is None for rows_of in result.formats):
+        readings = list(_read_rows(read, replace(settings, columns=result.mapping), result.file))
+    result.record = _record_level(result, readings)
+    result.packed = packing_column(result.columns, result.items.get("", []), result.mapping.get("token_ids"))
     if result.trial is not None:
-        whole = not result.stopped
-        scan = scanned(path, result.mapping, result.rows, settings, loader, whole=whole)
+        scan = scan_with_mapping(path, result.mapping, result.rows, settings, loader, whole=not result.stopped)
         result.trial = replace(result.trial, scan=scan)
-    decode = vocabulary.data if vocabulary is not None else None
-    result.calls = calls_seen(path, [row for _, row in read], result.rows, settings, decode)
+    decode = vocabulary.bytes_of if vocabulary is not None else None
+    result.calls = inspect_calls(path, [row for _, row in read], result.rows, settings, decode)
     return result
 
 
-def _look_at_columns(result: Inspection, rows: Sequence[tuple[int, Row]], vocabulary: Vocabulary | None) -> None:
+def _inspect_columns(result: Inspection, rows: Sequence[tuple[int, Row]], vocabulary: Vocabulary | None) -> None:
+    """Fill in columns, their facts and roles, how they relate, masks and sentinels."""
     seen = Columns()
     for number, row in rows:
         seen.add(number, row)
     result.columns = list(seen.by_path.values())
-    result.more_columns, result.deeper = seen.more, seen.deeper
+    result.more_columns, result.deeper = seen.unlisted, seen.has_deeper_values
     result.items = seen.items
     in_vocabulary = vocabulary.known if vocabulary is not None else None
-    texts = [characters(row) for _, row in rows]
+    texts = [count_characters(row) for _, row in rows]
     for column in result.columns:
-        if column.arrays and (facts := facts_of(column.arrays)) is not None:
+        if column.arrays and (facts := number_facts(column.arrays)) is not None:
             result.facts[column.path] = facts
-    for scope, columns in _by_scope(result):
+    for scope, columns in _columns_by_scope(result):
         items = seen.items.get(scope, [])
         about = {column.path: result.facts[column.path] for column in columns if column.path in result.facts}
-        relations = relations_of(items, about) if about else []
-        result.roles.update(roles_of(columns, items, about, relations, () if scope else texts, in_vocabulary))
-        # Lists without tokens may match only because their lengths never vary.
+        relations = find_relations(items, about) if about else []
+        result.roles.update(guess_roles(columns, items, about, relations, () if scope else texts, in_vocabulary))
+        # Where lengths never vary, lists that have no tokens may match by chance.
         result.relations[scope] = [
             relation
             for relation in relations
@@ -233,7 +232,6 @@ def _look_at_columns(result: Inspection, rows: Sequence[tuple[int, Row]], vocabu
             or relation.of < 2
             or any(result.roles[path].role is not Role.LIST for path in relation.paths)
         ]
-        # Fill in how masks are encoded, and what logprobs are at untrained tokens.
         by_role = {
             role: [c.path for c in columns if result.roles[c.path].role is role and c.path in result.facts]
             for role in Role
@@ -246,43 +244,44 @@ def _look_at_columns(result: Inspection, rows: Sequence[tuple[int, Row]], vocabu
                 values = item.lists.get(mask)
                 if values is None:
                     continue
-                encoding = _encoding(item, mask, ids)
+                encoding = _encoding_of_mask(item, mask, ids)
                 encodings[str(encoding) if encoding is not None else "none"] += 1
                 tokens += len(values)
-                trained += int(trained_of(values, encoding).sum()) if encoding is not None else 0
+                trained += int(decode_mask(values, encoding).sum()) if encoding is not None else 0
             result.masks.append(MaskNote(mask, dict(encodings.most_common()), trained, tokens))
             for logprobs in by_role[Role.LOGPROBS]:
-                sentinel = _sentinel(items, logprobs, mask, ids)
+                sentinel = _find_sentinel(items, logprobs, mask, ids)
                 if sentinel is not None:
                     result.sentinels.append(sentinel)
 
 
-def _by_scope(result: Inspection) -> Sequence[tuple[str, Sequence[Column]]]:
+def _columns_by_scope(result: Inspection) -> Sequence[tuple[str, Sequence[Column]]]:
     by_scope: dict[str, list[Column]] = {}
     for column in result.columns:
         by_scope.setdefault(column.scope, []).append(column)
     return list(by_scope.items())
 
 
-def _encoding(item: Item, mask: str, ids: str | None) -> MaskEncoding | None:
+def _encoding_of_mask(item: Item, mask: str, ids: str | None) -> MaskEncoding | None:
+    """How an object's mask is encoded; None if it has none, or that is no mask."""
     values, tokens = item.lists.get(mask), item.lists.get(ids or "")
     if values is None:
         return None
     usable = tokens.astype(np.int64) if tokens is not None and tokens.dtype.kind in "iu" else None
-    return mask_encoding(values, usable)  # type: ignore[arg-type]  # wider integers compare the same
+    return detect_mask_encoding(values, usable)  # type: ignore[arg-type]  # wider integers compare the same
 
 
-def _sentinel(items: Sequence[Item], logprobs: str, mask: str, ids: str | None) -> Sentinel | None:
-    """The most common logprob outside the mask; None if the two columns never line up."""
+def _find_sentinel(items: Sequence[Item], logprobs: str, mask: str, ids: str | None) -> Sentinel | None:
+    """The most common logprob at untrained tokens; None if the two columns never line up."""
     outside: list[Any] = []
     inside: list[Any] = []
     for item in items:
         values, marks = item.lists.get(logprobs), item.lists.get(mask)
-        encoding = _encoding(item, mask, ids)
+        encoding = _encoding_of_mask(item, mask, ids)
         if values is None or marks is None or encoding is None or not len(values):
             continue
-        trained = trained_of(marks, encoding)
-        # A mask of the response is aligned with the end of logprobs of the whole sequence.
+        trained = decode_mask(marks, encoding)
+        # A mask of the response covers the end of logprobs of the whole sequence.
         if len(trained) < len(values):
             trained = np.concatenate([np.zeros(len(values) - len(trained), dtype=bool), trained])
         if len(trained) == len(values):
@@ -299,7 +298,7 @@ def _sentinel(items: Sequence[Item], logprobs: str, mask: str, ids: str | None) 
 
 
 def _name_storage_types(result: Inspection, schema: Any) -> None:
-    """Fill in the type that the file's schema gives each column."""
+    """Fill in the type of each column in the file's schema."""
     types: dict[tuple[str, ...], str] = {}
 
     def walk(keys: tuple[str, ...], kind: Any) -> None:
@@ -316,11 +315,11 @@ def _name_storage_types(result: Inspection, schema: Any) -> None:
         column.storage_type = types.get(column.keys)
 
 
-def _readings(rows: Sequence[tuple[int, Row]], settings: Settings, file: str) -> Iterator[_Reading]:
-    """How a scan reads each row by itself."""
+def _read_rows(rows: Sequence[tuple[int, Row]], settings: Settings, file: str) -> Iterator[_RowReading]:
+    """Each row as a scan reads it on its own."""
     named = settings.format or ("generic" if settings.columns else None)
     for number, row in rows:
-        reading = _Reading(number, row)
+        reading = _RowReading(number, row)
         try:
             reading.row = map_columns(row, settings.columns) if settings.columns else row
             reading.form = format_named(named) if named is not None else pick_format(reading.row)
@@ -332,56 +331,56 @@ def _readings(rows: Sequence[tuple[int, Row]], settings: Settings, file: str) ->
         yield reading
 
 
-def _taken_for(readings: Sequence[_Reading]) -> list[TakenFor]:
-    """The formats that the rows are read as, the most common first."""
-    firsts: dict[tuple[str | None, str], _Reading] = {}
+def _group_by_format(readings: Sequence[_RowReading]) -> list[FormatRows]:
+    """The rows grouped by the format that reads them, the largest group first."""
+    firsts: dict[tuple[str | None, str], _RowReading] = {}
     counts: Counter[tuple[str | None, str]] = Counter()
     notices: dict[str | None, dict[str, None]] = {}
     for reading in readings:
         name = None if reading.form is None else reading.form.name
-        if name is not None and (notice := notice_of_text(reading.row, name)):
+        if name is not None and (notice := text_log_notice(reading.row, name)):
             notices.setdefault(name, {})[notice] = None
         counts[name, reading.because] += 1
         firsts.setdefault((name, reading.because), reading)
     formats = []
     for (name, because), count in counts.most_common():
         first = firsts[name, because]
-        keys = told_by(first.form, first.row) if first.form is not None else ()
+        keys = matched_keys(first.form, first.row) if first.form is not None else ()
         near = near_formats(first.row, all_formats(), name)
-        formats.append(TakenFor(name, count, first.number, keys, because, near, tuple(notices.get(name, ()))))
+        formats.append(FormatRows(name, count, first.number, keys, because, near, tuple(notices.get(name, ()))))
     return formats
 
 
-def _record(result: Inspection, readings: Iterable[_Reading]) -> LogRecord:
-    """The level of the rows, each read by itself."""
+def _record_level(result: Inspection, readings: Iterable[_RowReading]) -> LogRecord:
+    """The level of the log, with each row read on its own."""
     counts = RecordCounts()
     for number in result.unreadable:
-        count_record(counts, Place(result.file, number), "", NOTHING)
+        count_record(counts, Place(result.file, number), "", LACKS_ALL)
     for reading in readings:
         if reading.rollouts is None:
-            count_record(counts, Place(result.file, reading.number), "", NOTHING)
+            count_record(counts, Place(result.file, reading.number), "", LACKS_ALL)
         for rollout in reading.rollouts or ():
-            if (record := record_of(rollout, [reading.row])) is not None:
-                count_record(counts, rollout.place, rollout.format, record)
+            count_record(counts, rollout.place, rollout.format, record_mask(rollout, [reading.row]))
     return LogRecord.of(result.file, counts)
 
 
-def _map(result: Inspection, rows: Sequence[tuple[int, Row]], settings: Settings) -> None:
+def _add_mapping(result: Inspection, rows: Sequence[tuple[int, Row]], settings: Settings) -> None:
+    """Fill in the mapping of the settings, or else one that reads most rows, without columns that do not fit."""
     if settings.columns:
         result.mapping, result.given = dict(settings.columns), True
-        result.trial = tried(rows, result.mapping, result.file)
+        result.trial = try_mapping(rows, result.mapping, result.file)
         return
-    if all(read_as.format not in (None, "generic") for read_as in result.taken):
+    if all(read_as.format not in (None, "generic") for read_as in result.formats):
         return  # read as it is
     top = next((choice.columns[0].path for choice in result.logprobs if not choice.scope), None)
     for _ in range(8):
-        mapping = proposed(result.columns, result.roles, len(rows), top, result.left_out) if rows else {}
+        mapping = propose_mapping(result.columns, result.roles, len(rows), top, result.left_out) if rows else {}
         if not mapping:
             return
-        trial = tried(rows, mapping, result.file)
-        misfits = [name for name in misfits_of(trial) if name in mapping]
-        result.left_out += [mapping[name] for name in misfits]
-        if not misfits:
+        trial = try_mapping(rows, mapping, result.file)
+        unfit = [mapping[name] for name in trial.unfit if name in mapping]
+        result.left_out += unfit
+        if not unfit:
             break
     else:
         return

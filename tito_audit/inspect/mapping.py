@@ -1,4 +1,4 @@
-"""The mapping from our columns to the log's: proposed, tried on the first rows, and ready to paste."""
+"""Mappings from our column names to the log's: proposed, tried on the first rows, and printed to be pasted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tito_audit.formats import (
     LOGPROBS,
     MASKS,
     PROMPT_IDS,
-    SEGMENTS,
+    SEGMENT_COLUMNS,
     format_named,
     map_columns,
 )
@@ -33,8 +33,8 @@ from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
 from tito_audit.terminal.escape import shell_word
 
-_KNOWN = {Role.IDS: FLAT_IDS, Role.MASK: MASKS, Role.LOGPROBS: LOGPROBS, Role.CALLS: CALL_LISTS}
-_ROLES = {
+_NAMES_BY_ROLE = {Role.IDS: FLAT_IDS, Role.MASK: MASKS, Role.LOGPROBS: LOGPROBS, Role.CALLS: CALL_LISTS}
+_ROLES_BY_NAME = {
     "token_ids": Role.IDS,
     "prompt_ids": Role.PROMPT_IDS,
     "completion_ids": Role.COMPLETION_IDS,
@@ -45,30 +45,30 @@ _ROLES = {
     "model": Role.MODEL,
     "finish_reason": Role.FINISH_REASON,
 }
-_READ = (FLAT_IDS, PROMPT_IDS, COMPLETION_IDS, MASKS, LOGPROBS, CALL_LISTS)
+_INTERCHANGEABLE = (FLAT_IDS, PROMPT_IDS, COMPLETION_IDS, MASKS, LOGPROBS, CALL_LISTS)
 
 
-def proposed(
+def propose_mapping(
     columns: Sequence[Column],
     roles: Roles,
     rows: int,
     sampler: str | None = None,
     without: Collection[str] = (),
 ) -> dict[str, str]:
-    """Our column names to the log's, for columns that `--map` can name: those in the row and in its objects.
+    """Our column names to the log's; {} for a log without ids that `--map` can name.
 
-    `sampler` is the chosen logprob column, if there are several; columns in `without` are left out. A row that
-    lacks a mapped column cannot be read, so the ids must be in most rows, and all other columns wherever the ids
-    are. {} for a log without such ids.
+    A row that lacks a mapped column cannot be read. So the ids must be in most rows, and every other column
+    wherever the ids are. `sampler` is the logprob column to prefer; columns in `without` are not proposed.
     """
     carriers = (Role.IDS, Role.COMPLETION_IDS, Role.CALLS)
-    of_ids = [c.present for c in columns if c.top and roles[c.path].role in carriers and 2 * c.present > rows]
-    there = [column for column in columns if of_ids and column.top and column.present >= max(of_ids)]
+    mappable = [column for column in columns if column.is_mappable]
+    with_ids = [c.rows_with_key for c in mappable if roles[c.path].role in carriers and 2 * c.rows_with_key > rows]
+    complete = [column for column in mappable if with_ids and column.rows_with_key >= max(with_ids)]
 
     def best(role: Role) -> Column | None:
-        names = _KNOWN.get(role, ())
-        fits = [column for column in there if roles[column.path].role is role and column.path not in without]
-        # Prefer known names, then columns aligned with the tokens, then columns nearer to the top.
+        names = _NAMES_BY_ROLE.get(role, ())
+        fits = [column for column in complete if roles[column.path].role is role and column.path not in without]
+        # Known names first, then columns aligned with the tokens, then those nearer to the top.
         fits.sort(
             key=lambda c: (
                 c.path != sampler,
@@ -79,7 +79,7 @@ def proposed(
         )
         return fits[0] if fits else None
 
-    mapping = {ours: column.path for ours, role in _ROLES.items() if (column := best(role)) is not None}
+    mapping = {ours: column.path for ours, role in _ROLES_BY_NAME.items() if (column := best(role)) is not None}
     if (logprobs := best(Role.LOGPROBS)) is not None:
         split = "token_ids" not in mapping and "completion_ids" in mapping
         mapping["completion_logprobs" if split else "logprobs"] = logprobs.path
@@ -88,10 +88,10 @@ def proposed(
     return {ours: mapping[ours] for ours in CANONICAL_COLUMNS if ours in mapping}
 
 
-def by_their_names(mapping: Mapping[str, str]) -> bool:
-    """Whether the names in the mapping are all known, so that no mapping is needed."""
+def needs_no_mapping(mapping: Mapping[str, str]) -> bool:
+    """Whether a scan knows all these columns by their own names."""
     return all(
-        theirs == ours or any(ours in names and theirs in names for names in _READ)
+        theirs == ours or any(ours in names and theirs in names for names in _INTERCHANGEABLE)
         for ours, theirs in mapping.items()
     )
 
@@ -102,7 +102,7 @@ def as_flags(mapping: Mapping[str, str]) -> list[str]:
 
 
 def as_toml(mapping: Mapping[str, str], table: str = "tool.tito-audit") -> list[str]:
-    """The mapping as lines of a configuration file; pass `table` "" for a `tito-audit.toml`."""
+    """The mapping as lines of a configuration file; in a `tito-audit.toml` the `table` is ""."""
     name = f"{table}.map" if table else "map"
     lines = [f"[{name}]"]
     for ours, theirs in mapping.items():
@@ -117,30 +117,31 @@ def as_toml(mapping: Mapping[str, str], table: str = "tool.tito-audit") -> list[
 
 
 LENGTHS, POSITIONS = "seq_lens", "position_ids"
-_NAMES = {LENGTHS, POSITIONS, *SEGMENTS, "sequence_lengths", "cu_seqlens", "attention_mask"}
-"""Columns by which a scan splits rows."""
+_PACKING_NAMES = {LENGTHS, POSITIONS, *SEGMENT_COLUMNS, "sequence_lengths", "cu_seqlens", "attention_mask"}
+"""Columns by which a scan splits packed rows."""
 
 
-def packed_by(columns: Sequence[Column], items: Sequence[Item], ids: str | None) -> tuple[str, str] | None:
-    """The column that splits the rows of these ids into samples, with the name under which a scan would split
-    them; None if there is none, or a scan knows one.
+def packing_column(columns: Sequence[Column], items: Sequence[Item], ids: str | None) -> tuple[str, str] | None:
+    """A column that shows where packed rows are split, and the name by which a scan would know it.
+
+    None if no column does, or if a scan knows one already. `ids` is the column of the packed ids.
     """
-    numbers = [column for column in columns if column.top and not column.scope and column.arrays]
-    if ids is None or any(column.path in _NAMES for column in numbers):
+    numbers = [column for column in columns if column.is_mappable and not column.scope and column.arrays]
+    if ids is None or any(column.path in _PACKING_NAMES for column in numbers):
         return None
     for column in numbers:
         pairs = [(item.lists.get(column.path), item.lists.get(ids)) for item in items]
         both = [(values, tokens) for values, tokens in pairs if values is not None and tokens is not None]
         if len(both) < 2 or any(values.dtype.kind not in "iu" for values, _ in both):
             continue
-        # Does it count up from 0, and again from 0?
+        # Position ids: they count up from 0, again and again.
         steps = [(values, np.diff(values)) for values, tokens in both if len(values) == len(tokens)]
         if len(steps) == len(both) and all(
             len(step) and values[0] == 0 and ((step == 1) | (values[1:] == 0)).all() and (step < 0).any()
             for values, step in steps
         ):
             return column.path, POSITIONS
-        # The lengths of the parts of a row?
+        # Lengths that add up to that of the row.
         parts = (len(v) < len(ids_) and (v > 0).all() and v.sum() == len(ids_) for v, ids_ in both)
         if all(len(values) for values, _ in both) and all(parts) and max(len(v) for v, _ in both) > 1:
             return column.path, LENGTHS
@@ -152,22 +153,22 @@ _OPTIONAL = ("loss_mask", "logprobs", "completion_logprobs")
 
 
 @dataclass(frozen=True, slots=True)
-class Scanned:
-    """What a scan of the first rows with the mapping found."""
+class ScanCounts:
+    """What a scan of the first rows found."""
 
     rollouts: int
     errors: int
     warnings: int
     notes: int
     with_errors: int
-    """Rollouts with an error."""
+    """Rollouts that have an error."""
     codes: Mapping[str, int]
     """Errors and warnings by code, the most common first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What reading the first rows as `generic` with the mapping gave."""
+    """What reading the first rows as `generic` with a mapping gave."""
 
     rows: int = 0
     training_rows: int = 0
@@ -176,22 +177,24 @@ class Trial:
     """Rows with messages."""
     without_ids: int = 0
     errors: Mapping[str, int] = field(default_factory=dict)
-    """Why rows could not be read, with the number of rows, the most common first."""
+    """Number of rows by why they could not be read, the most common reason first."""
     misfits: Mapping[str, int] = field(default_factory=dict)
-    """Columns whose length does not fit the tokens of their row, with the number of rows."""
+    """Number of rows by column whose length does not fit the tokens."""
     unread: Mapping[str, int] = field(default_factory=dict)
-    """Columns that should hold a list but do not, with the number of rows."""
-    scan: Scanned | None = None
-    """What a scan with it found; None if the log cannot be read again or the settings do not allow a scan."""
+    """Number of rows by column that should hold a list and does not."""
+    scan: ScanCounts | None = None
+    """What a scan with it found; None if the log cannot be read again, or not with these settings."""
+
+    @property
+    def unfit(self) -> list[str]:
+        """The mask and logprob columns that do not fit the tokens in over a quarter of the rows."""
+        return [name for name in _OPTIONAL if self.misfits.get(name, 0) > 0.25 * self.rows]
 
 
-def tried(rows: Sequence[tuple[int, Row]], mapping: Mapping[str, str], file: str) -> Trial:
-    """Reads these rows as `generic` with the mapping; the result."""
+def try_mapping(rows: Sequence[tuple[int, Row]], mapping: Mapping[str, str], file: str) -> Trial:
+    """Read these rows as `generic` with the mapping."""
     form = format_named("generic")
-    errors: Counter[str] = Counter()
-    misfits: Counter[str] = Counter()
-    unread: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
+    errors, misfits, unread, counts = (Counter[str]() for _ in range(4))
     for number, row in rows:
         try:
             row = map_columns(row, mapping)
@@ -208,7 +211,7 @@ def tried(rows: Sequence[tuple[int, Row]], mapping: Mapping[str, str], file: str
         counts["calls"] += len(turns)
         counts["messages"] += any(rollout.messages for rollout in rollouts)
         counts["without_ids"] += not ids
-        misfits.update({c.name for rollout in rollouts for c in columns_of(rollout) if c.alignment is None})
+        misfits.update({c.name for rollout in rollouts for c in token_columns(rollout) if c.alignment is None})
         unread.update(name for name in _LISTS if name in mapping and isinstance(row[name], int | float | str))
     return Trial(
         counts["rows"],
@@ -222,20 +225,15 @@ def tried(rows: Sequence[tuple[int, Row]], mapping: Mapping[str, str], file: str
     )
 
 
-def misfits_of(trial: Trial) -> list[str]:
-    """The mask and logprobs that do not fit the tokens in too many rows."""
-    return [name for name in _OPTIONAL if trial.misfits.get(name, 0) > 0.25 * trial.rows]
-
-
-def scanned(
+def scan_with_mapping(
     path: Path, mapping: Mapping[str, str], rows: int, settings: Settings, loader: Loader | None, *, whole: bool
-) -> Scanned | None:
-    """What a scan of the first rows with the mapping finds; None if there can be none.
+) -> ScanCounts | None:
+    """What a scan of the first rows with the mapping finds; None if the log cannot be scanned.
 
-    Calls are only joined if these are all rows (`whole`).
+    Calls are only joined if these are all rows of the log (`whole`).
     """
-    if not path.is_file() or not rows:
-        return None  # a pipe cannot be read twice
+    if not path.is_file() or not rows:  # a pipe cannot be read twice
+        return None
     own = replace(settings, columns=mapping, format=None, limit=rows, jobs=1, sample=None, row=None)
     scan = scan_rollouts(path, own if whole else replace(own, join=False))
     scan.loader = loader
@@ -249,7 +247,7 @@ def scanned(
     except (SetupError, StorageError):
         return None
     counts = scan.summary.findings.values()
-    return Scanned(
+    return ScanCounts(
         scan.summary.rollouts,
         sum(count.error for count in counts),
         sum(count.warning for count in counts),
@@ -259,7 +257,7 @@ def scanned(
     )
 
 
-def columns_of(rollout: Rollout) -> Sequence[RecordColumn]:
+def token_columns(rollout: Rollout) -> Sequence[RecordColumn]:
     """The per-token columns of a rollout."""
     columns = [column for turn in rollout.turns for column in turn.columns]
     return [*columns, *(rollout.training_row.columns if rollout.training_row is not None else ())]

@@ -1,4 +1,4 @@
-"""What the inspection of a log shows: a page that ends with a mapping to paste, or one object."""
+"""The page that `inspect` prints, which ends with a mapping to paste; and the same as one JSON object."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from rich.text import Text
 
 from tito_audit.errors import SetupError
 from tito_audit.inspect.columns import Column, Look, Relation, RelationKind
-from tito_audit.inspect.look import Inspection, TakenFor, inspect_log
-from tito_audit.inspect.mapping import as_flags, as_toml, by_their_names
+from tito_audit.inspect.look import FormatRows, Inspection, inspect_log
+from tito_audit.inspect.mapping import as_flags, as_toml, needs_no_mapping
 from tito_audit.inspect.roles import Role
-from tito_audit.join import CallsSeen
+from tito_audit.join import CallsInspected
 from tito_audit.report import ReportOptions
 from tito_audit.settings.model import Settings
-from tito_audit.storage import Logs, RowsInMemory, find_logs, names_of
-from tito_audit.storage.in_memory import NAME
+from tito_audit.storage import Logs, RowsInMemory, find_logs, log_names
+from tito_audit.storage.in_memory import UNNAMED_ROWS
 from tito_audit.terminal.escape import elided, shell_word, visible
-from tito_audit.terminal.page import heading, open_table, printed
+from tito_audit.terminal.page import heading, open_table, render_text
 from tito_audit.terminal.words import listed, many, percent
 from tito_audit.tokens.load import load_tokenizer
-from tito_audit.voice import in_python
+from tito_audit.voice import with_python_arguments
 
 if TYPE_CHECKING:
     from tito_audit.tokens.vocab import Vocabulary
@@ -39,7 +39,7 @@ class InspectedLog:
     """What the first rows of a log show: `print` it, or end a notebook's cell with it."""
 
     inspection: Inspection
-    """Everything that was seen: columns, roles, formats."""
+    """All that was seen: columns, roles, formats."""
     settings: Settings
     """The settings that read the log: those passed, with the proposed mapping."""
     vocabulary: Vocabulary | None = None
@@ -50,35 +50,34 @@ class InspectedLog:
         return self.settings.columns
 
     def __repr__(self) -> str:
-        formats = listed([str(rows.format or "no known format") for rows in self.inspection.taken])
+        formats = listed([str(rows.format or "no known format") for rows in self.inspection.formats])
         return f"<InspectedLog: {formats or 'no rows'}; mapping {dict(self.mapping)}>"
 
     def __str__(self) -> str:
-        return f"{self._columns()}\n{self._next()}"
+        return f"{self._columns_page()}\n{self._next_page()}"
 
     def _repr_html_(self) -> str:
         """What a notebook displays: how to scan the log, then its columns."""
         pre = "color: inherit; background: none; margin: 4px 0; overflow-x: auto"
-        nexts, columns = (
-            f'<pre style="{pre}">{escape(page.strip())}</pre>' for page in (self._next(), self._columns())
-        )
+        pages = (self._next_page(), self._columns_page())
+        nexts, columns = (f'<pre style="{pre}">{escape(page.strip())}</pre>' for page in pages)
         return f"<div>{nexts}<details><summary>Columns</summary>{columns}</details></div>"
 
-    def _columns(self) -> str:
-        return in_python(printed(page_lines(self.inspection, self.vocabulary), ReportOptions()))
+    def _columns_page(self) -> str:
+        return with_python_arguments(render_text(page_lines(self.inspection, self.vocabulary), ReportOptions()))
 
-    def _next(self) -> str:
+    def _next_page(self) -> str:
         flags = () if self.settings.tokenizer is None else ("-t", self.settings.tokenizer)
         lines = mapping_lines(self.inspection, flags, file=False) if self.inspection.columns else ()
-        return "\n".join(in_python(line.plain) for line in lines)
+        return "\n".join(with_python_arguments(line.plain) for line in lines)
 
 
 def inspect_rollouts(logs: Logs, settings: Settings | None = None, *, rows: int = 100) -> InspectedLog:
-    """What the first rows of a log are: a file, or rows in memory; with the mapping that a scan of them needs.
+    """What the first rows of a log, a file or rows in memory, show; with the mapping that a scan of them needs.
 
     `scan_rollouts(logs, inspect_rollouts(logs).settings)` scans with it. SetupError for several logs.
     """
-    files = find_logs(names_of(logs))
+    files = find_logs(log_names(logs))
     if len(files) != 1:
         raise SetupError(
             f"inspect_rollouts: {many(len(files), 'log')} instead of one.\nPass one log, or one of them."
@@ -88,19 +87,19 @@ def inspect_rollouts(logs: Logs, settings: Settings | None = None, *, rows: int 
         vocabulary = load_tokenizer(settings.tokenizer, trust_remote_code=settings.trust_remote_code).vocabulary
     inspection = inspect_log(files[0], rows, settings, vocabulary)
     if isinstance(files[0], RowsInMemory):
-        inspection.file = NAME  # what `rows` stands for in calls to paste
-    mapping = {} if by_their_names(inspection.mapping) and not inspection.given else inspection.mapping
+        inspection.file = UNNAMED_ROWS  # what `rows` stands for in calls to paste
+    mapping = {} if needs_no_mapping(inspection.mapping) and not inspection.given else inspection.mapping
     return InspectedLog(inspection, replace(settings, columns=mapping), vocabulary)
 
 
-_RELATIONS = 40
+_MOST_RELATIONS = 40
 _SAMPLE = 32
 _FIRST, _LAST = 8, 4
 """How many tokens of a decoded column are shown."""
-_KEYS = 8
-_EQUALS = 12
+_MOST_KEYS = 8
+_MOST_EQUAL = 12
 
-_KINDS = {
+_FILE_WORDS = {
     "lines": "JSON, one row per line",
     "values": "JSON documents",
     "array": "one JSON array",
@@ -113,7 +112,7 @@ _STYLES = {
     **dict.fromkeys((Role.MASK, Role.LOGPROBS, Role.MESSAGES, Role.TOOLS, Role.CALLS), "bold"),
     **dict.fromkeys((Role.TEXT, Role.SCALAR, Role.LIST, Role.OBJECT, Role.NOTHING), "dim"),
 }
-_ALIGNED = {
+_ALIGNMENT_WORDS = {
     "full": "every token",
     "response": "the response",
     "call": "the completion",
@@ -121,20 +120,20 @@ _ALIGNED = {
     "shifted": "all but the first",
 }
 _PLAIN = (Role.TEXT, Role.SCALAR, Role.LIST, Role.OBJECT, Role.NOTHING)
-_RELATED = {
+_RELATION_WORDS = {
     RelationKind.SUM: "{} + {} = {}",
     RelationKind.MINUS_ONE: "{} is one shorter than {}",
     RelationKind.SAMPLED: "{} has one entry for each token trained by {}",
     RelationKind.LENGTH: "{} is the length of {}",
     RelationKind.OFFSETS: "{} says where the parts of {} begin",
 }
-_AUTHORS = {
+_AUTHOR_WORDS = {
     "sampler": "named like a sampler's",
     "trainer": "a trainer's by its name",
     "reference": "a reference model's by its name",
     "unknown": "unknown by its name",
 }
-_WRITTEN = {
+_MASK_WORDS = {
     "binary": "0 and 1",
     "bool": "true and false",
     "float": "weights",
@@ -145,33 +144,33 @@ IDS = (Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS)
 
 
 def page_lines(inspection: Inspection, vocabulary: Vocabulary | None) -> Iterator[RenderableType]:
-    """Everything but the mapping: the file, its format, its columns and how they relate."""
-    yield from _head(inspection)
+    """The page without the mapping: the file, its format, its columns and how they relate."""
+    yield from _file_lines(inspection)
     if not inspection.columns:
         return
     yield from heading("Read as")
-    for rows in inspection.taken[:_KEYS]:
-        yield from _read_as(rows, inspection)
-    if len(inspection.taken) > _KEYS:
-        yield Text(f"  … and {len(inspection.taken) - _KEYS:,} more kinds of rows")
+    for rows in inspection.formats[:_MOST_KEYS]:
+        yield from _format_lines(rows, inspection)
+    if len(inspection.formats) > _MOST_KEYS:
+        yield Text(f"  … and {len(inspection.formats) - _MOST_KEYS:,} more kinds of rows")
     if inspection.record is not None and inspection.record.formats:
         yield Text(f"  {inspection.record.in_short}")
     if inspection.calls is not None:
         yield from heading("Single calls")
-        yield from _calls(inspection.calls, inspection)
+        yield from _call_lines(inspection.calls, inspection)
     yield from heading("Columns")
-    yield from _columns(inspection)
+    yield from _column_table(inspection)
     lines = [(scope, relation) for scope, relations in inspection.relations.items() for relation in relations]
     if lines:
         yield from heading("Lengths that match")
-        for scope, relation in lines[:_RELATIONS]:
+        for scope, relation in lines[:_MOST_RELATIONS]:
             inner, per_sample = scope.removesuffix("[*]"), scope.endswith("[*]")
             where = f"{short(inner)}, each sample: " if inner else "each sample: "
             if not per_sample:
                 where = f"each {short(scope)}: " if scope else ""
             yield Text(f"  {where}{_relation_words(relation)}")
-        if len(lines) > _RELATIONS:
-            yield Text(f"  … and {len(lines) - _RELATIONS:,} more")
+        if len(lines) > _MOST_RELATIONS:
+            yield Text(f"  … and {len(lines) - _MOST_RELATIONS:,} more")
     if inspection.masks:
         yield from heading("Loss masks")
         yield from mask_lines(inspection)
@@ -182,8 +181,8 @@ def page_lines(inspection: Inspection, vocabulary: Vocabulary | None) -> Iterato
         columns = [column for column in inspection.columns if inspection.roles[column.path].role in IDS]
         if columns:
             yield from heading("The first ids of each column, as tokens")
-        for column in columns[:_KEYS]:
-            first = decoded(column, vocabulary)
+        for column in columns[:_MOST_KEYS]:
+            first = decode_first_list(column, vocabulary)
             pieces = [visible(piece, edges=True) for piece in first["pieces"]]
             if first["left_out"]:
                 pieces.insert(_FIRST, f"… {first['left_out']:,} more …")
@@ -194,10 +193,11 @@ def page_lines(inspection: Inspection, vocabulary: Vocabulary | None) -> Iterato
             yield line
 
 
-def _head(inspection: Inspection) -> Iterator[Text]:
+def _file_lines(inspection: Inspection) -> Iterator[Text]:
+    """The name and kind of the file, and how many rows were read."""
     yield Text("tito-audit inspect ", style="bold").append(visible(inspection.file))
     rows = f"the first {many(inspection.rows, 'row')}" if inspection.stopped else many(inspection.rows, "row")
-    line = Text(f"{_KINDS.get(inspection.kind, inspection.kind)} · {rows}")
+    line = Text(f"{_FILE_WORDS.get(inspection.kind, inspection.kind)} · {rows}")
     if inspection.unreadable:
         row, why = next(iter(inspection.unreadable.items()))
         line.append(f" · {len(inspection.unreadable):,} unreadable; row {row}: ", style="bold yellow")
@@ -209,7 +209,8 @@ def _head(inspection: Inspection) -> Iterator[Text]:
         yield Text("No row that could be read has a column.", style="bold yellow")
 
 
-def _read_as(alike: TakenFor, inspection: Inspection) -> Iterator[Text]:
+def _format_lines(alike: FormatRows, inspection: Inspection) -> Iterator[Text]:
+    """How some rows are read, by which keys, and which other formats they nearly match."""
     readable = inspection.rows - len(inspection.unreadable)
     rows = f"all {readable:,} rows" if alike.rows == readable > 1 else many(alike.rows, "row")
     first = "" if alike.rows == readable else f", the first is row {alike.first_row}"
@@ -220,7 +221,7 @@ def _read_as(alike: TakenFor, inspection: Inspection) -> Iterator[Text]:
     else:
         line = Text("  ").append(alike.format, style="bold").append(f" ({rows}{first})")
         if alike.told_by:
-            line.append(f": has {visible(_listed([short(key) for key in alike.told_by]))}")
+            line.append(f": has {visible(_some_of([short(key) for key in alike.told_by]))}")
         yield line
         yield from (Text(f"    {visible(notice)}") for notice in alike.notices)
     doubtful = alike.format in (None, "generic")
@@ -228,25 +229,25 @@ def _read_as(alike: TakenFor, inspection: Inspection) -> Iterator[Text]:
         if near.fits:
             words = "fits too, but comes later in the order of detection"
         elif near.lacks or near.excess:
-            parts = [f"has {_listed(near.has)}", *([f"lacks {_listed(near.lacks)}"] if near.lacks else [])]
-            parts += [f"cannot have {_listed(near.excess)}"] if near.excess else []
+            parts = [f"has {_some_of(near.has)}", *([f"lacks {_some_of(near.lacks)}"] if near.lacks else [])]
+            parts += [f"cannot have {_some_of(near.excess)}"] if near.excess else []
             words = ", ".join(parts)
         else:
-            words = f"has the keys {_listed(near.has)}, in another shape"
+            words = f"has the keys {_some_of(near.has)}, in another shape"
         yield Text(f"    not {near.format}: {visible(words)}", style="dim")
 
 
-def _calls(calls: CallsSeen, inspection: Inspection) -> Iterator[RenderableType]:
-    """Rows that are one call each, what could name their conversations, and what joining them gives."""
+def _call_lines(calls: CallsInspected, inspection: Inspection) -> Iterator[RenderableType]:
+    """Rows that are one call each: what may name their conversation, and what joining them gives."""
     readable = inspection.rows - len(inspection.unreadable)
     all_of_them = f"all {readable:,} rows" if calls.rows == readable > 1 else many(calls.rows, "row")
     yield Text(f"  {all_of_them}, one call each")
-    for key in calls.keys[:_KEYS]:
+    for key in calls.keys[:_MOST_KEYS]:
         rows = f"all {key.rows:,}" if key.rows == calls.rows else f"{key.rows:,} of {calls.rows:,}"
         line = f"  {short(key.path)}: in {rows}, {many(key.values, 'value')}"
         yield Text(line + (", joins the calls" if key.used else ""), style="bold" if key.used else "")
-    if len(calls.keys) > _KEYS:
-        yield Text(f"  … and {len(calls.keys) - _KEYS:,} more columns that may name a conversation")
+    if len(calls.keys) > _MOST_KEYS:
+        yield Text(f"  … and {len(calls.keys) - _MOST_KEYS:,} more columns that may name a conversation")
     if not calls.keys:
         yield Text("  no column names the conversation")
     if calls.joined is None:
@@ -257,13 +258,14 @@ def _calls(calls: CallsSeen, inspection: Inspection) -> Iterator[RenderableType]
     yield Text("  Join by another column: --session KEY. Keep rows separate: --no-join.", style="dim")
 
 
-def _columns(inspection: Inspection) -> Iterator[RenderableType]:
+def _column_table(inspection: Inspection) -> Iterator[RenderableType]:
+    """A line for each column: its type, lengths, role and values."""
     table = open_table()
     table.add_column("column", overflow="fold", max_width=34)
     for name, wide in (("rows", True), ("type", False), ("length", True), ("role", True)):
         table.add_column(name, no_wrap=wide, overflow="fold", min_width=0 if wide else 14)
     table.add_column("values", overflow="fold", ratio=1, min_width=20)
-    # In their order; if there are more than 60, those with a role are chosen first.
+    # At most 60 of them, in the order of the log; columns with a role go first.
     hidden = [path for path, guess in inspection.roles.items() if guess.role in (Role.MESSAGES, Role.TOOLS)]
     inside = tuple(f"{path}{joint}" for path in hidden for joint in (".", "["))
     shown = [c for c in inspection.columns if c.path in inspection.facts or not c.path.startswith(inside)]
@@ -273,7 +275,7 @@ def _columns(inspection: Inspection) -> Iterator[RenderableType]:
         guess = inspection.roles[column.path]
         lengths = sorted({min(column.lengths), max(column.lengths)}) if column.lengths else []
         role = Text(str(guess.role), style=_STYLES.get(guess.role, ""))
-        if words := _ALIGNED.get(guess.alignment, "") if guess.role not in IDS else "":
+        if words := _ALIGNMENT_WORDS.get(guess.alignment, "") if guess.role not in IDS else "":
             role.append(f"\n{words}", style="dim")
         kinds = +column.types
         words = ", ".join(word if len(kinds) == 1 else f"{word} {count:,}" for word, count in kinds.most_common(4))
@@ -291,7 +293,7 @@ def _columns(inspection: Inspection) -> Iterator[RenderableType]:
             Text(words),
             " to ".join(f"{size:,}" for size in lengths),
             role,
-            Text(visible(_facts_words(column, inspection))),
+            Text(visible(_values_words(column, inspection))),
         )
     yield table
     left = len(inspection.columns) - len(shown)
@@ -304,7 +306,8 @@ def _columns(inspection: Inspection) -> Iterator[RenderableType]:
         yield Text("… deeper nesting is not read", style="dim")
 
 
-def _facts_words(column: Column, inspection: Inspection) -> str:
+def _values_words(column: Column, inspection: Inspection) -> str:
+    """A column's range or a sample, and why it has its role: `-9.1 to 0; by its name`."""
     facts, guess = inspection.facts.get(column.path), inspection.roles[column.path]
     if facts is None:
         sample = next((value for value in column.samples if isinstance(value, str | int | float)), None)
@@ -314,10 +317,10 @@ def _facts_words(column: Column, inspection: Inspection) -> str:
         return f"{guess.because}; {elided(text, _SAMPLE)}" if guess.because else elided(text, _SAMPLE)
     words = []
     if guess.role not in (Role.MASK, *IDS) and not math.isnan(facts.low):
-        low, high = number(facts.low), number(facts.high)
+        low, high = number_text(facts.low), number_text(facts.high)
         words.append(f"{low} to {high}" if low != high else f"always {low}")
     if facts.look in (Look.NUMBERS, Look.LOGPROBS):
-        words += [f"{percent(share)} are {number(value)}" for value, share in facts.shares]
+        words += [f"{percent(share)} are {number_text(value)}" for value, share in facts.shares]
     if facts.nulls:
         words.append(f"{facts.nulls:,} null or not finite")
     if facts.constant and facts.low != facts.high and "one number" not in guess.because:
@@ -329,10 +332,10 @@ def _relation_words(relation: Relation) -> str:
     """A relation in words: `prompt_ids + completion_ids = token_ids (all 7)`."""
     paths = [short(path) for path in relation.paths]
     if relation.kind is RelationKind.EQUAL:
-        more = [f"{len(paths) - _EQUALS:,} more"] if len(paths) > _EQUALS else []
-        words = " = ".join([*paths[:_EQUALS], *more])
+        more = [f"{len(paths) - _MOST_EQUAL:,} more"] if len(paths) > _MOST_EQUAL else []
+        words = " = ".join([*paths[:_MOST_EQUAL], *more])
     else:
-        words = _RELATED[relation.kind].format(*paths)
+        words = _RELATION_WORDS[relation.kind].format(*paths)
     seen = f"all {relation.of:,}" if relation.items == relation.of else f"{relation.items:,} of {relation.of:,}"
     if relation.of == 1:
         seen = "seen once"
@@ -343,8 +346,8 @@ def _relation_words(relation: Relation) -> str:
     return f"{words} ({seen})"
 
 
-def decoded(column: Column, vocabulary: Vocabulary) -> Mapping[str, Any]:
-    """The first list of a column decoded, and how many of all its ids are in the vocabulary."""
+def decode_first_list(column: Column, vocabulary: Vocabulary) -> Mapping[str, Any]:
+    """The ends of a column's first list as tokens, and how many of all its ids are in the vocabulary."""
     ids = next((array for array in column.arrays if len(array)), np.empty(0, np.int64))
     shown = ids if len(ids) <= _FIRST + _LAST else np.concatenate([ids[:_FIRST], ids[-_LAST:]])
     every = np.concatenate(column.arrays) if column.arrays else ids
@@ -357,15 +360,16 @@ def decoded(column: Column, vocabulary: Vocabulary) -> Mapping[str, Any]:
     }
 
 
-def _listed(words: Sequence[str]) -> str:
-    return ", ".join(words[:_KEYS]) + (f" and {len(words) - _KEYS} more" if len(words) > _KEYS else "")
+def _some_of(words: Sequence[str]) -> str:
+    more = f" and {len(words) - _MOST_KEYS} more" if len(words) > _MOST_KEYS else ""
+    return ", ".join(words[:_MOST_KEYS]) + more
 
 
 def mask_lines(inspection: Inspection) -> Iterator[Text]:
-    """How masks are written, and what logprobs are where nothing is trained."""
+    """How each mask is written, and what logprobs are at untrained tokens."""
     for mask in inspection.masks:
         written = " or ".join(
-            _WRITTEN.get(name, name) + ("" if len(mask.encodings) == 1 else f" ({count:,})")
+            _MASK_WORDS.get(name, name) + ("" if len(mask.encodings) == 1 else f" ({count:,})")
             for name, count in mask.encodings.items()
         )
         trained = f"{mask.trained:,} of {mask.tokens:,} tokens trained" if mask.tokens else "always empty"
@@ -382,8 +386,8 @@ def mask_lines(inspection: Inspection) -> Iterator[Text]:
 
 
 def logprob_lines(inspection: Inspection) -> Iterator[Text]:
-    """Which of several columns is read as the sampler's logprobs, why, and the flag for another."""
-    formats = sorted(str(rows.format) for rows in inspection.taken if rows.format not in (None, "generic"))
+    """Which of several columns is read as the sampler's logprobs, why, and how to choose another."""
+    formats = sorted(str(rows.format) for rows in inspection.formats if rows.format not in (None, "generic"))
     for choice in inspection.logprobs:
         sampler, *others = choice.columns
         if formats and all(other.difference == 0 for other in others):
@@ -392,7 +396,7 @@ def logprob_lines(inspection: Inspection) -> Iterator[Text]:
         because = visible(choice.because)
         yield line.append(f"; {because}" if choice.sure else f". Unclear: {because}")
         for other in others:
-            words = _AUTHORS[other.author]
+            words = _AUTHOR_WORDS[other.author]
             if other.difference is not None:
                 apart = f"{other.difference:.2g} on average from" if other.difference else "the same values as"
                 words += f"; {apart} {short(sampler.path)}"
@@ -411,67 +415,68 @@ def logprob_lines(inspection: Inspection) -> Iterator[Text]:
 
 
 def short(path: str) -> str:
-    """A path for the page: on one line, cut to fit."""
+    """A path, cut to fit into a line of the page."""
     return visible(elided(path, 48))
 
 
-def number(value: float) -> str:
+def number_text(value: float) -> str:
     """`151643`, `-0.39`: whole numbers in full, others with four digits; zero without a sign."""
     if value == int(value) and abs(value) < 1e15:
         return f"{value:.0f}" if value else "0"
     return f"{value:.4g}"
 
 
-_CODES = 4
-"""Maximum codes to name."""
+_MOST_CODES = 4
+"""Codes or columns that are named at most."""
 
 
 def mapping_lines(inspection: Inspection, flags: Sequence[str] = (), *, file: bool = True) -> Iterator[Text]:
-    """The mapping, what a scan with it finds, and last the command to run next; `flags` are those given.
+    """The mapping, what a scan with it finds, and last the command to run next, with these flags.
 
-    Without `file`, nothing for a configuration file.
+    If not `file`, nothing for a configuration file.
     """
     scan = ["tito-audit", "scan", shell_word(inspection.file), *map(shell_word, flags)]
-    formats = {rows.format for rows in inspection.taken}
+    formats = {rows.format for rows in inspection.formats}
     readable = inspection.rows - len(inspection.unreadable)
     if inspection.given:
         yield from heading("The mapping that was given")
-        yield from _trial(inspection, readable)
-        yield from _next(scan)
+        yield from _trial_lines(inspection, readable)
+        yield from _next_step(scan)
         return
     if None not in formats and formats != {"generic"}:
         first, *more = sorted(map(str, formats))
         words = f"scan reads the log as {first}. To skip detection: --format {first}"
         if more:
             words = f"the rows have {len(formats)} formats, each read as its own."
-        yield from _next(scan, f"No mapping needed: {words}")
+        yield from _next_step(scan, f"No mapping needed: {words}")
         return
-    if formats == {"generic"} and by_their_names(inspection.mapping):
+    if formats == {"generic"} and needs_no_mapping(inspection.mapping):
         if inspection.trial is None or inspection.trial.rows < readable:
-            yield from _next(scan, "No mapping needed: each row is read by the names of its own columns.")
+            yield from _next_step(scan, "No mapping needed: each row is read by the names of its own columns.")
             return
         yield from heading("What a scan reads")
-        yield from _trial(inspection, readable)
-        yield from _next(scan, "No mapping needed: scan reads these columns by their names.")
+        yield from _trial_lines(inspection, readable)
+        yield from _next_step(scan, "No mapping needed: scan reads these columns by their names.")
         return
     if not inspection.mapping:
         yield from heading("Next step")
-        yield from (Text(f"  {line}") for line in _why_none(inspection))
+        yield from (Text(f"  {line}") for line in _no_mapping_lines(inspection))
         return
-    yield from _suggestion(inspection, readable)
+    yield from _suggestion_lines(inspection, readable)
     if file:
         yield Text("  To keep it, in pyproject.toml (in tito-audit.toml the table is [map]):", style="dim")
         for line in as_toml(inspection.mapping):
             yield Text(f"    {line}")
-    yield from _next([*scan, *as_flags(inspection.mapping)])
+    yield from _next_step([*scan, *as_flags(inspection.mapping)])
 
 
-def _next(command: Sequence[str], first: str | None = None) -> Iterator[Text]:
+def _next_step(command: Sequence[str], first: str | None = None) -> Iterator[Text]:
     yield from heading("Next step")
     yield from (Text(f"  {line}") for line in (first, " ".join(command)) if line is not None)
 
 
-def _suggestion(inspection: Inspection, readable: int) -> Iterator[Text]:
+def _suggestion_lines(inspection: Inspection, readable: int) -> Iterator[Text]:
+    """What the proposed mapping reads, and what it leaves open."""
     yield from heading("Suggested mapping")
     for path in inspection.left_out:
         yield Text(f"  {short(path)} is left out: it fits the tokens of too few rows.", style="yellow")
@@ -479,22 +484,22 @@ def _suggestion(inspection: Inspection, readable: int) -> Iterator[Text]:
     others = [
         c.path
         for c in inspection.columns
-        if c.top and inspection.roles[c.path].role is Role.IDS and c.path not in used
+        if c.is_mappable and inspection.roles[c.path].role is Role.IDS and c.path not in used
     ]
     if others and "token_ids" in inspection.mapping:
         more = f" (and {len(others) - 1:,} more)" if len(others) > 1 else ""
         flag = shell_word(f"token_ids={others[0]}")
-        yield Text(
-            f"  {short(others[0])}{more} holds ids too. If that is what is trained: --map {flag}", style="yellow"
-        )
-    yield from _trial(inspection, readable)
+        words = f"{short(others[0])}{more} holds ids too. If that is what is trained: --map {flag}"
+        yield Text(f"  {words}", style="yellow")
+    yield from _trial_lines(inspection, readable)
     if inspection.packed is not None:
         path, name = inspection.packed
         words = f"{short(path)} splits each row into samples: a scan does if it is called {name}."
         yield Text(f"  {words}", style="yellow")
 
 
-def _trial(inspection: Inspection, rows: int) -> Iterator[Text]:
+def _trial_lines(inspection: Inspection, rows: int) -> Iterator[Text]:
+    """What was read of `rows` rows with the mapping, and what a scan of them finds."""
     trial = inspection.trial
     if trial is None:
         return
@@ -517,19 +522,20 @@ def _trial(inspection: Inspection, rows: int) -> Iterator[Text]:
         counts = [many(scan.errors, "error") + where if scan.errors else "no errors"]
         counts += [many(scan.warnings, "warning")] if scan.warnings else []
         counts += [many(scan.notes, "note")] if scan.notes else []
-        codes = ", ".join(f"{code} ({count:,})" for code, count in list(scan.codes.items())[:_CODES])
+        codes = ", ".join(f"{code} ({count:,})" for code, count in list(scan.codes.items())[:_MOST_CODES])
         yield Text(f"  A scan of these rows finds {listed(counts)}{f': {codes}' if codes else ''}.")
         if 2 * scan.with_errors > scan.rollouts:
             yield Text("  Most rows have errors: check the mapping before the log.", style="bold yellow")
 
 
-def _why_none(inspection: Inspection) -> Iterator[str]:
+def _no_mapping_lines(inspection: Inspection) -> Iterator[str]:
+    """Why no mapping is proposed, and what to do."""
     ids = [column for column in inspection.columns if inspection.roles[column.path].role in IDS]
     samples = [column for column in ids if "[]" in column.keys and not column.scope.replace("[*]", "")]
-    inner = next((column for column in ids if not column.top), None)
+    inner = next((column for column in ids if not column.is_mappable), None)
     written = [column.path for column in inspection.columns if column.types["text of JSON (list)"]]
     if not ids and written:
-        named = listed([short(path) for path in written[:_CODES]])
+        named = listed([short(path) for path in written[:_MOST_CODES]])
         yield f"No column holds lists of token ids. These hold lists written as text: {named}."
         yield "Parse the texts (json.loads) and write the rows as JSONL or Parquet, then look again:"
         yield f"tito-audit inspect {shell_word(inspection.file)}"
@@ -553,7 +559,7 @@ def _why_none(inspection: Inspection) -> Iterator[str]:
 
 
 def as_object(inspection: Inspection, vocabulary: Vocabulary | None) -> dict[str, Any]:
-    """Everything that `inspect` shows, as one object."""
+    """All that `inspect` shows, as one JSON object."""
     columns: list[dict[str, Any]] = []
     for column in inspection.columns:
         facts, guess, lengths = inspection.facts.get(column.path), inspection.roles[column.path], column.lengths
@@ -570,7 +576,7 @@ def as_object(inspection: Inspection, vocabulary: Vocabulary | None) -> dict[str
             "numbers": asdict(facts) if facts is not None else None,
         }
         if vocabulary is not None and guess.role in IDS and column.arrays:
-            about["decoded"] = decoded(column, vocabulary)
+            about["decoded"] = decode_first_list(column, vocabulary)
         columns.append(about)
     return {
         "file": inspection.file,
@@ -578,7 +584,7 @@ def as_object(inspection: Inspection, vocabulary: Vocabulary | None) -> dict[str
         "rows": inspection.rows,
         "more_rows": inspection.stopped,
         "unreadable": [{"row": row, "because": because} for row, because in inspection.unreadable.items()],
-        "taken_for": [asdict(rows) for rows in inspection.taken],
+        "taken_for": [asdict(rows) for rows in inspection.formats],
         "columns": columns,
         "more_columns": inspection.more_columns > 0,
         "relations": [

@@ -1,4 +1,4 @@
-"""Roles: what each column holds, guessed from names, values and lengths, with the reason; decoys are no tokens."""
+"""What each column holds, guessed from names, values and lengths, each guess with its reason."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tito_audit.formats import (
     MASKS,
     PARAMETER,
     PROMPT_IDS,
-    STALE,
-    in_snake_case,
-    no_loss_mask_by_name,
-    no_tokens_by_name,
+    STALE_COLUMNS,
+    is_other_mask_name,
+    snake_case,
+    why_not_token_ids,
 )
 from tito_audit.inspect.columns import Column, Item, Look, NumberFacts, Numbers, Relation, RelationKind
 from tito_audit.record.prefix import starts_with
@@ -28,10 +28,10 @@ from tito_audit.record.prefix import starts_with
 InVocabulary = Callable[[Numbers], Numbers]
 """Which of these ids are in the vocabulary."""
 
-_NAMED = {*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS}
-_SHORT = 4
-"""Shorter lists count as tokens only if a mask or logprobs have the same length."""
-_FEW_DIFFERENT = 8
+_ID_NAMES = {*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS}
+_SHORT_LIST = 4
+"""Lists up to this length count as tokens only if a mask or logprobs are equally long."""
+_FEW_DISTINCT = 8
 
 _SETTINGS = re.compile(
     r"sampling|(?:^|_)(?:params?|parameters|config|configuration|kwargs|args|options|settings|hparams|usage)$"
@@ -41,54 +41,54 @@ _SETTINGS = re.compile(
 _ENDS = re.compile(r"(?:^|_)(?:dones?|terminals?|eos|eot|end|last|final|truncated)(?:_|$)", re.IGNORECASE)
 
 
-def _by_values(lists: Sequence[Numbers], facts: NumberFacts) -> str:
-    """Why the numbers cannot be the tokens of a text."""
-    if len(lists) > 1 and is_constant(lists):
-        lists = lists[:1]  # repeated in each row, which adds no evidence
+def _why_unlikely_values(lists: Sequence[Numbers], facts: NumberFacts) -> str:
+    """Why no text has tokens like these; "" if one may."""
+    if len(lists) > 1 and are_all_equal(lists):
+        lists = lists[:1]  # repeats of one list are no further evidence
     steps = np.concatenate([np.diff(array) for array in lists]) if lists else np.empty(0)
-    if facts.constant and facts.count >= _SHORT and len(steps) >= _SHORT:
+    if facts.constant and facts.count >= _SHORT_LIST and len(steps) >= _SHORT_LIST:
         return "one number per list"
     if len(steps) >= 12:
         if (steps == 1).mean() > 0.6:
             return "it counts up by one"
         if (steps >= 0).all() or (steps <= 0).all():
             return "its numbers only rise" if steps.max() > 0 else "its numbers only fall"
-    every = np.concatenate([_without_ends(array) for array in lists])
+    every = np.concatenate([_strip_padding(array) for array in lists])
     if len(every) >= 48:
         values, counts = np.unique(every, return_counts=True)
-        if len(values) <= _FEW_DIFFERENT:
+        if len(values) <= _FEW_DISTINCT:
             return f"only {len(values)} different numbers"
         if counts.max() > 0.4 * len(every):
             return f"{counts.max() / len(every):.0%} of it is the number {values[counts.argmax()]:g}"
     return ""
 
 
-def _by_rows(lists: Sequence[Numbers], others_vary: bool, characters: Sequence[int]) -> str:
-    """Why lists do not match the text of their rows, whose numbers of characters are given."""
-    if len(lists) > 1 and others_vary and is_constant(lists):
+def _why_unlikely_rows(lists: Sequence[Numbers], others_vary: bool, texts: Sequence[int]) -> str:
+    """Why lists are not the tokens of their rows, which have so many characters of text; "" if they may be."""
+    if len(lists) > 1 and others_vary and are_all_equal(lists):
         return f"the same list in all {len(lists):,} rows"
     lengths = [len(array) for array in lists]
-    if max(lengths, default=0) <= _SHORT:
+    if max(lengths, default=0) <= _SHORT_LIST:
         return f"at most {max(lengths, default=0)} numbers per list"
-    # Lists that mostly begin or end with a run of one number are padded to one length.
-    padded = 2 * sum(len(_without_ends(array)) < len(array) - 2 for array in lists) > len(lists)
+    # Padded to one length: most lists begin or end with a run of one number.
+    padded = 2 * sum(len(_strip_padding(array)) < len(array) - 2 for array in lists) > len(lists)
     if len(lists) >= 4 and len(set(lengths)) == 1 and not padded:
         return f"always {lengths[0]:,} numbers"
-    texts = [count for count in characters if count]
+    texts = [count for count in texts if count]
     if texts and np.median(texts) > 40 * np.median(lengths):  # 3 to 5 characters a token are usual
         return "too few numbers for the text of its rows"
     return ""
 
 
-def no_loss_mask(name: str, pairs: Sequence[tuple[Numbers, Numbers | None]]) -> str:
-    """Why flags, each with the tokens of its object, do not mark what is trained; "" if they may."""
-    if no_loss_mask_by_name(name):
+def why_no_loss_mask(name: str, pairs: Sequence[tuple[Numbers, Numbers | None]]) -> str:
+    """Why flags are no loss mask; "" if they may be one. Each list comes with the tokens of its object."""
+    if is_other_mask_name(name):
         return "not a loss mask by its name"
     filled = [array for array, _ in pairs if len(array) > 1]
     if not filled:
         return ""
     ones = sum(int(np.count_nonzero(array)) == 1 and bool(array[-1]) for array in filled)
-    if ones == len(filled) and (_ENDS.search(in_snake_case(name)) or min(map(len, filled)) > _FEW_DIFFERENT):
+    if ones == len(filled) and (_ENDS.search(snake_case(name)) or min(map(len, filled)) > _FEW_DISTINCT):
         return "marks only the last token"
     if 2 * sum(bool(array[0]) and not array[-1] for array in filled) > len(filled):
         return "marks the beginning, not what was sampled"
@@ -97,35 +97,35 @@ def no_loss_mask(name: str, pairs: Sequence[tuple[Numbers, Numbers | None]]) -> 
     return "marks everything but one token: padding" if padding else ""
 
 
-def is_constant(lists: Sequence[Numbers]) -> bool:
-    """Whether all lists are the same."""
+def are_all_equal(lists: Sequence[Numbers]) -> bool:
+    """Whether all lists are equal."""
     return all(len(array) == len(lists[0]) and bool((array == lists[0]).all()) for array in lists[1:])
 
 
 def varies(columns: Iterable[Column]) -> bool:
-    """Whether any of these columns differs from row to row."""
+    """Whether any of these columns has different values in different rows."""
     for column in columns:
         lists = column.arrays
-        if len(lists) > 1 and not is_constant(lists):
+        if len(lists) > 1 and not are_all_equal(lists):
             return True
-        if len(column.samples) > 1 and any(_differ(value, column.samples[0]) for value in column.samples[1:]):
+        if len(column.samples) > 1 and any(_differs(value, column.samples[0]) for value in column.samples[1:]):
             return True
     return False
 
 
-def _differ(value: Any, other: Any) -> bool:
+def _differs(value: Any, other: Any) -> bool:
     """Whether two values differ; lists of numbers may be arrays."""
     if isinstance(value, np.ndarray) or isinstance(other, np.ndarray):
         return not np.array_equal(value, other)
     if isinstance(value, Mapping) and isinstance(other, Mapping):
-        return value.keys() != other.keys() or any(_differ(value[key], other[key]) for key in value)
+        return value.keys() != other.keys() or any(_differs(value[key], other[key]) for key in value)
     if isinstance(value, list) and isinstance(other, list):
-        return len(value) != len(other) or any(map(_differ, value, other))
+        return len(value) != len(other) or any(map(_differs, value, other))
     return bool(value != other)
 
 
-def characters(row: Mapping[str, Any]) -> int:
-    """Characters of the texts with spaces in a row: prose and code, not names or encoded images."""
+def count_characters(row: Mapping[str, Any]) -> int:
+    """Characters of prose and code in a row: of texts with spaces, which names and encoded images lack."""
     count, left = 0, [row]
     for _ in range(10_000):
         if not left:
@@ -140,8 +140,8 @@ def characters(row: Mapping[str, Any]) -> int:
     return count
 
 
-def _without_ends(array: Numbers) -> Numbers:
-    """The list without the runs of one number at its ends, which may be padding."""
+def _strip_padding(array: Numbers) -> Numbers:
+    """The list without the runs of one number at both ends, which may be padding."""
     if len(array) < 2:
         return array
     differs = np.flatnonzero(np.diff(array))
@@ -175,12 +175,12 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoleGuess:
-    """The guessed role of a column, and why."""
+    """The role that a column most likely has, and why."""
 
     role: Role
     because: str = ""
     alignment: str = ""
-    """Which tokens its entries describe: full, response, call, sampled or shifted; "" if unknown."""
+    """The tokens that its entries belong to: full, response, call, sampled or shifted; "" if unknown."""
 
 
 Roles = dict[str, RoleGuess]
@@ -206,7 +206,7 @@ _OTHER_SCORES = re.compile(
 )
 
 
-def roles_of(
+def guess_roles(
     columns: Sequence[Column],
     items: Sequence[Item],
     facts: Mapping[str, NumberFacts],
@@ -216,18 +216,19 @@ def roles_of(
 ) -> Roles:
     """The role of each column of one scope.
 
-    `texts` are the characters of text by row where objects are rows; `in_vocabulary` says which ids are in it.
+    `texts` are the characters of text of each row, [] where objects are no rows; `in_vocabulary` tells which ids
+    the tokenizer has.
     """
     numbers = {column.path: column for column in columns if column.path in facts}
-    scope = _Scope(items, numbers, facts, relations, varies(columns), texts, in_vocabulary, {})
-    roles = {column.path: _without_numbers(column) for column in columns if column.path not in facts}
-    ids = scope.ids()
+    scope = _ScopeColumns(items, numbers, facts, relations, varies(columns), texts, in_vocabulary, {})
+    roles = {column.path: _role_without_numbers(column) for column in columns if column.path not in facts}
+    ids = scope.guess_id_roles()
     roles.update(ids)
     first = {guess.role: path for path, guess in reversed(ids.items())}
     tokens = (first.get(Role.IDS), first.get(Role.PROMPT_IDS), first.get(Role.COMPLETION_IDS))
     for column in columns:
         if column.path in facts and column.path not in roles:
-            roles[column.path] = scope.guess(column, tokens)
+            roles[column.path] = scope.guess_role(column, tokens)
     for relation in relations:
         if relation.kind is RelationKind.LENGTH:
             roles[relation.paths[0]] = RoleGuess(Role.LENGTH, f"always the length of {relation.paths[1]}")
@@ -235,28 +236,28 @@ def roles_of(
 
 
 _Tokens = tuple[str | None, str | None, str | None]
-"""The id columns that others are compared with: the whole sequence, the prompt and the answer."""
+"""Paths of the whole sequence, the prompt and the completion; None for each that the scope lacks."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Scope:
-    """Compares the number lists of one scope."""
+class _ScopeColumns:
+    """The number lists of one scope, compared with each other."""
 
     items: Sequence[Item]
     columns: Mapping[str, Column]
     facts: Mapping[str, NumberFacts]
     relations: Sequence[Relation]
     varies: bool
-    """Whether any column differs from row to row."""
+    """Whether any column has different values in different rows."""
     texts: Sequence[int]
     in_vocabulary: InVocabulary | None
     decoys: dict[str, str]
     """By path: why a list of integers does not hold tokens."""
 
-    def is_next(self, path: str, other: str) -> bool:
-        """Whether a list is another one shifted by one token, as loss targets are.
+    def is_shifted(self, path: str, other: str) -> bool:
+        """Whether a list is another one without its first token, as the targets of a loss are.
 
-        The other may also be a completion, and the list the shifted prompt and completion.
+        The other may also be a completion, at the end of the list.
         """
         pairs = [(a, b) for a, b in self.pairs(path, other) if len(a) > 2 and len(b) > 1]
         ends = [(a[:-1], b[1:] if len(a) == len(b) else b) for a, b in pairs if len(b) <= len(a)]
@@ -265,35 +266,35 @@ class _Scope:
         )
 
     def pairs(self, part: str, whole: str) -> list[tuple[Numbers, Numbers]]:
-        """The two lists of each object that has both, if the first is not empty."""
+        """Both lists of each object that has both, the first not empty."""
         lists = ((item.lists.get(part), item.lists.get(whole)) for item in self.items)
         return [(a, b) for a, b in lists if a is not None and b is not None and len(a)]
 
     def is_longer(self, whole: str, part: str) -> bool:
-        """Whether the whole is never shorter than the part, and at least once longer."""
+        """Whether the whole is sometimes longer than the part, and never shorter."""
         pairs = self.pairs(part, whole)
         return bool(pairs) and all(len(b) >= len(a) for a, b in pairs) and any(len(b) > len(a) for a, b in pairs)
 
-    def is_start(self, part: str, whole: str) -> bool:
-        """Whether the whole starts with the part in most objects; a few may have drifted."""
+    def is_prefix(self, part: str, whole: str) -> bool:
+        """Whether the whole starts with the part in most objects: a few may have drifted."""
         pairs = self.pairs(part, whole)
         return 2 * sum(starts_with(b, a) for a, b in pairs) > len(pairs)
 
     def holds(self, whole: str, part: str) -> bool:
-        """Whether the whole contains the part in most objects."""
+        """Whether the whole holds the part in most objects."""
         pairs, count = self.pairs(part, whole), 0
         for a, b in pairs:
             places = np.flatnonzero(b[: len(b) - len(a) + 1] == a[0]) if len(a) <= len(b) else ()
             count += any(bool((b[place : place + len(a)] == a).all()) for place in places)
         return 2 * count > len(pairs)
 
-    def is_end(self, part: str, whole: str) -> bool:
+    def is_suffix(self, part: str, whole: str) -> bool:
         """Whether the whole ends with the part in most objects."""
         pairs = self.pairs(part, whole)
         return 2 * sum(starts_with(b[::-1], a[::-1]) for a, b in pairs) > len(pairs)
 
-    def ids(self) -> Roles:
-        """The roles of id columns: the whole sequence, prompt or completion."""
+    def guess_id_roles(self) -> Roles:
+        """The columns of ids, each as the whole sequence, a prompt or a completion."""
         columns = self._without_decoys(
             {
                 path: column
@@ -302,24 +303,24 @@ class _Scope:
             }
         )
         compared = dict(list(columns.items())[:32])
-        roles: Roles = {path: self._by_name(column) for path, column in columns.items()}
+        roles: Roles = {path: self._role_by_name(column) for path, column in columns.items()}
         for relation in self.relations:
             if relation.kind is not RelationKind.SUM or not set(relation.paths) <= columns.keys():
                 continue
             left, right, whole = relation.paths
             for first, second in ((left, right), (right, left)):
-                if self.is_start(first, whole) and self.is_end(second, whole):
+                if self.is_prefix(first, whole) and self.is_suffix(second, whole):
                     roles[whole] = RoleGuess(Role.IDS, f"{first}, then {second}", "full")
                     roles[first] = RoleGuess(Role.PROMPT_IDS, f"{whole} starts with it")
                     roles[second] = RoleGuess(Role.COMPLETION_IDS, f"{whole} ends with it", "response")
         for path in compared:
             if roles[path].role is Role.IDS and roles[path].alignment != "full":
                 longer = [other for other in compared if other != path and self.is_longer(other, path)]
-                if begins := next((other for other in longer if self.is_start(path, other)), None):
+                if begins := next((other for other in longer if self.is_prefix(path, other)), None):
                     roles[path] = RoleGuess(Role.PROMPT_IDS, f"{begins} starts with it")
-                elif ends := next((other for other in longer if self.is_end(path, other)), None):
+                elif ends := next((other for other in longer if self.is_suffix(path, other)), None):
                     roles[path] = RoleGuess(Role.COMPLETION_IDS, f"{ends} ends with it", "response")
-        # The roles, corrected where names alone contradict: a prompt without completion, two whole sequences.
+        # Correct combinations that make no sense, such as a prompt without a completion or two whole sequences.
         by_role = {role: [p for p, guess in roles.items() if guess.role is role] for role in Role}
         wholes, prompts, answers = by_role[Role.IDS], by_role[Role.PROMPT_IDS], by_role[Role.COMPLETION_IDS]
         if len(wholes) == 1 and answers and not prompts and self.columns[wholes[0]].name == "input_ids":
@@ -328,16 +329,16 @@ class _Scope:
         elif len(wholes) == 1 and answers and not prompts and not any(self.holds(wholes[0], a) for a in answers):
             because = f"{roles[wholes[0]].because}; {answers[0]} is not part of it"
             roles[wholes[0]] = RoleGuess(Role.PROMPT_IDS, because)
-        elif len(wholes) == 2 and not prompts and not answers and (scored := self._scored_alone(*wholes)):
+        elif len(wholes) == 2 and not prompts and not answers and (scored := self._find_only_scored(*wholes)):
             prompt = next(path for path in wholes if path != scored)
             roles[prompt] = RoleGuess(Role.PROMPT_IDS, f"{roles[prompt].because}; only {scored} has logprobs")
             roles[scored] = RoleGuess(Role.COMPLETION_IDS, f"{roles[scored].because}; it has logprobs", "call")
-        elif len(wholes) == 1 and not prompts and not answers and self._sampled_alone(wholes[0]):
+        elif len(wholes) == 1 and not prompts and not answers and self._is_only_sampled(wholes[0]):
             because = f"{roles[wholes[0]].because}; every token has a logprob"
             roles[wholes[0]] = RoleGuess(Role.COMPLETION_IDS, because, "call")
         elif len(prompts) == 1 and not answers and not wholes:
             roles[prompts[0]] = RoleGuess(Role.IDS, f"{roles[prompts[0]].because}; there is no completion", "full")
-        elif len(prompts) == len(wholes) == 1 and not answers and not self.is_start(prompts[0], wholes[0]):
+        elif len(prompts) == len(wholes) == 1 and not answers and not self.is_prefix(prompts[0], wholes[0]):
             because = f"{roles[wholes[0]].because}; does not start with {prompts[0]}"
             roles[wholes[0]] = RoleGuess(Role.COMPLETION_IDS, because, "call")
         return {
@@ -346,79 +347,76 @@ class _Scope:
         }
 
     def _without_decoys(self, columns: dict[str, Column]) -> dict[str, Column]:
-        """The columns without decoys; a prompt may be the same in all rows."""
-        why = {path: self._no_tokens(column) for path, column in columns.items()}
+        """The columns that may hold tokens; notes why the others do not. A prompt may be the same in all rows."""
+        why = {path: self._why_no_tokens(column) for path, column in columns.items()}
         likely = {path: column for path, column in columns.items() if not why[path]}
         for path, column in columns.items():
             if why[path].startswith("the same list") and any(other != path for other in likely):
                 first = next((array for array in column.arrays if len(array)), np.empty(0))
                 shared = _PROMPT.search(column.name) and len(first) >= 8 and (np.diff(first) < 0).any()
-                if shared or any(self.is_longer(p, path) and self.is_start(path, p) for p in likely):
+                if shared or any(self.is_longer(p, path) and self.is_prefix(path, p) for p in likely):
                     why[path] = ""
         for path in likely:
-            if follows := next((p for p in likely if p != path and not why[p] and self.is_next(path, p)), None):
+            if follows := next((p for p in likely if p != path and not why[p] and self.is_shifted(path, p)), None):
                 why[path] = f"the next token of {follows}"
         self.decoys.update({path: reason for path, reason in why.items() if reason})
         return {path: column for path, column in columns.items() if not why[path]}
 
-    def _no_tokens(self, column: Column) -> str:
-        """Why a list of integers does not hold tokens, in a few words; "" if it may."""
+    def _why_no_tokens(self, column: Column) -> str:
+        """Why a column of integers does not hold tokens; "" if it may."""
         lists = [array for array in column.arrays if len(array)]
         if self.in_vocabulary is not None and lists:
             share = 1 - float(self.in_vocabulary(np.concatenate(lists).astype(np.int64)).mean())
             if share > 0.25:
                 return f"{share:.0%} of its numbers are not in the vocabulary"
-        by_name = no_tokens_by_name(column.name)
+        by_name = why_not_token_ids(column.name)
         if by_name == PARAMETER:
             return by_name
-        inside = next((key for key in column.keys[:-1] if _SETTINGS.search(in_snake_case(key))), None)
-        # Whether a mask or logprobs are as long, list by list.
+        inside = next((key for key in column.keys[:-1] if _SETTINGS.search(snake_case(key))), None)
+        # Whether a mask or logprobs are equally long in every object.
         aligned = any(
             (varied or _MASK.search(self.columns[other].name) or _LOGPROB.search(self.columns[other].name))
             and self.facts[other].look in (Look.LOGPROBS, Look.MASK, Look.LABELS)
             and (self.facts[other].distinct > 1 or _LOGPROB.search(self.columns[other].name))
-            for other, varied in self.as_long_as(column.path)
+            for other, varied in self.equally_long(column.path)
         )
         if inside is not None and not aligned:
             return f"a parameter: it is in {inside}"
-        if column.name in _NAMED:
+        if column.name in _ID_NAMES:
             return ""
-        why = by_name or _by_values(lists, self.facts[column.path])
-        return why or ("" if aligned else _by_rows(lists, self.varies, self.texts))
+        why = by_name or _why_unlikely_values(lists, self.facts[column.path])
+        return why or ("" if aligned else _why_unlikely_rows(lists, self.varies, self.texts))
 
-    def _scored_alone(self, left: str, right: str) -> str | None:
-        """Which of two disjoint lists of ids has logprobs; None if neither or both."""
+    def _find_only_scored(self, left: str, right: str) -> str | None:
+        """The one of two lists of ids that has logprobs; None if both or neither do, or one holds the other."""
         if self.holds(left, right) or self.holds(right, left):
             return None
-        scored = [
+        scores = {
             path
-            for path in (left, right)
-            if (
-                any(
-                    self.facts[other].look is Look.LOGPROBS and not _OTHER_SCORES.search(self.columns[other].name)
-                    for other, _ in self.as_long_as(path)
-                )
-            )
-        ]
+            for path in self.columns
+            if self.facts[path].look is Look.LOGPROBS and not _OTHER_SCORES.search(self.columns[path].name)
+        }
+        scored = [path for path in (left, right) if any(other in scores for other, _ in self.equally_long(path))]
         return scored[0] if len(scored) == 1 else None
 
-    def _sampled_alone(self, path: str) -> bool:
-        """Whether a list holds only what was sampled: no mask, and no token without a logprob."""
+    def _is_only_sampled(self, path: str) -> bool:
+        """Whether every token of a list was sampled: all have logprobs, and no mask tells them apart."""
         if _WHOLE.search(self.columns[path].name):
             return False
-        beside = [self.facts[other] for other, _ in self.as_long_as(path)]
+        beside = [self.facts[other] for other, _ in self.equally_long(path)]
         masked = any(fact.look in (Look.MASK, Look.LABELS) for fact in beside)
         scored = [fact for fact in beside if fact.look is Look.LOGPROBS]
         return not masked and bool(scored) and all(fact.high < 0 and not fact.nulls for fact in scored)
 
-    def as_long_as(self, path: str) -> Iterator[tuple[str, bool]]:
-        """The number lists that are as long as this one, list by list; each with whether lengths vary."""
+    def equally_long(self, path: str) -> Iterator[tuple[str, bool]]:
+        """The number lists that are as long as this one in every object, each with whether lengths vary."""
         for relation in self.relations:
             if relation.kind is RelationKind.EQUAL and path in relation.paths:
                 others = (other for other in relation.paths if other != path and other in self.facts)
                 yield from ((other, relation.varied) for other in others)
 
-    def _by_name(self, column: Column) -> RoleGuess:
+    def _role_by_name(self, column: Column) -> RoleGuess:
+        """The role of a column of ids by its name, or else by the names of the objects around it."""
         name = column.name
         span = f"{self.facts[column.path].low:.0f} to {self.facts[column.path].high:.0f}"
         if name in FLAT_IDS:
@@ -435,15 +433,15 @@ class _Scope:
                 return RoleGuess(Role.PROMPT_IDS, f"{span}; by its name")
         return RoleGuess(Role.IDS, span)
 
-    def guess(self, column: Column, tokens: _Tokens) -> RoleGuess:
-        """The role of a number column without ids."""
+    def guess_role(self, column: Column, tokens: _Tokens) -> RoleGuess:
+        """The role of a column of numbers that are no ids."""
         path, name = column.path, column.name
         fact = self.facts[path]
-        alignment = self._alignment(path, tokens)
+        alignment = self._guess_alignment(path, tokens)
         fits = bool(alignment)
         if name in MASKS and fact.look is Look.NUMBERS and fact.low >= 0 and fact.high <= 1:
             return RoleGuess(Role.MASK, "weights from 0 to 1; by its name", alignment)
-        if fact.look in (Look.MASK, Look.LABELS) and name not in STALE:
+        if fact.look in (Look.MASK, Look.LABELS) and name not in STALE_COLUMNS:
             if _ATTENTION.search(name):
                 return RoleGuess(Role.ATTENTION, "0 and 1; by its name", alignment)
             values = "-100 and ids" if fact.look is Look.LABELS else "0 and 1"
@@ -451,7 +449,7 @@ class _Scope:
                 return RoleGuess(Role.MASK, f"{values}; by its name", alignment)
             lists = [(item.lists.get(path), item.lists.get(tokens[0] or tokens[2] or "")) for item in self.items]
             pairs = [(flags, ids) for flags, ids in lists if flags is not None and len(flags)]
-            if fits and fact.look is Look.MASK and (why := no_loss_mask(name, pairs)):
+            if fits and fact.look is Look.MASK and (why := why_no_loss_mask(name, pairs)):
                 return RoleGuess(Role.PER_TOKEN, f"{values}; {why}", alignment)
             if fits and _MASK.search(name):
                 return RoleGuess(Role.MASK, f"{values}; by its name", alignment)
@@ -461,13 +459,13 @@ class _Scope:
             return RoleGuess(Role.POSITIONS, "0, 1, 2, …", alignment)
         if any(r.kind is RelationKind.OFFSETS and r.paths[0] == path for r in self.relations):
             return RoleGuess(Role.OFFSETS, "rising from 0 to the length of another list")
-        is_score = bool(_OTHER_SCORES.search(name)) or name in STALE
-        if name in LOGPROBS and name not in STALE and (fact.look is not Look.IDS):
+        is_score = bool(_OTHER_SCORES.search(name)) or name in STALE_COLUMNS
+        if name in LOGPROBS and name not in STALE_COLUMNS and (fact.look is not Look.IDS):
             return RoleGuess(Role.LOGPROBS, "by its name", alignment)
         if fact.look is Look.LOGPROBS and not is_score:
             if _LOGPROB.search(name):
                 return RoleGuess(Role.LOGPROBS, "by its name", alignment)
-            if fits and not fact.constant and fact.distinct > min(8, fact.count // 4):  # they rarely repeat
+            if fits and not fact.constant and fact.distinct > min(8, fact.count // 4):  # logprobs rarely repeat
                 return RoleGuess(Role.LOGPROBS, "never above 0; as long as the ids", alignment)
         why = self.decoys.get(path, "")
         if fits:
@@ -476,10 +474,10 @@ class _Scope:
             )
         return RoleGuess(Role.LIST, why)
 
-    def _alignment(self, path: str, tokens: _Tokens) -> str:
-        """Which tokens entries describe, judged by lengths; "" if they fit none."""
+    def _guess_alignment(self, path: str, tokens: _Tokens) -> str:
+        """The tokens that a column's entries belong to, judged by lengths; "" if they fit none."""
         whole, prompt, answer = tokens
-        equal = {other for other, _ in self.as_long_as(path)}
+        equal = {other for other, _ in self.equally_long(path)}
         if whole is not None and whole in {path, *equal}:
             return "full"
         if answer in equal:
@@ -487,21 +485,21 @@ class _Scope:
         if any(r.kind is RelationKind.SAMPLED and r.paths[0] == path for r in self.relations):
             return "sampled"
         if whole is None:
-            # Whether a list is as long as prompt and completion together.
+            # As long as prompt and completion together.
             columns = (path, prompt or "", answer or "")
             sizes = [[item.lengths.get(column) for column in columns] for item in self.items]
             full = [(own, before + after) for own, before, after in sizes if own and before and after]
             return "full" if full and 4 * sum(own == both for own, both in full) > 3 * len(full) else ""
         if any(r.kind is RelationKind.MINUS_ONE and r.paths == (path, whole) for r in self.relations):
             return "shifted"
-        # A response after a prompt that the row does not give as ids: shorter, with similar columns as long.
+        # Shorter, and as long as a known mask or logprobs: a response whose prompt is not logged as ids.
         name = self.columns[path].name
         names = {name, *(self.columns[other].name for other in equal)}
         return "response" if self.is_longer(whole, path) and not names.isdisjoint((*MASKS, *LOGPROBS)) else ""
 
 
-def _without_numbers(column: Column) -> RoleGuess:
-    """The role of a column without number lists."""
+def _role_without_numbers(column: Column) -> RoleGuess:
+    """The role of a column that holds no lists of numbers."""
     name, sample = column.name, column.samples[0] if column.samples else None
     if not +column.types:
         return RoleGuess(Role.NOTHING, "always null")

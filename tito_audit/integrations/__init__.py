@@ -1,6 +1,6 @@
-"""Gates in trainers: batches audited inside training, failing rows taken out of the loss, training stopped.
+"""Gates in trainers: audit each batch, take failing rows out of the loss, and stop the training if too many fail.
 
-`BatchGate` does it in any loop. One module each fits it into a trainer, and refuses versions that it does not fit:
+`BatchGate` works in any loop. A module for each trainer fits it in, and refuses versions that it does not know:
 `trl`, `verl`, `slime` (also for miles), `nemo_rl` and `prime_rl`.
 """
 

@@ -1,4 +1,4 @@
-"""The gate of a training loop: when a batch is audited, and what happens to its failing rows."""
+"""The gate of a training loop: which batches are audited, and what happens to their failing rows."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ FITS: Mapping[str, tuple[str, str]] = {
     "nemo-rl": ("0.5", "0.8"),
     "prime-rl": ("0.6", "0.9"),
 }
-"""Packages of trainers, with the first version that an adapter fits and the first that it does not."""
-_ABOUT = "tito_gate"
-"""The column of a quarantined row that says why it is there."""
-_REPEATED = "REC009"
-"""Samples of one prompt may well be equal, and each is trained."""
-_OWN = ("mask", "max_rate", "first", "every", "quarantine")
+"""By package of a trainer: the first version that its adapter fits, and the first that it does not."""
+_REASON_COLUMN = "tito_gate"
+"""The column of a quarantined row that says why it failed."""
+_EQUAL_ROWS = "REC009"
+"""The rule on equal rows, off by default: samples of one prompt may well be equal, and each is trained."""
+_GATE_OPTIONS = ("mask", "max_rate", "first", "every", "quarantine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +46,22 @@ class GatedBatch:
     failing: Mask
     """`[B]` True for rows with a finding at or above `Settings.fail_on`."""
     masked: Mask
-    """`[B]` True for rows to take out of the loss: those that fail, or none where the gate does not mask."""
+    """`[B]` True for rows to take out of the loss: those that fail, or none if the gate does not mask."""
     metrics: dict[str, float]
-    """Numbers for the tracker, by names that begin with `tito/`."""
+    """Numbers for the tracker; their names begin with `tito/`."""
 
 
 class BatchGate:
     """Audits the batches of a training loop, takes failing rows out of the loss, and stops when too many fail.
 
-    `settings` decide what is audited and which findings fail a row (`fail_on`); those for reading files mean
-    nothing here, and equal rows (REC009) are found only if `select` names that rule. The first `first` steps are
-    audited, and then every step that `every` divides. Of an audited batch,
+    `settings` decide what is audited and which findings fail a row (`fail_on`). Those for reading files have no
+    effect, and equal rows (REC009) are found only if `select` names that rule. The first `first` steps are
+    audited, then every step that `every` divides. Of an audited batch,
 
-    - failing rows leave the loss, or stay in it with `mask=False`;
-    - failing rows are appended to the file `quarantine`, one JSON object a line, which `tito-audit scan`
-      and `show` read; the column `tito_gate` says at which step, and why;
-    - the counts are for the tracker, also those of the error below (`GateError.metrics`);
+    - failing rows leave the loss, unless `mask=False`;
+    - failing rows are appended to the file `quarantine`, as JSON lines that `tito-audit scan` and `show` read; the
+      column `tito_gate` says at which step, and why;
+    - the counts go to the tracker, also those of the error below (`GateError.metrics`);
     - GateError is raised if the share of failing rows is above `max_rate`; None: never.
     """
 
@@ -83,21 +83,21 @@ class BatchGate:
         if quarantine is not None and Path(quarantine).suffix != ".jsonl":
             raise SetupError(f"quarantine: {quarantine} gets JSON lines: name a file that ends in .jsonl.")
         settings = Settings.given(settings)
-        if _REPEATED not in settings.select:
-            settings = replace(settings, ignore=(*settings.ignore, _REPEATED))
+        if _EQUAL_ROWS not in settings.select:
+            settings = replace(settings, ignore=(*settings.ignore, _EQUAL_ROWS))
         self._auditor = BatchAuditor(settings)
-        all_formats()  # loaded here, not in the first step
+        all_formats()  # load them now, not in the first step
         self.mask, self.max_rate, self.first, self.every = mask, max_rate, first, every
         self.quarantine = None if quarantine is None else Path(quarantine)
         self.rows = 0
-        """Rows that were audited, of all processes."""
+        """How many rows were audited, over all processes."""
         self.failed = 0
         """How many of them failed."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> BatchGate:
-        """The gate of options by name, as a configuration file has them: those of a gate and of `Settings`."""
-        names = {*_OWN, *(field.name for field in fields(Settings))}
+        """A gate from the options of a configuration file: those of `BatchGate` and of `Settings`."""
+        names = {*_GATE_OPTIONS, *(field.name for field in fields(Settings))}
         if unknown := [name for name in options if name not in names]:
             raise SetupError(
                 f"tito_audit: there is no option {', '.join(unknown)}; there are {', '.join(sorted(names))}."
@@ -105,7 +105,7 @@ class BatchGate:
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
         }
-        own = {name: values.pop(name) for name in _OWN if name in values}
+        own = {name: values.pop(name) for name in _GATE_OPTIONS if name in values}
         return cls(Settings(**values), **own)
 
     def due(self, step: int) -> bool:
@@ -120,23 +120,22 @@ class BatchGate:
         process: int | None = None,
         summed: Callable[[Sequence[int]], Sequence[int]] = list,
     ) -> GatedBatch:
-        """The batch of a step, audited: each row an object of columns, as a log of any known format has it.
+        """Audit the batch of a step, with rows as in a log of any known format; GateError if too many fail.
 
-        In training by several processes, `process` is the number of this one, whose failing rows go to a file of
-        their own, and `summed` adds counts up over all of them, so that they stop together. GateError if too
-        many rows fail.
+        Where several processes train, `process` is the number of this one, which quarantines to a file of its own,
+        and `summed` adds counts up over all processes, so that they stop together.
         """
         audit = self._auditor.audit_rows(rows)
         failing = audit.failing_rows
         if self.quarantine is not None and failing.any():
-            self._write(step, rows, audit, process)
+            self._write_quarantine(step, rows, audit, process)
         total, failed = (int(count) for count in summed([len(rows), int(failing.sum())]))
         self.rows += total
         self.failed += failed
         masked = failing if self.mask else failing & False
         gated = GatedBatch(audit, failing, masked, self._metrics(audit, total, failed))
         if self.max_rate is not None and failed > self.max_rate * total:
-            where = f"; they are in {self._file(process)}" if self.quarantine is not None else ""
+            where = f"; they are in {self._quarantine_file(process)}" if self.quarantine is not None else ""
             raise GateError(
                 f"step {step}: {failed:,} of {many(total, 'row')} fail ({percent(failed / total)}), more than "
                 f"max_rate={self.max_rate} allows{where}: {audit}",
@@ -146,9 +145,9 @@ class BatchGate:
         return gated
 
     def _metrics(self, audit: BatchAudit, total: int, failed: int) -> dict[str, float]:
-        """Counts of rows are of all processes, those of findings of this one."""
+        """The numbers for the tracker: counts of rows over all processes, counts of findings of this one."""
         counted = {name.removeprefix("tito_audit/"): value for name, value in audit.metrics().items()}
-        # As many rows as have it, by cause; the mean, the tails and the shares of a verdict have their place here.
+        # How many rows have each cause of a mismatch.
         causes = Counter(finding.hit.cause for finding in audit.findings if finding.code == "LPR509")
         mismatch = {f"mismatch/{re.sub(r'[^a-z0-9]+', '_', cause or 'other')}": n for cause, n in causes.items()}
         metrics = {
@@ -164,11 +163,11 @@ class BatchGate:
         }
         return {f"tito/{name}": float(value) for name, value in metrics.items()}
 
-    def _file(self, process: int | None) -> Path:
+    def _quarantine_file(self, process: int | None) -> Path:
         assert self.quarantine is not None
         return self.quarantine if process is None else self.quarantine.with_suffix(f".{process}.jsonl")
 
-    def _write(self, step: int, rows: Sequence[Row], audit: BatchAudit, process: int | None) -> None:
+    def _write_quarantine(self, step: int, rows: Sequence[Row], audit: BatchAudit, process: int | None) -> None:
         by_row: dict[int, list[Finding]] = {}
         for finding in audit.findings:
             by_row.setdefault(finding.place.row, []).append(finding)
@@ -180,16 +179,16 @@ class BatchGate:
         lines = []
         for number in audit.failing_rows.nonzero()[0].tolist():
             why = [{"code": finding.code, "message": finding.hit.message} for finding in by_row.get(number, [])]
-            row = {**rows[number], _ABOUT: {"step": step, "row": number, "findings": why}}
+            row = {**rows[number], _REASON_COLUMN: {"step": step, "row": number, "findings": why}}
             lines.append(orjson.dumps(row, default=plain, option=how))
-        file = self._file(process)
+        file = self._quarantine_file(process)
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("ab") as log:
             log.write(b"".join(lines))
 
 
-def refuse_other_versions(package: str) -> None:
-    """SetupError, in one line, unless a version of this trainer is installed that the adapter fits."""
+def require_version(package: str) -> None:
+    """SetupError unless a version of this trainer is installed that its adapter fits."""
     lowest, below = FITS[package]
     fitting = f"{package} from {lowest} on, below {below}"
     try:
@@ -198,10 +197,10 @@ def refuse_other_versions(package: str) -> None:
         raise SetupError(
             f"The gate for {package} fits {fitting}, which is not installed in this Python."
         ) from None
-    if not _numbers(lowest) <= _numbers(installed) < _numbers(below):
+    if not _release(lowest) <= _release(installed) < _release(below):
         raise SetupError(f"The gate for {package} fits {fitting}; {installed} is installed.")
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    """The numbers that a version begins with: `0.8.1.dev7` is (0, 8, 1)."""
+def _release(text: str) -> tuple[int, ...]:
+    """The release that a version belongs to: (0, 8, 1) for `0.8.1.dev7`."""
     return tuple(int(part) for part in re.match(r"\d+(?:\.\d+)*", text + "x")[0].split("."))  # type: ignore[index]

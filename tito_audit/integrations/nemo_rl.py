@@ -1,4 +1,4 @@
-"""NeMo-RL: batches audited before the policy is trained on them.
+"""NeMo-RL: audits batches before the policy is trained on them.
 
 NVIDIA-NeMo/RL `nemo_rl/algorithms/grpo.py`: `grpo_train` and `async_grpo_train` call `policy.train(train_data,
 loss_fn)` with the whole batch of a step, and log the `all_mb_metrics` that it returns.
@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from tito_audit.integrations.batch_gate import BatchGate, refuse_other_versions
+from tito_audit.integrations.batch_gate import BatchGate, require_version
 from tito_audit.run.batch import column
 
 __all__ = ["gated"]
 
-refuse_other_versions("nemo-rl")
+require_version("nemo-rl")
 _COLUMNS = ("input_ids", "token_mask", "generation_logprobs", "prev_logprobs", "sample_mask", "input_lengths")
 
 
 def gated(policy: Any, gate: BatchGate, *, step: int = 0) -> Any:
-    """The policy, which audits each batch before it trains on it: `policy = gated(policy, BatchGate())`.
+    """Make a policy audit each batch before it trains on it: `policy = gated(policy, BatchGate())`.
 
-    For a script between `setup(…)` and `grpo_train(policy, …)`. Failing rows leave the loss by `sample_mask`;
-    numbers go to the metrics of the step. `step` is the step at which the run starts, where it resumes.
+    Call it between `setup(…)` and `grpo_train(policy, …)`. Failing rows leave the loss by `sample_mask`; numbers
+    go to the metrics of the step. `step` is the first step of a run that resumes.
     """
     train, steps = policy.train, iter(range(step, 1 << 62))
 
@@ -36,7 +36,7 @@ def gated(policy: Any, gate: BatchGate, *, step: int = 0) -> Any:
                 for name in _COLUMNS
                 if name in data
             }
-            # Zeros stand for values that were not computed (`force_on_policy_ratio`).
+            # All zeros if the trainer did not compute them (`force_on_policy_ratio`).
             if not any(np.any(values) for values in columns.get("prev_logprobs", [])):
                 columns.pop("prev_logprobs", None)
             rows = []

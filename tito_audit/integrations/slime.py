@@ -1,4 +1,4 @@
-"""slime and miles: samples audited when their rollout is logged, before they become training data.
+"""slime and miles: audit samples when their rollout is logged, before they become training data.
 
     --custom-rollout-log-function-path tito_audit.integrations.slime.log_rollout_data
     --custom-config-path gate.yaml
@@ -21,13 +21,13 @@ import numpy as np
 
 from tito_audit.errors import SetupError
 from tito_audit.format import Row
-from tito_audit.integrations.batch_gate import BatchGate, GatedBatch, refuse_other_versions
+from tito_audit.integrations.batch_gate import BatchGate, GatedBatch, require_version
 from tito_audit.run.batch import column
 
 __all__ = ["log_rollout_data", "rollout_data"]
 
 for _name in [name for name in ("slime", "miles") if importlib.util.find_spec(name)] or ["slime"]:
-    refuse_other_versions(_name)
+    require_version(_name)
 _COLUMNS = ("tokens", "response_length", "loss_mask", "rollout_log_probs", "weight_versions", "index", "reward")
 _gates: dict[str, BatchGate] = {}
 
@@ -39,12 +39,12 @@ def log_rollout_data(
     rollout_extra_metrics: dict[str, Any] | None,
     rollout_time: float,
 ) -> bool:
-    """Audit the samples of a rollout; `--custom-rollout-log-function-path`.
+    """Audit the samples of a rollout: the function for `--custom-rollout-log-function-path`.
 
     Failing samples leave the loss by `remove_sample`; their reward stays in the baseline of their group. Numbers
-    are logged beside the trainer's own, or to Python's log where the rollout function returned no metrics.
+    are logged with the trainer's own, or to Python's log if the rollout function returned no metrics.
     """
-    gate = _gate(args)
+    gate = _gate_of(args)
     if not gate.due(rollout_id):
         return False
     flat = [part for sample in samples for part in (sample if isinstance(sample, list) else [sample])]
@@ -61,19 +61,19 @@ def log_rollout_data(
     for sample, out in zip(flat, gated.masked, strict=True):
         sample.remove_sample = sample.remove_sample or bool(out)
     if rollout_extra_metrics is None:
-        _log(rollout_id, gated)
+        _log_metrics(rollout_id, gated)
     else:
         rollout_extra_metrics.update(gated.metrics)
     return False  # the trainer logs its own numbers too
 
 
 def rollout_data(args: Any, rollout_id: int, data: dict[str, Any]) -> None:
-    """Audit what a rank of slime trains, with the trainer's logprobs; `--rollout-data-postprocess-path`.
+    """Audit what a rank of slime trains, with the trainer's logprobs: for `--rollout-data-postprocess-path`.
 
     Failing rows leave the loss by `loss_masks`. Ranks without logprobs, and ranks that hold a part of each
     response (context parallelism), audit nothing.
     """
-    gate = _gate(args)
+    gate = _gate_of(args)
     trainer = data.get("log_probs")
     if trainer is None or not gate.due(rollout_id):
         return
@@ -88,19 +88,19 @@ def rollout_data(args: Any, rollout_id: int, data: dict[str, Any]) -> None:
         for number, length in enumerate(lengths)
     ]
     gated = gate.check(rollout_id, rows)
-    _log(rollout_id, gated)
+    _log_metrics(rollout_id, gated)
     for number in np.flatnonzero(gated.masked):
         data["loss_masks"][number] = data["loss_masks"][number] * 0
 
 
-def _log(rollout_id: int, gated: GatedBatch) -> None:
-    """Where no tracker is at hand: a warning if rows leave the loss."""
+def _log_metrics(rollout_id: int, gated: GatedBatch) -> None:
+    """Log to Python's log, where no tracker is at hand; a warning if rows leave the loss."""
     level = logging.WARNING if gated.masked.any() else logging.INFO
     logging.getLogger(__name__).log(level, "rollout %s: %s", rollout_id, gated.metrics)
 
 
-def _gate(args: Any) -> BatchGate:
-    """The gate of the run's options, made once."""
+def _gate_of(args: Any) -> BatchGate:
+    """The gate that the options of a run describe, made once."""
     options = getattr(args, "tito_audit", None) or {}
     if not isinstance(options, Mapping):
         raise SetupError(f"tito_audit: {options!r} are no options by name.")

@@ -1,4 +1,4 @@
-"""TRL: batches of a GRPOTrainer audited when they are generated, or what a `rollout_func` returns.
+"""TRL: audits the batches of a GRPOTrainer when they are generated, or what a `rollout_func` returns.
 
 huggingface/trl `trl/trainer/grpo_trainer.py`. The callback audits what `_generate_and_score_completions` returns,
 before any loss is computed from it: with the sampler's logprobs, and the trainer's where TRL computes them before
@@ -16,16 +16,16 @@ from transformers import TrainerCallback
 
 from tito_audit.errors import GateError, SetupError
 from tito_audit.format import Row
-from tito_audit.integrations.batch_gate import BatchGate, GatedBatch, refuse_other_versions
+from tito_audit.integrations.batch_gate import BatchGate, GatedBatch, require_version
 from tito_audit.run.batch import column
 
 __all__ = ["AuditCallback", "audited_rollouts"]
 
-refuse_other_versions("trl")
+require_version("trl")
 _LOGPROBS = {"sampling_per_token_logps": "logprobs", "old_per_token_logps": "trainer_logprobs"}
-"""Columns of a batch, as wide as the completion, and what they are in its rows."""
-_MORE = ("calls", "messages", "tools")
-"""What else a `rollout_func` may return that an audit reads, one entry for each completion."""
+"""Columns of a batch, as wide as the completion, and their names in the audited rows."""
+_EXTRA_COLUMNS = ("calls", "messages", "tools")
+"""What a `rollout_func` may return besides, one entry for each completion, that an audit reads."""
 Rollouts = Callable[[list[Any], Any], dict[str, Any]]
 
 
@@ -44,16 +44,16 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
             raise SetupError(f"AuditCallback audits a GRPOTrainer; {type(trainer).__name__} generates no batches.")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer._generate_and_score_completions = self._audited
+        self._trainer._generate_and_score_completions = self._generate_audited
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del self._trainer._generate_and_score_completions  # the instance's; the class has its own
 
-    def _audited(self, inputs: Any) -> dict[str, Any]:
-        """The batch that the trainer generates, without its failing rows in the loss."""
+    def _generate_audited(self, inputs: Any) -> dict[str, Any]:
+        """Generate a batch, audit it, and take its failing rows out of the loss."""
         assert self._generate is not None
         batch: dict[str, Any] = self._generate(inputs)
-        gated = _checked(self.gate, self._trainer, lambda: _rows(batch, inputs))
+        gated = _gate_step(self.gate, self._trainer, lambda: _rows_of_batch(batch, inputs))
         if gated is None or not gated.metrics["tito/masked_rows"]:
             return batch
         ones = torch.ones_like(batch["completion_mask"])
@@ -63,7 +63,7 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
 
 
 def audited_rollouts(rollout_func: Rollouts, gate: BatchGate | None = None) -> Rollouts:
-    """The same rollout function, audited: `GRPOTrainer(..., rollout_func=audited_rollouts(rollout_func))`.
+    """Make a rollout function audit its output: `GRPOTrainer(..., rollout_func=audited_rollouts(rollout_func))`.
 
     It sees what the callback cannot: `calls`, `messages` and `tools`, if the function returns them, one entry for
     each completion. Failing rows leave the loss by `env_mask`.
@@ -72,7 +72,7 @@ def audited_rollouts(rollout_func: Rollouts, gate: BatchGate | None = None) -> R
 
     def audited(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         output = rollout_func(prompts, trainer)
-        gated = _checked(own, trainer, lambda: _returned(output))
+        gated = _gate_step(own, trainer, lambda: _rows_of_rollouts(output))
         if gated is None or not gated.masked.any():
             return output
         masks = output.get("env_mask") or [[1] * len(ids) for ids in output["completion_ids"]]
@@ -82,8 +82,8 @@ def audited_rollouts(rollout_func: Rollouts, gate: BatchGate | None = None) -> R
     return audited
 
 
-def _checked(gate: BatchGate, trainer: Any, rows: Callable[[], Sequence[Row]]) -> GatedBatch | None:
-    """What the gate does with the batch of this step; None where it is not audited."""
+def _gate_step(gate: BatchGate, trainer: Any, rows: Callable[[], Sequence[Row]]) -> GatedBatch | None:
+    """Audit the batch of this step, and log to the trainer's metrics; None if the step is not audited."""
     step = trainer.state.global_step
     if not trainer.model.training or not gate.due(step):
         return None
@@ -104,8 +104,8 @@ def _checked(gate: BatchGate, trainer: Any, rows: Callable[[], Sequence[Row]]) -
     return gated
 
 
-def _rows(batch: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> Sequence[Row]:
-    """The training rows of a batch, beside the calls of a `rollout_func`, which TRL adds to its inputs."""
+def _rows_of_batch(batch: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> Sequence[Row]:
+    """The training rows of a batch, with the calls that a `rollout_func` returned: TRL adds them to the inputs."""
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", *_LOGPROBS)
     columns = {name: column(name, batch[name]).rows for name in names if batch.get(name) is not None}
     rows: list[Row] = []
@@ -114,7 +114,7 @@ def _rows(batch: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> Sequ
         prompt = entries["prompt_ids"][entries["prompt_mask"] > 0]
         seen = entries["completion_mask"] > 0
         mask = entries["tool_mask"][seen] if "tool_mask" in entries else seen[seen]
-        if not seen.any():  # left out, as `mask_truncated_completions` does: all but the padding at its end
+        if not seen.any():  # `mask_truncated_completions` left it out: all but the padding at its end is the row
             seen = np.arange(len(ids)) < len(ids) - np.argmax(ids[::-1] != ids[-1])
         logprobs = {to: entries[name][seen] for name, to in _LOGPROBS.items() if name in entries}
         calls = inputs[number].get("calls") if len(inputs) == len(columns["completion_ids"]) else None
@@ -123,13 +123,13 @@ def _rows(batch: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> Sequ
     return rows
 
 
-def _returned(output: Mapping[str, Any]) -> Sequence[Row]:
-    """The training rows that a rollout function returned, beside what else it returned."""
-    more = [name for name in _MORE if isinstance(output.get(name), list)]
+def _rows_of_rollouts(output: Mapping[str, Any]) -> Sequence[Row]:
+    """The training rows of what a rollout function returned."""
+    more = [name for name in _EXTRA_COLUMNS if isinstance(output.get(name), list)]
     rows: list[Row] = []
     for number, ids in enumerate(output["completion_ids"]):
         values = output["logprobs"][number] if output["logprobs"] else None
-        # TRL's server returns the top k of each token, the sampled one's first.
+        # TRL's server returns the top k logprobs at each position, the sampled token's first.
         logprobs = {} if values is None else {"logprobs": [v[0] if isinstance(v, list) else v for v in values]}
         mask = [1] * len(ids) if output.get("env_mask") is None else output["env_mask"][number]
         rows.append(
@@ -139,7 +139,7 @@ def _returned(output: Mapping[str, Any]) -> Sequence[Row]:
 
 
 def _row(prompt: Any, ids: Any, mask: Any, logprobs: Mapping[str, Any], more: Mapping[str, Any]) -> Row:
-    """One training row; a mask of zeros leaves it out of the loss, and is no claim about its tokens."""
+    """One training row; a mask of zeros is left out, since it says nothing about the tokens."""
     before = len(prompt)
     row: dict[str, Any] = {"token_ids": np.concatenate((prompt, ids)).astype(np.int64), **more}
     trained = np.asarray(mask, np.int64)

@@ -1,4 +1,4 @@
-"""verl: batches audited before the actor is updated, of both trainers.
+"""verl: audits batches before the actor is updated, in both of its trainers.
 
 verl-project/verl: `RayPPOTrainer._update_actor(batch: DataProto)` of `verl/trainer/ppo/ray_trainer.py`, and from
 0.9 on `PPOTrainer._update_actor(batch: KVBatchMeta, metrics)` of `verl/trainer/ppo/v1/trainer_base.py`, whose
@@ -15,20 +15,20 @@ from typing import Any
 import torch
 
 from tito_audit.format import Row
-from tito_audit.integrations.batch_gate import BatchGate, refuse_other_versions
+from tito_audit.integrations.batch_gate import BatchGate, require_version
 from tito_audit.run.batch import column
 
 __all__ = ["audit", "install"]
 
-refuse_other_versions("verl")
+require_version("verl")
 _COLUMNS = ("prompts", "responses", "attention_mask", "response_mask", "rollout_log_probs", "old_log_probs")
 
 
 def install(gate: BatchGate) -> None:
-    """Audit the batches of every trainer of this process.
+    """Make every trainer of this process audit its batches.
 
     Trainers run in a Ray worker: call it in a module that `VERL_USE_EXTERNAL_MODULES` names, which verl imports
-    wherever it is imported. Numbers go to the metrics of the step, and with them to each tracker.
+    in every process. Numbers go to the metrics of the step, and with them to each tracker.
     """
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
@@ -46,9 +46,9 @@ def install(gate: BatchGate) -> None:
 
 
 def audit(gate: BatchGate, batch: Any, step: int) -> dict[str, float]:
-    """The numbers of the audit of a `DataProto`; failing rows leave the loss by its `response_mask`.
+    """Audit a `DataProto` in a training loop of your own; failing rows leave the loss by its `response_mask`.
 
-    None where the step is not audited. For a training loop of your own.
+    Returns the metrics; {} if the step is not audited.
     """
     if not gate.due(step):
         return {}
@@ -60,7 +60,7 @@ def audit(gate: BatchGate, batch: Any, step: int) -> dict[str, float]:
 
 
 def _install_v1(gate: BatchGate) -> None:
-    """Audit what the trainer finds in TransferQueue: rows without padding, as nested tensors."""
+    """Make the trainer of verl 0.9 audit its batches: nested tensors without padding, in TransferQueue."""
     import transfer_queue
     from tensordict import TensorDict
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -89,7 +89,7 @@ def _install_v1(gate: BatchGate) -> None:
 
 
 def _rows(batch: Any) -> Sequence[Row]:
-    """The samples of a batch, as they are; a mask of zeros leaves one out, and claims nothing about its tokens."""
+    """The samples of a batch; a mask of zeros is left out, since it says nothing about the tokens."""
     present = set(batch.keys())
     columns = {name: column(name, batch[name]).rows for name in _COLUMNS if name in present}
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
-from tito_audit.formats import calls_unknown_tools, chat_tools, format_named, pick_format, with_updates
-from tito_audit.join._call_rows import Answers, Mapped, Work, one_by_one
-from tito_audit.join._calls import CallsOfRollout, gathered
+from tito_audit.formats import calls_unknown_tools, chat_tools, format_named, pick_format, with_trainer_updates
+from tito_audit.join._call_rows import BatchAnswers, MapBatches, ReadBatch, map_in_process
+from tito_audit.join._calls import CallsOfRollout, gathered_format
 from tito_audit.join._gathering import Captures, Gathering, JoinedCalls
 from tito_audit.join._keys import (
     EMPTY,
@@ -23,11 +23,11 @@ from tito_audit.join._keys import (
     UNREADABLE,
     Partners,
     PartnerTally,
+    choose_keys,
     first_row,
-    keys_for,
     readable_id,
 )
-from tito_audit.join._sessions import CallsJoined, CallsSeen, KeySeen, calls_seen, refuse_unknown
+from tito_audit.join._sessions import CallsInspected, CallsJoined, PossibleKey, inspect_calls, refuse_unknown_key
 from tito_audit.join.traces import Decode
 from tito_audit.record.finding import Result
 from tito_audit.record.message import Message, ToolSpec
@@ -40,50 +40,50 @@ from tito_audit.storage.spool import Spool
 
 __all__ = [
     "Annotations",
-    "Answers",
+    "BatchAnswers",
+    "CallsInspected",
     "CallsJoined",
     "CallsOfRollout",
-    "CallsSeen",
     "Decode",
     "Join",
-    "KeySeen",
+    "PossibleKey",
+    "ReadBatch",
     "RowBatch",
-    "Work",
-    "calls_of",
-    "calls_seen",
-    "form_of",
+    "format_of_row",
+    "gathered_calls",
+    "inspect_calls",
     "joined_counts",
-    "lines_of",
-    "shown_by",
+    "rows_behind",
+    "shown_format_and_row",
 ]
 
 
-def form_of(row: Row, named: Format | None) -> Format:
-    """The format of a row: the named one, else the first that matches; RecordError when none does."""
+def format_of_row(row: Row, named: Format | None) -> Format:
+    """The format of a row: the named one, else the first that matches; RecordError if none does."""
     if isinstance(row, CallsOfRollout):
-        return gathered(row.form)
+        return gathered_format(row.form)
     return named or pick_format(row)
 
 
-def shown_by(form: Format, row: Row) -> tuple[Format, Row]:
-    """The format and the row whose keys show what a log was read as; of calls with a stated key, the first."""
+def shown_format_and_row(form: Format, row: Row) -> tuple[Format, Row]:
+    """The format and row by whose keys a report shows what a log was read as: of joined calls, the first one's."""
     if isinstance(row, CallsOfRollout) and row.by_key:
         return row.format, row.raws[0].value or row
     return form, row
 
 
-def lines_of(raw: RawRow) -> Sequence[RawRow]:
-    """The rows of the file behind this one: itself, or the lines gathered in it."""
+def rows_behind(raw: RawRow) -> Sequence[RawRow]:
+    """The rows of the log that this row is made of: itself, or the calls gathered in it."""
     return raw.value.raws if isinstance(raw.value, CallsOfRollout) else (raw,)
 
 
-def calls_of(raw: RawRow) -> CallsOfRollout | None:
-    """The calls that this row is made of, each a row of the log; None for a row that the log itself has."""
+def gathered_calls(raw: RawRow) -> CallsOfRollout | None:
+    """The calls gathered in this row, each a row of the log; None for a row that is in the log itself."""
     return raw.value if isinstance(raw.value, CallsOfRollout) else None
 
 
 def joined_counts(rollout: Rollout) -> dict[str, int]:
-    """What `Join.apply` found for a rollout, and how many rows it has; {} where nothing was joined."""
+    """What `Join.apply` found for a rollout, and the rows it was joined from; {} where nothing was joined."""
     rows = len(rollout.stated.calls_at)
     return {**rollout.stated.joined, **({"rows": rows} if rows > 1 else {})}
 
@@ -93,7 +93,7 @@ class Annotations:
 
     PrimeIntellect-ai/prime-rl `src/prime_rl/monitors/file/monitor.py` (`log_annotations`): episodes in
     `traces/stream/`; rows with `trace_id` and `branches` in `traces/annotations/PRODUCER/`, several for a trace.
-    The updates stay in their files; where each is takes some 200 bytes.
+    Updates stay in their files; the place of each takes some 200 bytes.
     """
 
     def __init__(self, folder: Path, max_row_bytes: int) -> None:
@@ -108,8 +108,8 @@ class Annotations:
                     self._at.setdefault(trace, []).append((reader, ticket))
 
     @classmethod
-    def beside(cls, files: Iterable[Path], max_row_bytes: int) -> dict[str, Annotations]:
-        """By log, the annotations beside the folder `stream` that it is in."""
+    def find_beside(cls, files: Iterable[Path], max_row_bytes: int) -> dict[str, Annotations]:
+        """By log in a folder `stream`, the annotations beside that folder."""
         of_folder: dict[Path, Annotations] = {}
         of_log: dict[str, Annotations] = {}
         for file in files:
@@ -121,17 +121,17 @@ class Annotations:
             of_log[str(file)] = of_folder[folder]
         return of_log
 
-    def onto(self, form: Format, row: Row) -> Row:
-        """The row with the updates of its traces."""
-        return with_updates(row, self.of) if form.name == "verifiers_v1" and self._at else row
+    def apply_to(self, form: Format, row: Row) -> Row:
+        """The row with the updates of its traces applied."""
+        return with_trainer_updates(row, self.updates_of) if form.name == "verifiers_v1" and self._at else row
 
     def notices(self) -> Iterator[str]:
-        """What there is, for the summary."""
+        """How many there are, for the summary."""
         updates = sum(map(len, self._at.values()))
         if updates:
             yield f"{self.folder}: {updates:,} annotations of {len(self._at):,} traces, joined on the trace's id."
 
-    def of(self, trace: str) -> Iterator[Row]:
+    def updates_of(self, trace: str) -> Iterator[Row]:
         """The updates of a trace, in the order in which they were written."""
         for reader, ticket in self._at.get(trace, ()):
             yield reader.row(ticket).value or {}
@@ -149,40 +149,41 @@ class Join:
         self._captures = Captures(settings) if settings.messages is not None else None
         self._calls = calls
         self._latest: tuple[tuple[str, int], tuple[Rollout, ...] | None] | None = None
-        """The row found last, and its conversations; None if they cannot be read."""
-        self._messages = self._partners("--messages", settings.messages, logs)
+        """The row found last, as (option, number), and its conversations; None if they cannot be read."""
+        self._messages = self._load_partners("--messages", settings.messages, logs)
         self._list: tuple[ToolSpec, ...] | None = None
         self._tools: Partners | None = None
         if settings.tools_file is not None:
-            self._list = shared_tools(settings.tools_file, settings)
+            self._list = read_shared_tools(settings.tools_file, settings)
             if self._list is None:
-                self._tools = self._partners("--tools", settings.tools_file, logs)
+                self._tools = self._load_partners("--tools", settings.tools_file, logs)
         self._tallies: list[PartnerTally] = []
         for word, partners in (("messages", self._messages), ("tools", self._tools)):
             if partners is not None:
                 # The id of the log's first row, as readers see it.
                 row = first_row(logs, settings.max_row_bytes, settings.rows_at)
-                key = partners.keys.of_log(row, str(logs[0]), 0) if row is not None else None
+                key = partners.keys.id_in_log(row, str(logs[0]), 0) if row is not None else None
                 self._tallies.append(PartnerTally(word, partners, readable_id(key) if key is not None else None))
         self._with_own_tools = 0
         self._rollouts = 0
 
     @classmethod
-    def of(
+    def for_run(
         cls,
         settings: Settings,
         logs: Sequence[Path],
         decode: Decode | None = None,
-        mapped: Mapped = one_by_one,
+        mapped: MapBatches = map_in_process,
         *,
         written: bool = False,
         gathers: bool = True,
     ) -> Join | None:
-        """The join of a run; None when nothing is joined. SetupError or StorageError when it is impossible.
-        `decode` gives the bytes of ids, if there is a tokenizer; `mapped` runs the first pass over calls.
+        """The join of a run; None if nothing is joined. SetupError or StorageError if it is impossible.
 
-        Logs `written` by a repair may have lost all rows with a session key. Without `gathers`, rows come as those
-        of a join that gathers calls, so no log is searched for them.
+        decode     gives the bytes of ids; None without a tokenizer
+        mapped     runs the first pass over calls
+        written    whether a repair wrote the logs: all rows with the session key may have been removed
+        gathers    False if rows come from a join that has gathered the calls already
         """
         others = settings.messages is not None or settings.tools_file is not None
         if not others and settings.on:
@@ -204,7 +205,7 @@ class Join:
                         f"{named}: it cannot be combined with {flag}.\n"
                         "Only whole rows with known column names are joined; leave one of the two out."
                     )
-            refuse_unknown(settings.session, [] if written else logs, settings.max_row_bytes)
+            refuse_unknown_key(settings.session, [] if written else logs, settings.max_row_bytes)
         calls = None
         if gathers and settings.join and not settings.rows_at and not settings.columns:
             calls = JoinedCalls(settings, logs, decode, mapped)
@@ -212,7 +213,7 @@ class Join:
         return cls(settings, logs, calls) if others or calls is not None else None
 
     def rows(self, log: Log) -> Iterator[RawRow]:
-        """The rows of a log; where calls are gathered, one row for each rollout, at its first call."""
+        """The rows of a log; gathered calls are one row per rollout, in place of its first call."""
         return iter(self._gathering(log) or log)
 
     def chunks(self, log: Log, size: int) -> Iterator[Chunk]:
@@ -226,14 +227,14 @@ class Join:
         return out if gathering is None else gathering.output(out)
 
     def joins_logs(self, log: Path) -> bool:
-        """Whether rows of a log are joined, or numbered, with those of other logs."""
+        """Whether rows of a log are joined, or counted, together with those of other logs."""
         calls = self._calls is not None and log in self._calls.heads and len(self._calls.heads) > 1
         return calls or any(
             tally.partners.keys.occurrences is not None for tally in self._tallies if len(tally.partners)
         )
 
-    def keys(self) -> list[str]:
-        """The columns by which other files are joined."""
+    def key_columns(self) -> list[str]:
+        """The columns that other files are joined by, in words."""
         return [f"{tally.partners.option} {tally.partners.keys}" for tally in self._tallies]
 
     def apply(self, rollouts: Sequence[Rollout], row: Row) -> Sequence[Rollout]:
@@ -245,10 +246,11 @@ class Join:
         if self._messages is None and self._tools is None and self._list is None:
             return rollouts
         row = row.raws[0].value or {} if isinstance(row, CallsOfRollout) else row
-        return tuple(self._apply(rollout, number, len(rollouts), row) for number, rollout in enumerate(rollouts))
+        several = len(rollouts)
+        return tuple(self._apply_to_rollout(rollout, k, several, row) for k, rollout in enumerate(rollouts))
 
-    def counted(self, results: Iterable[Result]) -> Iterator[Result]:
-        """The results, in the order of the rows, counted as they pass."""
+    def count_results(self, results: Iterable[Result]) -> Iterator[Result]:
+        """Pass results through in the order of the rows, and count them for `notices`."""
         for result in results:
             if result.rollout is not None:
                 self._rollouts += 1
@@ -257,14 +259,14 @@ class Join:
                     tally.add(result.place, result.counts)
             yield result
 
-    def joined(self) -> Iterator[str]:
+    def joined_notices(self) -> Iterator[str]:
         """How rows that are single calls became conversations, for the summary."""
         for calls in (self._captures, self._calls):
             if calls is not None:
                 yield from calls.notices()
 
     def notices(self) -> Iterator[str]:
-        """What other files had for the rollouts, for the summary, after all results were counted."""
+        """What other files held for the rollouts, for the summary, once all results are counted."""
         cut = (self._settings.limit, self._settings.row, self._settings.sample)
         whole = all(limit is None for limit in cut)
         for tally in self._tallies:
@@ -275,12 +277,12 @@ class Join:
             count, tools = self._rollouts - self._with_own_tools, len(self._list)
             yield f"--tools {self._settings.tools}: {tools} tool{'s' * (tools != 1)} for {count} rollouts{own}."
 
-    def _partners(self, option: str, named: str | None, logs: Sequence[Path]) -> Partners | None:
+    def _load_partners(self, option: str, named: str | None, logs: Sequence[Path]) -> Partners | None:
         if named is None:
             return None
         files = find_logs([named])
         limit = self._settings.max_row_bytes
-        keys = keys_for(option, self._settings.on, logs, files, limit, self._settings.rows_at)
+        keys = choose_keys(option, self._settings.on, logs, files, limit, self._settings.rows_at)
         if keys is None:
             if first_row(files, limit) is None:
                 raise SetupError(f"{option} {named}: none of its rows can be read, so nothing can be joined.")
@@ -288,25 +290,25 @@ class Join:
         return Partners(option, named, files, keys, limit)
 
     def _gathering(self, log: Log) -> Gathering | None:
-        """The conversations of a log whose rows are single calls; None for any other log."""
+        """The gathered rows of a log whose rows are single calls; None for any other log."""
         for calls in (self._captures, self._calls):
             if calls is not None and (rows := calls.rows(log)) is not None:
                 return Gathering(rows, log)
         return None
 
-    def _apply(self, rollout: Rollout, number: int, of: int, row: Row) -> Rollout:
+    def _apply_to_rollout(self, rollout: Rollout, number: int, of: int, row: Row) -> Rollout:
         place = rollout.place
         joined: dict[str, int] = {}
         tools, conversation = rollout.tools, None
         if self._messages is not None:
-            joined["messages_row"], code, conversation = self._partner(self._messages, place, number, of, row)
+            joined["messages_row"], code, conversation = self._find_partner(self._messages, place, number, of, row)
             joined["messages_from"] = code
             tools = tools or (conversation.tools if conversation is not None else ())
         if self._list is not None:
             joined["tools_from"] = OWN if tools else 0
             tools = tools or self._list
         elif self._tools is not None:
-            joined["tools_row"], code, other = self._partner(self._tools, place, number, of, row)
+            joined["tools_row"], code, other = self._find_partner(self._tools, place, number, of, row)
             joined["tools_from"] = OWN if tools else EMPTY if other is not None and not other.tools else code
             tools = tools or (chat_tools(other.tools, "tools") if other is not None else ())
         rollout = replace(rollout, tools=tools)
@@ -317,20 +319,20 @@ class Join:
         elif conversation is not None and calls_unknown_tools(conversation.messages, tools):
             joined["messages_from"] = NO_TOOLS
         elif conversation is not None:
-            if rollout.turns or not all(message.given for message in conversation.messages):
-                rollout = with_conversation(rollout, conversation)
+            if rollout.turns or not all(message.known_unsampled for message in conversation.messages):
+                rollout = add_conversation(rollout, conversation)
             else:
                 joined["messages_from"] = NO_ANSWER
         return replace(rollout, stated=replace(rollout.stated, joined=joined))
 
-    def _partner(
+    def _find_partner(
         self, partners: Partners, place: Place, number: int, of: int, row: Row
     ) -> tuple[int, int, Rollout | None]:
-        """For a rollout: the row found, the row its conversation is taken from, and the conversation.
+        """The row found for a rollout, the row its conversation is taken from, and the conversation.
 
-        A negative code says why there is no row.
+        A negative number is the code that says why there is none.
         """
-        key = partners.keys.of_log(row, place.file, place.row)
+        key = partners.keys.id_in_log(row, place.file, place.row)
         if key is None:
             return NO_ID, NO_ID, None
         partner = partners.find(key)
@@ -340,7 +342,7 @@ class Join:
         cached = (partners.option, at)
         if self._latest is None or self._latest[0] != cached:
             try:
-                self._latest = cached, conversations(other, where)
+                self._latest = cached, read_conversations(other, where)
             except RecordError:
                 self._latest = cached, None
         conversations_of_row = self._latest[1]
@@ -348,7 +350,7 @@ class Join:
             return at, UNREADABLE, None
         if not conversations_of_row:
             return at, EMPTY, None
-        # One conversation can serve several rollouts only if all of them were sent it.
+        # One conversation serves several rollouts only if all of them were sent it: it has no answer.
         answered = bool(conversations_of_row[0].messages) and conversations_of_row[0].messages[-1].sampled
         if len(conversations_of_row) != of and (len(conversations_of_row) != 1 or answered):
             return at, MISFIT, None
@@ -358,35 +360,35 @@ class Join:
 _PLAIN = ("messages", "prompt", "completion", "tools", "chat_template_kwargs")
 
 
-def conversations(row: Row, place: Place) -> tuple[Rollout, ...]:
-    """The conversations of a row of any format, or of its columns `messages` and `tools`; () when it has none.
+def read_conversations(row: Row, place: Place) -> tuple[Rollout, ...]:
+    """The conversations of a row of any format, or of its columns `messages` and `tools`; () if it has none.
 
-    RecordError when it has messages that cannot be read.
+    RecordError if it has messages that cannot be read.
     """
     plain = {name: row[name] for name in _PLAIN if row.get(name) is not None}
     try:
         form = pick_format(row)
     except RecordError:
-        return _plain(plain, place) if plain else ()
+        return _read_plain_columns(plain, place) if plain else ()
     try:
         return tuple(form.read(row, place))
     except RecordError:
         # A row with bad ids may have good messages.
         if not plain:
             raise
-        return _plain(plain, place)
+        return _read_plain_columns(plain, place)
 
 
-def with_conversation(rollout: Rollout, conversation: Rollout) -> Rollout:
-    """The rollout with these messages, and each call with its own if calls and answers can be paired."""
+def add_conversation(rollout: Rollout, conversation: Rollout) -> Rollout:
+    """The rollout with these messages, and each call with those it was sent if calls and answers can be paired."""
     members = rollout.stated.chain
     chain = list(range(len(rollout.turns)) if members is None else members)
     calls = [rollout.turns[number] for number in chain]
-    paired = _paired(calls, conversation)
+    paired = _pair_calls(calls, conversation)
     if members is not None and paired is not None:
-        texts = _wrote(calls, conversation.messages, [index for index, _ in paired])
+        texts = _known_texts(calls, conversation.messages, [index for index, _ in paired])
         if texts and not any(own.strip() == theirs.strip() for own, theirs in texts):
-            paired = None  # The messages are another agent's.
+            paired = None  # another agent's messages
     turns = list(rollout.turns)
     if paired is not None:
         for number, (index, sent) in zip(chain, paired, strict=True):
@@ -404,8 +406,8 @@ def with_conversation(rollout: Rollout, conversation: Rollout) -> Rollout:
     return replace(rollout, messages=conversation.messages, turns=tuple(turns), template_kwargs=arguments)
 
 
-def _plain(columns: Row, place: Place) -> tuple[Rollout, ...]:
-    """The conversations in these columns; several where `messages` is a list of lists."""
+def _read_plain_columns(columns: Row, place: Place) -> tuple[Rollout, ...]:
+    """The conversations in plain columns; several where `messages` is a list of lists."""
     form, messages = format_named("generic"), columns.get("messages")
     each = [columns]
     if isinstance(messages, list | tuple) and messages and all(isinstance(m, list | tuple) for m in messages):
@@ -413,10 +415,10 @@ def _plain(columns: Row, place: Place) -> tuple[Rollout, ...]:
     return tuple(rollout for row in each for rollout in form.read(row, place))
 
 
-def _paired(
+def _pair_calls(
     turns: Sequence[Turn], conversation: Rollout
 ) -> Sequence[tuple[int | None, tuple[Message, ...] | None]] | None:
-    """Each call's message index and what it was sent; None if calls and answers cannot be paired."""
+    """(message index, messages sent) of each call; None if calls and answers cannot be paired."""
     if not turns:
         return None
     calls = [(turn.message_index, turn.prompt_messages) for turn in conversation.turns]
@@ -426,27 +428,27 @@ def _paired(
     answers = [i for i, message in enumerate(messages) if message.sampled]
     last = answers[-len(turns) :]
     if len(turns) == 1 and messages and not messages[-1].sampled:
-        if last and _wrote_all(turns, messages, last):
+        if last and _texts_match(turns, messages, last):
             return [(last[0], None)]
-        # What the only call was sent; after a tool message, this is certain only if the call wrote other text.
+        # The messages are what the only call was sent; after a tool message only if the call wrote other text.
         sure = messages[-1].speaker != "tool" or turns[0].completion_text is not None
         return [(None, messages)] if sure else None
     # More answers than calls: the first ones are examples, not sampled, or the log holds only some of the calls.
-    if len(answers) < len(turns) or (len(answers) > len(turns) and not _wrote_all(turns, messages, last)):
+    if len(answers) < len(turns) or (len(answers) > len(turns) and not _texts_match(turns, messages, last)):
         return None
     return [(index, None) for index in last]
 
 
-def _wrote_all(turns: Sequence[Turn], messages: Sequence[Message], indices: Sequence[int]) -> bool:
-    """Whether these messages have the texts that the calls are known to have written."""
-    texts = _wrote(turns, messages, indices)
+def _texts_match(turns: Sequence[Turn], messages: Sequence[Message], indices: Sequence[int]) -> bool:
+    """Whether some calls' texts are known, and all of these are those of their messages."""
+    texts = _known_texts(turns, messages, indices)
     return bool(texts) and all(own == theirs for own, theirs in texts)
 
 
-def _wrote(
+def _known_texts(
     turns: Sequence[Turn], messages: Sequence[Message], indices: Sequence[int | None]
 ) -> list[tuple[str, str]]:
-    """The texts that calls are known to have written, each with that of its message."""
+    """The texts that calls are known to have written, each with the text of its message."""
     return [
         (turn.completion_text, messages[index].text)
         for turn, index in zip(turns, indices, strict=True)
@@ -461,7 +463,7 @@ _SHAPES = ("parameters", "input_schema", "description")
 """Keys that show that an object with a name describes a tool."""
 
 
-def shared_tools(named: str, settings: Settings) -> tuple[ToolSpec, ...] | None:
+def read_shared_tools(named: str, settings: Settings) -> tuple[ToolSpec, ...] | None:
     """The list of tools in a file; None if the file has rows with tools instead. SetupError if it has neither."""
     (file, *more) = find_logs([named])
     rows: list[Row] = []
@@ -476,18 +478,18 @@ def shared_tools(named: str, settings: Settings) -> tuple[ToolSpec, ...] | None:
             f"--tools {file}: it holds no tools. Write a JSON array of them, or rows with an id and `tools`."
         )
     if all(map(_is_tool, rows)) and not more:
-        return _listed(rows, file.name)
+        return _as_tool_list(rows, file.name)
     if "tools" not in rows[-1]:
         raise SetupError(
             f"--tools {file}: row {len(rows) - 1} is neither a tool (an object with `function`) nor a "
             f"row with `tools`; it has {', '.join(map(str, list(rows[-1])[:12]))}."
         )
     if rows[-1].keys() <= {"tools", "tool_choice", "parallel_tool_calls"} and not more:
-        return _listed(rows[-1]["tools"], file.name)
+        return _as_tool_list(rows[-1]["tools"], file.name)
     return None
 
 
-def _listed(tools: object, where: str) -> tuple[ToolSpec, ...]:
+def _as_tool_list(tools: object, where: str) -> tuple[ToolSpec, ...]:
     try:
         specs = chat_tools(tools, f"--tools {where}")
     except RecordError as error:

@@ -23,7 +23,7 @@ from tito_audit.join.history import HistoryIndex, JoinedConversations
 from tito_audit.join.traces import CallTraits, Decode, Trace, Tracer
 from tito_audit.storage import Log, Output, RawRow
 from tito_audit.storage.chunks import RandomAccess, RowBatch, Ticket
-from tito_audit.storage.spool import Spool, unpacked
+from tito_audit.storage.spool import Spool, unpack_entry
 from tito_audit.storage.streams import ParseRow
 
 Rows = NDArray[np.uint32]
@@ -50,13 +50,13 @@ class BatchRead:
     """Rows without it that hold several calls or choices."""
 
 
-Work: TypeAlias = Callable[[RowBatch], BatchRead]
-Answers: TypeAlias = Generator[tuple[int, BatchRead | None], None, None]
-Mapped: TypeAlias = Callable[[Work, Iterable[tuple[int, RowBatch]]], Answers]
+ReadBatch: TypeAlias = Callable[[RowBatch], BatchRead]
+BatchAnswers: TypeAlias = Generator[tuple[int, BatchRead | None], None, None]
+MapBatches: TypeAlias = Callable[[ReadBatch, Iterable[tuple[int, RowBatch]]], BatchAnswers]
 """Runs work on batches of files, given by number, in one process or several; answers come in order."""
 
 
-def one_by_one(work: Work, batches: Iterable[tuple[int, RowBatch]]) -> Answers:
+def map_in_process(work: ReadBatch, batches: Iterable[tuple[int, RowBatch]]) -> BatchAnswers:
     """The work done in this process."""
     for number, batch in batches:
         yield number, work(batch)
@@ -107,7 +107,7 @@ class CallEdits:
         """Whether what to write for a row is known."""
         return self._done[row] != _OPEN
 
-    def put(self, row: int, line: RawRow, out: Output) -> None:
+    def write_to(self, row: int, line: RawRow, out: Output) -> None:
         """Write a row for which this is known."""
         edits = self._done[row]
         if edits == _KEEP:
@@ -115,7 +115,7 @@ class CallEdits:
         elif edits == _DROP:
             out.replace(line, [])
         else:
-            old, new = pickle.loads(unpacked(self._spool.packed(edits - _CHANGED)))  # written by this run
+            old, new = pickle.loads(unpack_entry(self._spool.entry_at(edits - _CHANGED)))  # written by this run
             out.replace(replace(line, value=old), new)
 
 
@@ -136,7 +136,7 @@ class CallRows:
         decode: Decode | None = None,
         most: int | None = None,
         heads: Iterable[Row] = (),
-        mapped: Mapped = one_by_one,
+        mapped: MapBatches = map_in_process,
     ) -> None:
         self.paths = [log.path for log in logs]
         self._files = {log.path: number for number, log in enumerate(logs)}
@@ -165,16 +165,16 @@ class CallRows:
         self._starts = [0]
         history = HistoryIndex()
         history.tracer.learn(traits for row in heads if (traits := read(row).traits) is not None)
-        self._pass(history, most, mapped)
+        self._read_all(history, most, mapped)
         self._spool.flush()
-        self.root = self._settled(history, decode)
+        self.root = self._join_rows(history, decode)
         """`[R]` for each row the number of the first row of its conversation; its own where it is alone."""
         self._sizes: Rows = np.bincount(self.root, minlength=len(self.root)).astype(np.uint32)
         joined = np.flatnonzero(self._sizes[self.root] > 1).astype(np.uint32)
         self._members: Rows = joined[np.argsort(self.root[joined], kind="stable")]
         self._heads: Rows = self.root[self._members]
 
-    def _pass(self, history: HistoryIndex, most: int | None, mapped: Mapped) -> None:
+    def _read_all(self, history: HistoryIndex, most: int | None, mapped: MapBatches) -> None:
         """Read all files once and keep what their rows say about themselves."""
 
         def batches() -> Iterator[tuple[int, RowBatch]]:
@@ -220,7 +220,7 @@ class CallRows:
                     break
         self._starts += [len(self._index)] * (len(self.readers) + 1 - len(self._starts))
 
-    def _settled(self, history: HistoryIndex, decode: Decode | None) -> Rows:
+    def _join_rows(self, history: HistoryIndex, decode: Decode | None) -> Rows:
         root = np.arange(len(self._index), dtype=np.uint32)
         named = np.frombuffer(self._named, np.uint32)
         self.named = len(named)
@@ -234,7 +234,7 @@ class CallRows:
         self.joined: JoinedConversations | None = None
         """What history joins; None if no row is joined by it."""
         if len(history):
-            self.joined = history.settle(self._reread, decode)
+            self.joined = history.join_conversations(self._reread, decode)
             traced = np.frombuffer(self.traced, np.uint32)
             root[traced] = traced[self.joined.of]
         return root

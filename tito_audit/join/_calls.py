@@ -1,4 +1,4 @@
-"""Rows that are one call each, gathered into one rollout's row and chained by their tokens."""
+"""Rows that are one call each, gathered into the row of one rollout and chained by their tokens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from tito_audit.chains.histories import History, closest
 from tito_audit.chains.links import Chain
 from tito_audit.errors import RecordError
-from tito_audit.format import Format, Row
-from tito_audit.formats import LoggedCall, format_named, part_of
+from tito_audit.format import Format, Row, Signature
+from tito_audit.formats import LoggedCall, build_thread, format_named
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message
 from tito_audit.record.prefix import same_ids
@@ -21,7 +21,6 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import NOTHING_STATED
-from tito_audit.signature import Signature
 from tito_audit.storage import RawRow
 
 CAPTURE = "nemo_gym_tokens"
@@ -32,7 +31,7 @@ _TIMES = ("start_time", "started_at", "created_at", "created", "timestamp", "end
 
 
 class CallsOfRollout(dict[str, Any]):
-    """The rows of one rollout as a single row, `{"calls_of_rollout": [row, …]}`, with their places and format."""
+    """The rows of a rollout's calls as one row, `{"calls_of_rollout": [row, …]}`, with their places and format."""
 
     def __init__(self, raws: Sequence[RawRow], form: str, files: Sequence[str], *, by_key: bool) -> None:
         super().__init__()
@@ -51,13 +50,13 @@ class CallsOfRollout(dict[str, Any]):
 
     @property
     def whole(self) -> Sequence[Row]:
-        """The rows, each with its complete prompt where it holds what this adds to the call before it."""
+        """The rows with complete prompts, where each holds only what its call adds to the one before."""
         steps = self.format.steps
         rows = [raw.value or {} for raw in self.raws]
         return rows if steps is None or not all(rows) else steps.whole(rows)
 
     def with_calls(self, calls: Sequence[Row]) -> CallsOfRollout:
-        """The same row with these calls; itself when they are the same objects."""
+        """The row with these calls; itself if they are the same objects."""
         if all(new is old for new, old in zip(calls, self[CALLS], strict=True)):
             return self
         raws = [replace(raw, value=call) for raw, call in zip(self.raws, calls, strict=True)]
@@ -65,8 +64,8 @@ class CallsOfRollout(dict[str, Any]):
 
 
 @cache
-def gathered(name: str) -> Format:
-    """The format of gathered rows, each of which is one call of the format `name`."""
+def gathered_format(name: str) -> Format:
+    """The format of gathered rows whose calls are rows of the format `name`."""
 
     def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
         lines = (rollout.stated.lines for rollout in rollouts)
@@ -74,16 +73,18 @@ def gathered(name: str) -> Format:
             Sources(calls=tuple(CallSource(entry=(CALLS, line)) for line in of_rollout)) for of_rollout in lines
         ]
 
-    return Format(name, "", Signature(), 0, lambda row: isinstance(row, CallsOfRollout), _read, sources, _update)
+    def matches(row: Row) -> bool:
+        return isinstance(row, CallsOfRollout)
+
+    return Format(name, "", Signature(), 0, matches, _read_gathered, sources, _update_gathered)
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def _read_gathered(row: Row, place: Place) -> Sequence[Rollout]:
     if not isinstance(row, CallsOfRollout):
         raise RecordError("the rows of one conversation are read together")
-    _, calls, order, chain = _calls(row, place)
+    _, calls, order, chain = _read_calls_in_order(row, place)
     first = calls[order[0]].stated
-    # The id is that of one call.
-    facts = {name: value for name, value in first.facts.items() if name != "id"}
+    facts = {name: value for name, value in first.facts.items() if name != "id"}  # that of one call
     copies = (call.stated.copies_disagree for call in calls if call.stated.copies_disagree)
     stated = replace(
         first,
@@ -100,7 +101,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         turn = replace(call.turns[0], message_index=None, prompt_messages=None)
         sent, answer = request_and_answer(call)
         logged.append(LoggedCall(turn, CallSource, sent, answer, call.tools, call.template_kwargs, call.stated))
-    main = part_of([logged[k] for k in chain], place, row.form, NOTHING_STATED).rollout
+    main = build_thread([logged[k] for k in chain], place, row.form, NOTHING_STATED).rollout
     turns_of_chain = dict(zip(chain, main.turns, strict=True))
     turns = tuple(
         turns_of_chain.get(k) or replace(each.turn, prompt_messages=each.prompt or None)
@@ -109,11 +110,12 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return (replace(main, turns=turns, stated=stated),)
 
 
-def _calls(
+def _read_calls_in_order(
     row: CallsOfRollout, place: Place
 ) -> tuple[Sequence[Row], Sequence[Rollout], Sequence[int], tuple[int, ...]]:
-    """The rows of the calls, with complete prompts; each call as read from its row; their order; and the places of
-    the main chain in that order. RecordError, with the line, for one that cannot be read.
+    """The rows with complete prompts, each read as a call, and the order and main chain of the calls.
+
+    RecordError, with the line, for a row that cannot be read.
     """
     form, each, rows = row.format, [], row.whole
     for raw, file, value in zip(row.raws, row.files, rows, strict=True):
@@ -125,19 +127,19 @@ def _calls(
         except RecordError as error:
             raise RecordError(f"{where}: {error}" if len(row.raws) > 1 else str(error)) from None
         each.append(call)
-    order, chain = order_calls([call.turns[0] for call in each], _times(row))
+    order, chain = order_calls([call.turns[0] for call in each], _call_times(row))
     return rows, each, order, chain
 
 
 def request_and_answer(call: Rollout) -> tuple[tuple[Message, ...], Message | None]:
-    """What a rollout's only call was sent, () if the log does not say, and what it wrote."""
+    """What the only call of a rollout was sent, () if the log does not say, and its answer."""
     (turn,) = call.turns
     index = turn.message_index
     sent = turn.prompt_messages or (call.messages[:index] if index is not None else ())
     return sent, call.messages[index] if index is not None else None
 
 
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+def _update_gathered(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not isinstance(row, CallsOfRollout):
         raise RecordError("the rows of one conversation are written together")
     if not repaired:
@@ -149,23 +151,22 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
             "training row of each"
         )
     (repair,) = repaired
-    rows, each, order, _ = _calls(row, repair.rollout.place)
+    rows, each, order, _ = _read_calls_in_order(row, repair.rollout.place)
     if repair.turns_from != tuple(range(len(order))):
         raise RecordError("each line is one call, and the call cannot be removed from it")
     form, calls = row.format, list(rows)
     for number, turn in zip(order, repair.rollout.turns, strict=True):
         alone = each[number]
-        # The messages of the conversation are not the call's.
         (was,) = alone.turns
         own = replace(turn, message_index=was.message_index, prompt_messages=was.prompt_messages)
         (calls[number],) = form.update(calls[number], (RepairedRollout(replace(alone, turns=(own,)), (0,)),))
     return (row.with_calls(calls if form.steps is None else form.steps.stored(calls, row[CALLS])),)
 
 
-def _times(row: CallsOfRollout) -> Sequence[float]:
-    """When each call was made; if the log does not say, numbers in the order of the rows."""
+def _call_times(row: CallsOfRollout) -> Sequence[float]:
+    """When each call was made; if the log does not say, its row's index."""
     rows = [(raw.index, raw.value or {}) for raw in row.raws]
-    if not row.by_key:
+    if not row.by_key:  # a token capture
         ended = [(call.get("created_at"), index) for index, call in rows]
         return [
             float(time) if isinstance(time, int | float) and not isinstance(time, bool) else float(index)
@@ -173,14 +174,14 @@ def _times(row: CallsOfRollout) -> Sequence[float]:
         ]
     for name in _TIMES:
         for within in (None, "response"):
-            times = [_time(call if within is None else call.get(within), name) for _, call in rows]
+            times = [_parse_time(call if within is None else call.get(within), name) for _, call in rows]
             if all(time is not None for time in times):
                 return [time for time in times if time is not None]
     return [float(index) for index, _ in rows]
 
 
-def _time(holder: object, name: str) -> float | None:
-    """A time in seconds, or in the log's unit if it has numbers; None if there is none."""
+def _parse_time(holder: object, name: str) -> float | None:
+    """A time in seconds, or a number in the log's own unit; None if there is none."""
     value = holder.get(name) if isinstance(holder, Mapping) else None
     if isinstance(value, str):
         try:
@@ -192,24 +193,23 @@ def _time(holder: object, name: str) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-# The order of calls that were captured in any order
-
-
 @dataclass(eq=False, slots=True)
-class _Call:
+class _CallNode:
+    """A call, and the calls that continue it."""
+
     number: int
     prompt: Ids
     history: History
     time: float
-    children: list[_Call] = field(default_factory=list)
+    children: list[_CallNode] = field(default_factory=list)
     common: int = 0
-    """How many tokens its prompt shares with the start of its parent's prompt + completion."""
+    """Tokens that its prompt shares with the start of its parent's prompt + completion."""
     size: int = 1
-    """How many calls continue it, counting itself."""
+    """Calls in its tree."""
 
 
 def order_calls(turns: Sequence[Turn], times: Sequence[float]) -> tuple[tuple[int, ...], Chain]:
-    """Calls in the order of their conversation, and the places in that order of its main chain.
+    """The calls in the order of their conversation, and the places of its main chain in that order.
 
     NVIDIA-NeMo/Gym `nemo_gym/token_id_capture/builder.py` (`prefix_merging`): calls come in the order in which
     they ended, with retries and other agents among them; a call continues the one whose prompt and completion are
@@ -220,18 +220,16 @@ def order_calls(turns: Sequence[Turn], times: Sequence[float]) -> tuple[tuple[in
     the main chain, calls without a prompt last.
     """
     calls = [
-        _Call(number, prompt, History(number, prompt, seen), time)
+        _CallNode(number, prompt, History(number, prompt, seen), time)
         for number, (turn, time) in enumerate(zip(turns, times, strict=True))
         if (prompt := turn.prompt_ids) is not None and (seen := turn.seen_ids) is not None
     ]
     calls.sort(key=lambda call: (len(call.prompt), call.time, call.number))
-    # The calls that continue no other call, with the calls that continue them; `calls` starts with the shortest
-    # prompt.
-    roots: list[_Call] = []
+    roots: list[_CallNode] = []
     by_turn = {call.number: call for call in calls}
     longest_first: list[History] = []
     for call in calls:
-        # The call whose prompt and answer this prompt shares the most with; one that shares less is another agent.
+        # A call that shares less than a quarter of the other's prompt belongs to another agent.
         shorter = (history for history in longest_first if len(history.prompt) < len(call.prompt))
         best, call.common = closest(call.prompt, shorter, longest_first=True)
         parent = best if best is not None and 0 < call.common >= len(best.prompt) // 4 else None

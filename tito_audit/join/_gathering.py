@@ -12,17 +12,17 @@ from typing import BinaryIO, TypeAlias
 from tito_audit.errors import StorageError
 from tito_audit.format import Row
 from tito_audit.formats import number_columns
-from tito_audit.join._call_rows import CallRows, Mapped, one_by_one
+from tito_audit.join._call_rows import CallRows, MapBatches, map_in_process
 from tito_audit.join._calls import CALLS, CAPTURE, CallsOfRollout
-from tito_audit.join._reader import CallReader, CaptureKey, is_capture, key_in, may_join
+from tito_audit.join._reader import CallReader, CaptureKey, find_conversation_key, is_capture, is_joinable
 from tito_audit.join._sessions import joined_notices
 from tito_audit.join.traces import Decode
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Log, Output, RawRow, open_log
-from tito_audit.storage.chunks import Chunk, Reading, Ticket, line_at
+from tito_audit.storage.chunks import Chunk, ChunkReader, Ticket, line_at
 from tito_audit.storage.log import TABLES
 from tito_audit.storage.row import RowSample
-from tito_audit.storage.spool import row_of, unpacked
+from tito_audit.storage.spool import unpack_entry, unpack_row
 from tito_audit.storage.streams import ParseRow
 
 
@@ -40,12 +40,12 @@ class Gathering:
     def __iter__(self) -> Iterator[RawRow]:
         rows, log = self._rows, self._log
         every = rows.rows_of(log.path)
-        for row, left_out in self._wanted():
+        for row, left_out in self._wanted_heads():
             log.left_out = left_out
             members = rows.members(row)
             raws = [rows.raw(member, log.parse) for member in members]
             files = [str(rows.paths[rows.place(member)[0]]) for member in members]
-            yield _gathered_row(raws, files, rows.form(row), log.max_row_bytes, by_key=rows.by_key)
+            yield _gather_row(raws, files, rows.form(row), log.max_row_bytes, by_key=rows.by_key)
             log.position = log.size * (row - every.start) // len(every)
         log.left_out = self._left_out
 
@@ -54,15 +54,15 @@ class Gathering:
         log = self._log
         every = self._rows.rows_of(log.path)
         each = max(size * len(every) // max(log.size, 1), 1)
-        part: list[_Packed] = []
+        part: list[_PackedConversation] = []
         left_out: list[int] = []
         gathered_rows = before = 0
         failed: StorageError | None = None
         try:
-            for row, passed in self._wanted():
+            for row, passed in self._wanted_heads():
                 rows = self._rows
                 places = map(rows.place, rows.members(row))
-                packed = [(file, ticket, rows.readers[file].packed(ticket)) for file, ticket in places]
+                packed = [(file, ticket, rows.readers[file].spool_entry(ticket)) for file, ticket in places]
                 part.append((rows.form(row), packed))
                 left_out.append(passed - before)
                 gathered_rows += len(packed)
@@ -81,7 +81,7 @@ class Gathering:
         """An output for these rows."""
         return GatheredOutput(out, self._log, self._rows)
 
-    def _wanted(self) -> Iterator[tuple[int, int]]:
+    def _wanted_heads(self) -> Iterator[tuple[int, int]]:
         """The first row of each wanted conversation, by number, and how many were left out before it."""
         rows, log = self._rows, self._log
         sample = RowSample(log.share) if log.share is not None else None
@@ -102,31 +102,31 @@ class Gathering:
         if log.path in rows.failed:
             raise rows.failed[log.path]
 
-    def _chunk(self, part: Sequence[_Packed], left_out: Sequence[int], done: int) -> Chunk:
+    def _chunk(self, part: Sequence[_PackedConversation], left_out: Sequence[int], done: int) -> Chunk:
         log, paths, by_key = self._log, self._rows.paths, self._rows.by_key
-        chunk = _Gathered(log.path, log.max_row_bytes, done, paths, part, log.parse, by_key, share=log.share)
+        chunk = _GatheredChunk(log.path, log.max_row_bytes, done, paths, part, log.parse, by_key, share=log.share)
         if log.share is not None:
             chunk.left_out = left_out
         return chunk
 
 
-_Packed: TypeAlias = tuple[str, Sequence[tuple[int, Ticket, bytes | None]]]
+_PackedConversation: TypeAlias = tuple[str, Sequence[tuple[int, Ticket, bytes | None]]]
 """The format and the rows of a conversation as sent to another process: for each row the number of its file, its
 ticket, and its spool entry; None where it is read in place."""
 
 
 @dataclass(slots=True)
-class _Gathered(Chunk):
+class _GatheredChunk(Chunk):
     """A chunk of conversations, numbered as in the file."""
 
     files: Sequence[Path]
-    groups: Sequence[_Packed]
+    groups: Sequence[_PackedConversation]
     parse: ParseRow
     by_key: bool
     left_out: Sequence[int] = field(default=())
     """How many conversations are left out before each, and in total; () if none are."""
 
-    def rows(self, reading: Reading) -> Iterator[RawRow]:
+    def rows(self, reading: ChunkReader) -> Iterator[RawRow]:
         """One row for each conversation; the size of the reading stays 0: rows are numbered as in the file."""
         with ExitStack() as stack:
             opened: dict[int, BinaryIO] = {}
@@ -136,18 +136,18 @@ class _Gathered(Chunk):
                 raws = []
                 for file, ticket, entry in members:
                     if entry is not None:
-                        raws.append(row_of(unpacked(entry), self.parse))
+                        raws.append(unpack_row(unpack_entry(entry), self.parse))
                         continue
                     if file not in opened:
                         opened[file] = stack.enter_context(self.files[file].open("rb"))
                     raws.append(line_at(opened[file], ticket, self.limit, self.parse))
                 files = [str(self.files[file]) for file, _, _ in members]
-                yield _gathered_row(raws, files, form, self.limit, by_key=self.by_key)
+                yield _gather_row(raws, files, form, self.limit, by_key=self.by_key)
         if reading.sample is not None:
             reading.sample.left_out = self.left_out[-1]
 
 
-def _gathered_row(raws: Sequence[RawRow], files: Sequence[str], form: str, limit: int, *, by_key: bool) -> RawRow:
+def _gather_row(raws: Sequence[RawRow], files: Sequence[str], form: str, limit: int, *, by_key: bool) -> RawRow:
     """The calls of a conversation as one row; a row that is not a call, or cannot be read, as it is."""
     first = raws[0]
     if not form:
@@ -222,7 +222,7 @@ class GatheredOutput:
                 self._waiting = waiting
                 return
             self._waiting = None
-            self._edits.put(row, line, self._out)
+            self._edits.write_to(row, line, self._out)
             self.changed = self._out.changed
 
 
@@ -242,7 +242,7 @@ class JoinedCalls:
     """
 
     def __init__(
-        self, settings: Settings, logs: Sequence[Path], decode: Decode | None, mapped: Mapped = one_by_one
+        self, settings: Settings, logs: Sequence[Path], decode: Decode | None, mapped: MapBatches = map_in_process
     ) -> None:
         self._settings = settings
         self._decode = decode
@@ -259,7 +259,9 @@ class JoinedCalls:
         """By file if each is joined by itself; None: all together."""
         stated = self._settings.session
         rows = [row for head in self.heads.values() for row in head]
-        self._reader = CallReader(settings.format, stated, key_in(rows) if rows and stated is None else None)
+        self._reader = CallReader(
+            settings.format, stated, find_conversation_key(rows) if rows and stated is None else None
+        )
         self._cut = 0
 
     def notices(self) -> Iterator[str]:
@@ -298,7 +300,7 @@ class JoinedCalls:
         settings = self._settings
         with suppress(StorageError):  # The audit says why.
             rows = open_log(log, max_row_bytes=settings.max_row_bytes, arrays=number_columns(settings.columns))
-            rows.quick = True
+            rows.skip_binary = True
             if rows.kind not in TABLES:
                 return self._calls_in(rows, 2, wanted)
             rows.only = 0
@@ -314,7 +316,7 @@ class JoinedCalls:
         for raw in islice(rows, 1024):  # a log of events may begin with many other rows
             if raw.value is None:
                 continue
-            could = may_join(raw.value, self._settings.format, stated=self._settings.session is not None)
+            could = is_joinable(raw.value, self._settings.format, stated=self._settings.session is not None)
             if could:
                 calls.append(raw.value)
             others += could is False

@@ -1,4 +1,4 @@
-"""Rows of other files, found by the id columns that they share with a log."""
+"""Rows of other files, found by id columns that they share with a log."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
-from tito_audit.join.history import Holders
-from tito_audit.join.traces import digest
+from tito_audit.join.history import CallsByValue
+from tito_audit.join.traces import hash_text
 from tito_audit.record.rollout import Place
-from tito_audit.storage import open_log, path_of
+from tito_audit.storage import open_log, path_from_name
 from tito_audit.storage.chunks import RandomAccess
 from tito_audit.storage.spool import Spool
 from tito_audit.terminal.escape import elided
@@ -42,41 +42,42 @@ _IDS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("index",),),
     (("idx",),),
 )
-"""Ids, most likely first; for each, its columns, with every name of each column."""
+"""Ids, the likeliest first: for each its columns, and for each column its possible names."""
+_Names: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
 _BETWEEN = "\x1f"
 _TASK, _ROLLOUT, _ATTEMPT = "_ng_task_index", "_ng_rollout_index", "_ng_attempt_index"
 _SUFFIXES = (".gz", ".zst", ".jsonl", ".ndjson", ".json", ".parquet")
 _OF_ROLLOUT = re.compile(r"rollout_((?:eval_)?\d+)")
-"""How miles names a rollout's Parquet file; the file of its messages is named by the number alone."""
+"""How miles names the Parquet file of a rollout; the number alone names the file of its messages."""
 _ROLLOUT_ID = re.compile(r"(?:eval_)?\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
-    """The id columns of the log and their names in the other file."""
+class JoinKeys:
+    """The id columns of the log, and their names in the other file."""
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
     scoped: bool = False
-    """Whether file names hold a rollout id that must match too (miles numbers samples from 0 in each rollout)."""
+    """Whether the rollout ids in file names must match too, as miles numbers samples from 0 in each rollout."""
     occurrences: Mapping[str, NDArray[np.int64]] | None = field(default=None, repr=False)
-    """By log, `[rows]` how many rows before each have the same `sample_index`, which miles writes
-    with the messages as `sample_occurrence`; None where the other file has no such column."""
+    """By log, `[rows]` how many rows before each have its `sample_index`: miles' `sample_occurrence`; None where
+    the other file has no such column."""
 
-    def of_log(self, row: Row, file: str, index: int) -> str | None:
-        """The id of a row of the log as text; None when it has none."""
+    def id_in_log(self, row: Row, file: str, index: int) -> str | None:
+        """The id of a row of the log; None if it has none."""
         parts = [id_text(value_at(row, name)) for name in self.ours]
         if self.occurrences is not None:
             counts = self.occurrences.get(file)
             parts.append(str(counts[index]) if counts is not None and index < len(counts) else "0")
-        return _joined([_scope_of_log(path_of(file)), *parts] if self.scoped else parts)
+        return _compose_id([_rollout_of_log(path_from_name(file)), *parts] if self.scoped else parts)
 
-    def of_other(self, row: Row, file: Path) -> str | None:
-        """The id of a row of the other file as text; None when it has none."""
+    def id_in_other(self, row: Row, file: Path) -> str | None:
+        """The id of a row of the other file; None if it has none."""
         parts = [id_text(value_at(row, name)) for name in self.theirs]
         if self.occurrences is not None:
             parts.append(id_text(row.get("sample_occurrence")) or "0")
-        return _joined([_stem(file), *parts] if self.scoped else parts)
+        return _compose_id([_bare_name(file), *parts] if self.scoped else parts)
 
     def __str__(self) -> str:
         return " + ".join(
@@ -84,21 +85,19 @@ class Keys:
         )
 
 
-def keys_for(
+def choose_keys(
     option: str,
     on: Mapping[str, str],
     logs: Sequence[Path],
     others: Sequence[Path],
     max_row_bytes: int,
     rows_at: str | None = None,
-) -> Keys | None:
-    """The columns named with `--on`, else the first id that both have; None when there is no row to join.
+) -> JoinKeys | None:
+    """The columns named with `--on`, else the first id that both have; None if there is no row to join.
 
-    `rows_at` says where the rows of the logs are; it does not apply to the other files.
-
-    SetupError when a column is missing, or the files share no id.
+    `rows_at` applies to the logs only. SetupError if a column is missing, or the files share no id.
     """
-    own, theirs = _columns(logs, max_row_bytes, rows_at), _columns(others, max_row_bytes)
+    own, theirs = _first_columns(logs, max_row_bytes, rows_at), _first_columns(others, max_row_bytes)
     if not own or not theirs:
         return None
     if on:
@@ -106,38 +105,38 @@ def keys_for(
         _refuse_missing(on.values(), theirs, f"{others[0]}")
         names = tuple(on.keys()), tuple(on.values())
     else:
-        common = _common(own, theirs)
+        common = _common_ids(own, theirs)
         if common is None:
             raise SetupError(
                 f"{option} {others[0]}: it and the log have no id column in common.\n"
-                f"The log has {_listed(own)}; the file has {_listed(theirs)}.\n"
+                f"The log has {_list_columns(own)}; the file has {_list_columns(theirs)}.\n"
                 "Name the columns to join on with --on LOG_COLUMN=FILE_COLUMN."
             )
         names = common
-    keys = Keys(*names)
+    keys = JoinKeys(*names)
     if names[0] != ("sample_index",) or names[1] != ("sample_index",):
         return keys
-    scoped = all(_scope_of_log(file) for file in logs) and all(map(_ROLLOUT_ID.fullmatch, map(_stem, others)))
-    counted = _occurrences(logs) if "sample_occurrence" in theirs and rows_at is None else None
-    return Keys(*names, scoped=scoped, occurrences=counted)
+    scoped = all(map(_rollout_of_log, logs)) and all(_ROLLOUT_ID.fullmatch(_bare_name(file)) for file in others)
+    counted = _count_occurrences(logs) if "sample_occurrence" in theirs and rows_at is None else None
+    return JoinKeys(*names, scoped=scoped, occurrences=counted)
 
 
 def first_row(files: Iterable[Path], max_row_bytes: int, rows_at: str | None = None) -> Row | None:
-    """The first row of these files that can be read; None when there is none."""
-    return next(_rows(files, max_row_bytes, rows_at), None)
+    """The first row of these files that can be read; None if there is none."""
+    return next(_readable_rows(files, max_row_bytes, rows_at), None)
 
 
-def _rows(files: Iterable[Path], max_row_bytes: int, rows_at: str | None) -> Iterator[Row]:
+def _readable_rows(files: Iterable[Path], max_row_bytes: int, rows_at: str | None) -> Iterator[Row]:
     for file in files:
         for raw in open_log(file, max_row_bytes=max_row_bytes, rows_at=rows_at):
             if raw.value is not None:
                 yield raw.value
 
 
-def _columns(files: Sequence[Path], max_row_bytes: int, rows_at: str | None = None) -> dict[str, Any]:
-    """The columns of the first rows, each with its first value that is not null."""
+def _first_columns(files: Sequence[Path], max_row_bytes: int, rows_at: str | None = None) -> dict[str, Any]:
+    """The columns of the first 16 rows, each with its first value that is not null."""
     columns: dict[str, Any] = {}
-    for row, _ in zip(_rows(files, max_row_bytes, rows_at), range(16), strict=False):
+    for row, _ in zip(_readable_rows(files, max_row_bytes, rows_at), range(16), strict=False):
         for name, value in row.items():
             if columns.get(name) is None:
                 columns[name] = value
@@ -146,7 +145,8 @@ def _columns(files: Sequence[Path], max_row_bytes: int, rows_at: str | None = No
     return columns
 
 
-def _common(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+def _common_ids(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> _Names | None:
+    """The columns of the first id that both have, by their names in the log and in the other file."""
     for columns in _IDS:
         sides: list[tuple[str, ...]] = []
         for row in (own, theirs):
@@ -163,16 +163,16 @@ def _refuse_missing(names: Iterable[str], columns: Mapping[str, Any], file: str)
             continue
         close = difflib.get_close_matches(name, columns, n=2)
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
-        raise SetupError(f"--on {name}: {file} has no such column.{hint}\nIt has {_listed(columns)}.")
+        raise SetupError(f"--on {name}: {file} has no such column.{hint}\nIt has {_list_columns(columns)}.")
 
 
-def _listed(columns: Mapping[str, Any]) -> str:
+def _list_columns(columns: Mapping[str, Any]) -> str:
     names = [name for name in columns if id_text(columns[name])] or list(columns)
     return ", ".join(names[:16]) + (", …" if len(names) > 16 else "")
 
 
 def value_at(row: Mapping[str, Any], name: str) -> Any:
-    """The value of a column, or of a path in nested objects (`info.id`)."""
+    """The value of a column, or of a path into nested objects (`info.id`); None if there is none."""
     if name == "_ng_rollout_id":
         # NeMo-Gym's name for the token capture of a rollout row (`maybe_rollout_id_from_run_body`).
         named, task, rollout, attempt = (
@@ -204,25 +204,25 @@ def id_text(value: object) -> str | None:
     return None
 
 
-def _joined(parts: Sequence[str | None]) -> str | None:
+def _compose_id(parts: Sequence[str | None]) -> str | None:
     texts = [part for part in parts if part is not None]
     return _BETWEEN.join(texts) if len(texts) == len(parts) else None
 
 
-def _stem(file: Path) -> str:
+def _bare_name(file: Path) -> str:
     name = file.name
     for suffix in _SUFFIXES:
         name = name.removesuffix(suffix)
     return name
 
 
-def _scope_of_log(file: Path) -> str | None:
-    match = _OF_ROLLOUT.fullmatch(_stem(file))
+def _rollout_of_log(file: Path) -> str | None:
+    match = _OF_ROLLOUT.fullmatch(_bare_name(file))
     return match[1] if match else None
 
 
-def _occurrences(logs: Sequence[Path]) -> dict[str, NDArray[np.int64]]:
-    """By Parquet log, how many rows before each have its sample; only logs in which a sample occurs twice."""
+def _count_occurrences(logs: Sequence[Path]) -> dict[str, NDArray[np.int64]]:
+    """`JoinKeys.occurrences`, for logs of Parquet and frames in which a sample occurs twice."""
     from pyarrow import parquet
 
     by_log: dict[str, NDArray[np.int64]] = {}
@@ -245,17 +245,14 @@ def _occurrences(logs: Sequence[Path]) -> dict[str, NDArray[np.int64]]:
     return by_log
 
 
-# Partners: the rows of other files, found by id.
-
-
 class Partners:
-    """Rows of some files by their ids; StorageError or SetupError when they cannot be used.
+    """Finds the rows of some files by their ids; StorageError or SetupError if they cannot be used.
 
-    For each row its place and 64 bits of its id are kept, some 30 bytes; rows of files that are not plain JSONL go
-    into a temporary file. Processes forked afterwards share it.
+    Keeps some 30 bytes a row: its place and a hash of its id. Rows of files other than plain JSONL go into a
+    temporary file. Processes forked afterwards share both.
     """
 
-    def __init__(self, option: str, name: str, files: Sequence[Path], keys: Keys, max_row_bytes: int) -> None:
+    def __init__(self, option: str, name: str, files: Sequence[Path], keys: JoinKeys, max_row_bytes: int) -> None:
         self.option = option
         self.name = name
         self.files = files
@@ -272,21 +269,21 @@ class Partners:
         for number, reader in enumerate(self._readers):
             for ticket, raw in reader:
                 self.rows += 1
-                key = keys.of_other(raw.value, reader.path) if raw.value is not None else None
+                key = keys.id_in_other(raw.value, reader.path) if raw.value is not None else None
                 if key is None:
                     self.unreadable += raw.value is None
                     self.without_id += raw.value is not None
                     self.first_bad = self.first_bad or Place(str(reader.path), raw.index)
                     continue
                 self.first_id = self.first_id or readable_id(key)
-                hashes.append(digest(key))
+                hashes.append(hash_text(key))
                 self._file_of.append(number)
                 self._index_of.append(ticket[0])
                 self._at.append(ticket[1])
-        self._by_id = Holders(np.frombuffer(hashes, np.uint64))
+        self._by_id = CallsByValue(np.frombuffer(hashes, np.uint64))
         values, rows = self._by_id.values, self._by_id.calls
         for at in np.flatnonzero(values[1:] == values[:-1]).tolist():
-            (place, _, key), (other, _, again) = self._row(int(rows[at])), self._row(int(rows[at + 1]))
+            (place, _, key), (other, _, again) = self._read_row(int(rows[at])), self._read_row(int(rows[at + 1]))
             if key != again:
                 continue
             columns = ", ".join(self.keys.theirs)
@@ -301,19 +298,19 @@ class Partners:
         return len(self._at)
 
     def find(self, key: str) -> tuple[int, Place, Row] | None:
-        """The row with this id: its number here, its place and its value; None when there is none."""
-        for number in self._by_id.of(digest(key)).tolist():
-            place, row, own_key = self._row(number)
+        """The row with this id, as (number, place, value); None if there is none."""
+        for number in self._by_id.calls_with(hash_text(key)).tolist():
+            place, row, own_key = self._read_row(number)
             if own_key == key:
                 return number, place, row
         return None
 
-    def _row(self, number: int) -> tuple[Place, Row, str]:
-        """A row with its place and id; StorageError when the file has changed."""
+    def _read_row(self, number: int) -> tuple[Place, Row, str]:
+        """A row, read again, with its place and id; StorageError if the file has changed."""
         reader, index = self._readers[self._file_of[number]], self._index_of[number]
         raw = reader.row((index, self._at[number]))
-        key = self.keys.of_other(raw.value, reader.path) if raw.value is not None else None
-        if raw.value is None or key is None or number not in self._by_id.of(digest(key)):
+        key = self.keys.id_in_other(raw.value, reader.path) if raw.value is not None else None
+        if raw.value is None or key is None or number not in self._by_id.calls_with(hash_text(key)):
             raise StorageError(f"{self.option} {reader.path}: row {index} has changed since the run started.")
         return Place(str(reader.path), index), raw.value, key
 
@@ -321,9 +318,6 @@ class Partners:
 def readable_id(key: str) -> str:
     """An id for people, short enough for a line."""
     return elided(" + ".join(key.split("\x1f")), 60)
-
-
-# Counts of what a join found, and the notices about them
 
 
 NO_ROW, NO_ID, OWN, EMPTY, MISFIT, UNREADABLE, NO_TOOLS, NO_ANSWER = -1, -2, -3, -4, -5, -6, -7, -8
@@ -350,14 +344,14 @@ class PartnerTally:
         self._joined = 0
         self._missed: dict[int, tuple[int, Place]] = {}
         self._user = np.zeros(len(partners), np.int64)
-        """For each row, the number (from 1) of the log's row that used it; 0 if none did."""
+        """By row, the number (from 1) of the row of the log that used it; 0 if none did."""
         self._row: tuple[str, int] | None = None
         self._rows = 0
         self._twice = 0
         self._first_twice: Place | None = None
 
     def add(self, place: Place, counts: Mapping[str, int]) -> None:
-        """Count a rollout by what its counts say about the join."""
+        """Count a rollout by the counts that the join left in it."""
         code, row = counts.get(f"{self.word}_from"), counts.get(f"{self.word}_row", NO_ROW)
         if code is None:
             return
@@ -377,7 +371,7 @@ class PartnerTally:
         self._user[row] = self._user[row] or self._rows
 
     def notices(self, *, whole: bool) -> Iterator[str]:
-        """The notices, most important first; `whole` if the whole log was read."""
+        """The notices, the most important first; `whole` says that the whole log was read."""
         partners = self.partners
         everything = self._joined + sum(count for count, _ in self._missed.values())
         parts = [

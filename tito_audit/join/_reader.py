@@ -12,7 +12,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats import CALL_LISTS, format_named, pick_format
 from tito_audit.join._calls import CAPTURE, request_and_answer
 from tito_audit.join._keys import id_text, value_at
-from tito_audit.join.traces import CallTraits, digest
+from tito_audit.join.traces import CallTraits, hash_text
 from tito_audit.record.rollout import Place, Rollout
 
 SEEN = 16
@@ -35,7 +35,7 @@ _CUT = frozenset(("length", "max_tokens", "max_output_tokens"))
 
 
 @dataclass(frozen=True, slots=True)
-class RowOfLog:
+class CallOfRow:
     """What a row says about its conversation."""
 
     named: bool
@@ -52,7 +52,7 @@ class RowOfLog:
     """Whether it holds several calls or choices, as rows of calls may."""
 
 
-NO_CALL = RowOfLog(named=False)
+NO_CALL = CallOfRow(named=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ class CaptureKey:
     by_key: bool = False
     """Its lines are gathered even if a rollout has only one."""
 
-    def __call__(self, row: Row) -> RowOfLog:
+    def __call__(self, row: Row) -> CallOfRow:
         """The rollout of a line."""
         name = _rollout_id(row)
         if name is None or not is_capture(row):
-            return RowOfLog(name is not None)
-        return RowOfLog(True, CAPTURE, digest(name), digest(name))
+            return CallOfRow(name is not None)
+        return CallOfRow(True, CAPTURE, hash_text(name), hash_text(name))
 
 
 def is_capture(row: Row) -> bool:
@@ -91,32 +91,32 @@ class CallReader:
     """The format of all rows; None: detected row by row."""
     stated: str | None = None
     """Where rows name their conversation according to the user; None: the user does not say."""
-    in_log: str | None = None
+    found_key: str | None = None
     """Where rows may name it according to the log itself; None: nowhere."""
     by_key: bool = True
 
-    def __call__(self, row: Row) -> RowOfLog:
+    def __call__(self, row: Row) -> CallOfRow:
         """What a row says."""
-        name = name_of(value_at(row, self.stated)) if self.stated is not None else None
-        form, rollouts = _read(row, self.named)
+        name = conversation_name(value_at(row, self.stated)) if self.stated is not None else None
+        form, rollouts = _read_row(row, self.named)
         if self.stated is None and form is not None and form.steps is not None:
             name = form.steps.name(row)
         elif self.stated is None and form is not None and form.conversation:
-            name = name_of(row.get(form.conversation))
+            name = conversation_name(row.get(form.conversation))
         if form is None or (name is None and not is_row_of_call(row, form)):
-            return RowOfLog(name is not None)
+            return CallOfRow(name is not None)
         if not _are_calls(rollouts) or len(rollouts) > 1:
-            return RowOfLog(name is not None, several=_are_calls(rollouts))
+            return CallOfRow(name is not None, several=_are_calls(rollouts))
         (rollout,) = rollouts
         # A number that differs for calls of another format or model, or with other tools or template arguments.
         stated = rollout.stated
         text = repr(
             (form.name, stated.model, stated.attempt, rollout.tools, sorted(rollout.template_kwargs.items()))
         )
-        context = digest(text)
+        context = hash_text(text)
         if name is not None:
-            return RowOfLog(True, form.name, digest(name), digest(f"{context} {name}"))
-        key = name_of(value_at(row, self.in_log)) if self.in_log is not None else None
+            return CallOfRow(True, form.name, hash_text(name), hash_text(f"{context} {name}"))
+        key = conversation_name(value_at(row, self.found_key)) if self.found_key is not None else None
         (turn,) = rollout.turns
         request, answer = request_and_answer(rollout)
         traits = CallTraits(
@@ -128,16 +128,16 @@ class CallReader:
             answer=answer,
             prompt_text=turn.prompt_text,
             completion_text=turn.completion_text,
-            key=None if key is None else digest(key).to_bytes(8, "little"),
+            key=None if key is None else hash_text(key).to_bytes(8, "little"),
         )
-        return RowOfLog(False, form.name, traits=traits)
+        return CallOfRow(False, form.name, traits=traits)
 
 
 ReadCall: TypeAlias = CaptureKey | CallReader
 """Says whether a row is a call, and of which conversation; it keeps no state, so any process may use it."""
 
 
-def _read(row: Row, named: str | None) -> tuple[Format | None, Sequence[Rollout]]:
+def _read_row(row: Row, named: str | None) -> tuple[Format | None, Sequence[Rollout]]:
     """The format and the rollouts of a row; None and () if it cannot be read, or must not hold foreign keys."""
     try:
         form = pick_format(row) if named is None else format_named(named)
@@ -156,12 +156,12 @@ def is_row_of_call(row: Row, form: Format) -> bool:
     return form.row_is_call and not any(name in row for name in CALL_LISTS)
 
 
-def may_join(row: Row, named: str | None, *, stated: bool) -> bool | None:
+def is_joinable(row: Row, named: str | None, *, stated: bool) -> bool | None:
     """Whether a row is a call as in logs of calls; with a `stated` key, any single call.
 
     None for a row that is not one but may occur among such rows: of a format of calls, or of no format.
     """
-    form, rollouts = _read(row, named)
+    form, rollouts = _read_row(row, named)
     if form is not None and len(rollouts) == 1 and _are_calls(rollouts):
         return stated or is_row_of_call(row, form)
     try:
@@ -172,23 +172,23 @@ def may_join(row: Row, named: str | None, *, stated: bool) -> bool | None:
     return None if form.row_is_call and form.name != "generic" else False
 
 
-def key_in(rows: Sequence[Row]) -> str | None:
+def find_conversation_key(rows: Sequence[Row]) -> str | None:
     """The most reliable key under which all of these rows name a conversation; None if there is none."""
     paths = [f"{holder}{name}" for name in NAMES for holder in _HOLDERS]
-    return next((path for path in paths if all(name_of(value_at(row, path)) for row in rows)), None)
+    return next((path for path in paths if all(conversation_name(value_at(row, path)) for row in rows)), None)
 
 
-def name_of(value: object) -> str | None:
+def conversation_name(value: object) -> str | None:
     """A text or a whole number as JSON; None if it names nothing."""
     text = id_text(value)
     return json.dumps(text) if isinstance(value, str) and text is not None else text
 
 
-def keys_of(row: Mapping[str, Any], above: str = "", depth: int = 4) -> Iterator[str]:
+def possible_key_paths(row: Mapping[str, Any], above: str = "", depth: int = 4) -> Iterator[str]:
     """The paths of everything in a row that could name a conversation."""
     for key, value in list(row.items())[:64]:
         where = f"{above}{key}"
-        if name_of(value) is not None:
+        if conversation_name(value) is not None:
             yield where
         elif isinstance(value, Mapping) and depth:
-            yield from keys_of(value, f"{where}.", depth - 1)
+            yield from possible_key_paths(value, f"{where}.", depth - 1)

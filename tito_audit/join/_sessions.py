@@ -1,4 +1,4 @@
-"""What a summary says about joined calls, and the error for a key that no row has."""
+"""What summaries and `inspect` say about joined calls, and the error for a `--session` key that no row has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from tito_audit.format import Row
 from tito_audit.formats import format_named
 from tito_audit.join._call_rows import CallRows
 from tito_audit.join._keys import value_at
-from tito_audit.join._reader import NAMES, SEEN, CallReader, key_in, keys_of, may_join, name_of
+from tito_audit.join._reader import (
+    NAMES,
+    SEEN,
+    CallReader,
+    conversation_name,
+    find_conversation_key,
+    is_joinable,
+    possible_key_paths,
+)
 from tito_audit.join.history import JoinedBy
 from tito_audit.join.traces import Decode
 from tito_audit.settings.model import Settings
@@ -27,9 +35,9 @@ _LISTED = 16
 
 
 def joined_notices(rows: CallRows, read: CallReader) -> list[str]:
-    """How many rows became how many conversations, by what, and what was left as it was."""
+    """How many rows became how many conversations, by what, and what stayed as it was."""
     where = f"{rows.paths[0]}" if len(rows.paths) == 1 else f"{len(rows.paths)} logs"
-    path = read.stated or own_key(rows)
+    path = read.stated or key_of_format(rows)
     by_name: list[str] = []
     if path is not None:
         conversations = rows.conversations_named
@@ -50,23 +58,23 @@ def joined_notices(rows: CallRows, read: CallReader) -> list[str]:
             )
     stay = "stays as it is" if rows.several == 1 else "stay as they are"
     several = f"{_rows(rows.several, 'holds', 'hold')} several calls or choices and {stay}"
-    notices = [by_name, [*_traced(rows, read), *([several] if rows.several else [])]]
+    notices = [by_name, [*_history_notices(rows, read), *([several] if rows.several else [])]]
     return [f"{where}: {'; '.join(each)}." for each in notices if each]
 
 
-def own_key(rows: CallRows) -> str | None:
-    """The key by which rows were joined as their format says; None if there are no such rows."""
+def key_of_format(rows: CallRows) -> str | None:
+    """The key by which rows were joined because their format names it; None if there are no such rows."""
     if not rows.named:
         return None
     own = (format_named(form).conversation for form in rows.forms[1:])
     return next((key for key in own if key), None)
 
 
-def _traced(rows: CallRows, read: CallReader) -> list[str]:
-    """What was found by history, and by keys found in the log itself."""
+def _history_notices(rows: CallRows, read: CallReader) -> list[str]:
+    """What was joined by history, and by a key found in the log itself."""
     if rows.joined is None:
         return []
-    joined, conversations = together(rows.joined.of)
+    joined, conversations = count_joined(rows.joined.of)
     alone, unsure = len(rows.joined.of) - joined, rows.joined.unsure
     if not joined:
         if read.stated is not None:
@@ -74,7 +82,7 @@ def _traced(rows: CallRows, read: CallReader) -> list[str]:
         # Rows of plain columns may just as well be whole rollouts of one call.
         worth_saying = alone > 1 and (len(unsure) or rows.forms[1:] != ["generic"])
         return [f"{_rows(alone, 'is', 'are')} a single call each; none continues another"] if worth_saying else []
-    ways = {JoinedBy.KEY: f"`{read.in_log}`"}
+    ways = {JoinedBy.KEY: f"`{read.found_key}`"}
     if not rows.joined.keys_believed:
         ways |= {JoinedBy.IDS: "token ids", JoinedBy.MESSAGES: "messages", JoinedBy.TEXT: "text"}
         ways = {by: words for by, words in ways.items() if by in rows.joined.by}
@@ -89,31 +97,29 @@ def _traced(rows: CallRows, read: CallReader) -> list[str]:
 
 
 def _rows(count: int, singular: str = "was", plural: str = "were") -> str:
+    """`1 row was`, `3 rows were`."""
     return f"{many(count, 'row')} {singular if count == 1 else plural}"
 
 
 def _s(count: int) -> str:
+    """The end of a verb: `1 row stays`, `3 rows stay`."""
     return "s" * (count == 1)
 
 
-# A key that no row has
-
-
-def refuse_unknown(path: str, logs: Sequence[Path], max_row_bytes: int) -> None:
-    """SetupError, with similar keys, if no row of the logs has a name at this path."""
+def refuse_unknown_key(path: str, logs: Sequence[Path], max_row_bytes: int) -> None:
+    """Raises SetupError, with similar keys, if no row of the logs names a conversation at this path."""
     seen: list[Row] = []
     for log in logs:
         for raw in open_log(log, max_row_bytes=max_row_bytes):
             if raw.value is None:
                 continue
-            if name_of(value_at(raw.value, path)) is not None:
+            if conversation_name(value_at(raw.value, path)) is not None:
                 return
             if len(seen) < SEEN:
                 seen.append(raw.value)
     if not seen:
         return
-    keys = list(dict.fromkeys(key for row in seen for key in keys_of(row)))
-    # Keys with a similar path, or whose own name is similar.
+    keys = list(dict.fromkeys(key for row in seen for key in possible_key_paths(row)))
     last = path.rpartition(".")[2]
     ends = {key: key.rpartition(".")[2] for key in keys}
     like = difflib.get_close_matches(last, list(dict.fromkeys(ends.values())), n=3)
@@ -126,9 +132,6 @@ def refuse_unknown(path: str, logs: Sequence[Path], max_row_bytes: int) -> None:
     raise SetupError(f"--session {path}: no row of {where} names a conversation there.{hint}{has}")
 
 
-# What the first rows of a log show about its calls: keys that could name conversations, and what these yield
-
-
 _LIKE_A_KEY = re.compile(
     r"(?:^|[^a-z])(?:ids?|uuid|uid|guid|session|conversation|traj|trajectory|rollout|episode|thread|trace|chat|run)"
     r"(?:$|[^a-z])"
@@ -137,85 +140,83 @@ _BEFORE_A_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 @dataclass(frozen=True, slots=True)
-class KeySeen:
+class PossibleKey:
     """A column or path that could name the conversations of a log."""
 
     path: str
     rows: int
-    """Calls that have a name there."""
+    """Calls with a name there."""
     values: int
-    """How many different names there are."""
+    """Different names."""
     used: bool
     """Whether calls are joined by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallsJoined:
-    """The result of joining the calls."""
+    """The result of joining calls."""
 
     rows: int
-    """Calls that were joined to others."""
+    """Calls joined to others."""
     conversations: int
-    """How many conversations they are."""
+    """The conversations that these are."""
     alone: int
-    """Calls that were not joined to any other."""
+    """Calls joined to no other."""
     said: tuple[str, ...]
     """The same in words, with what joined them."""
 
 
 @dataclass(frozen=True, slots=True)
-class CallsSeen:
+class CallsInspected:
     """The single calls among the rows of a log that were read."""
 
     rows: int
-    """How many rows are one call each."""
-    keys: tuple[KeySeen, ...]
+    """Rows that are one call each."""
+    keys: tuple[PossibleKey, ...]
     joined: CallsJoined | None
     """None where nothing is joined."""
 
 
-def calls_seen(
+def inspect_calls(
     path: Path, rows: Sequence[Row], count: int, settings: Settings, decode: Decode | None = None
-) -> CallsSeen | None:
-    """The calls among the first `count` rows of a log, of which `rows` can be read; None if there are fewer than
-    two.
+) -> CallsInspected | None:
+    """The calls among the first `count` rows of a log, of which `rows` can be read; None if fewer than two.
 
     StorageError if the log cannot be read a second time.
     """
     stated = settings.session
-    calls = [row for row in rows if may_join(row, settings.format, stated=stated is not None)]
+    calls = [row for row in rows if is_joinable(row, settings.format, stated=stated is not None)]
     if len(calls) < 2 or settings.columns or settings.rows_at or not path.is_file():
         return None
     if not settings.join:
-        return CallsSeen(len(calls), tuple(_keys(calls, None)), None)
-    reader = CallReader(settings.format, stated, key_in(calls[:SEEN]) if stated is None else None)
+        return CallsInspected(len(calls), tuple(_possible_keys(calls, None)), None)
+    reader = CallReader(settings.format, stated, find_conversation_key(calls[:SEEN]) if stated is None else None)
     log = open_log(path, max_row_bytes=settings.max_row_bytes)
     joined = CallRows([log], reader, decode, count, calls[:SEEN])
     history = joined.joined
     by_key = history is not None and (history.keys_believed or JoinedBy.KEY in history.by)
-    used = stated or own_key(joined) or (reader.in_log if by_key else None)
-    several, conversations = together(joined.root)
+    used = stated or key_of_format(joined) or (reader.found_key if by_key else None)
+    several, conversations = count_joined(joined.root)
     alone = joined.named + len(joined.traced) - several
-    notices = tuple(joined_notices(joined, reader))
-    return CallsSeen(len(calls), tuple(_keys(calls, used)), CallsJoined(several, conversations, alone, notices))
+    result = CallsJoined(several, conversations, alone, tuple(joined_notices(joined, reader)))
+    return CallsInspected(len(calls), tuple(_possible_keys(calls, used)), result)
 
 
-def together(of: NDArray[np.integer]) -> tuple[int, int]:
-    """How many calls are joined to others, and how many conversations they are; `[N]` the first call of each
-    one's."""
+def count_joined(of: NDArray[np.integer]) -> tuple[int, int]:
+    """How many calls are joined to others, and into how many conversations; `of` `[N]`: each one's first call."""
     sizes = np.bincount(of, minlength=1)
     return int(sizes[sizes > 1].sum()), int((sizes > 1).sum())
 
 
-def _keys(calls: Sequence[Row], used: str | None) -> Iterator[KeySeen]:
-    """Paths that could name the conversations of calls: the one in use first, then the usual ones."""
-    paths = dict.fromkeys(path for row in calls for path in keys_of(row))
+def _possible_keys(calls: Sequence[Row], used: str | None) -> Iterator[PossibleKey]:
+    """The paths that could name the conversations of calls: the used one first, then the usual ones."""
+    paths = dict.fromkeys(path for row in calls for path in possible_key_paths(row))
     usual = [path for path in paths if path.rpartition(".")[2] in NAMES]
     own_names = {path: _BEFORE_A_CAPITAL.sub("_", path.rpartition(".")[2]).lower() for path in paths}
     alike = [path for path, name in own_names.items() if _LIKE_A_KEY.search(name)]
     for path in dict.fromkeys([*([used] if used else []), *usual, *alike]):
-        names = [name for row in calls if (name := name_of(value_at(row, path))) is not None]
+        names = [name for row in calls if (name := conversation_name(value_at(row, path))) is not None]
         values = len(set(names))
         # A value that no two calls share joins nothing.
         if path == used or path in usual or 1 < values < len(names):
-            yield KeySeen(path, len(names), values, path == used and values > 0)
+            yield PossibleKey(path, len(names), values, path == used and values > 0)

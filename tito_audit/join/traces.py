@@ -68,11 +68,11 @@ def message_digest(message: Message) -> int:
     if message.sampled:
         text, calls = text_and_calls(text, message.tool_calls)
     else:
-        text, calls = text.strip(), [_spelled(call) for call in message.tool_calls]
+        text, calls = text.strip(), [_spell_call(call) for call in message.tool_calls]
     # What a message holds besides text, such as images.
     parts = () if message.content is None or isinstance(message.content, str) else message.content
-    others = [_canonical(dict(part)) for part in parts if not isinstance(part.get("text"), str)]
-    return digest("\0".join([message.speaker, text, *calls, *others]))
+    others = [_canonical_json(dict(part)) for part in parts if not isinstance(part.get("text"), str)]
+    return hash_text("\0".join([message.speaker, text, *calls, *others]))
 
 
 def exact_digest(message: Message) -> int:
@@ -88,7 +88,7 @@ def exact_digest(message: Message) -> int:
 def text_and_calls(text: str, calls: tuple[ToolCall, ...] = ()) -> tuple[str, list[str]]:
     """The text of an answer without reasoning and tool calls, and the tool calls in one spelling."""
     text = without_reasoning(text)
-    spelled, at = [*map(_spelled, calls)], 0
+    spelled, at = [*map(_spell_call, calls)], 0
     rest: list[str] = []
     for match in _CALL.finditer(text):
         if match.start() < at or len(rest) == 64:
@@ -100,7 +100,7 @@ def text_and_calls(text: str, calls: tuple[ToolCall, ...] = ()) -> tuple[str, li
         inner = value.get("function")
         call = inner if isinstance(inner, dict) else value
         if isinstance(call.get("name"), str) and ("arguments" in call or "parameters" in call):
-            spelled.append(_spelled(ToolCall(call["name"], call.get("arguments", call.get("parameters")))))
+            spelled.append(_spell_call(ToolCall(call["name"], call.get("arguments", call.get("parameters")))))
             rest.append(text[at : match.start()])
             at = end
     text = "".join([*rest, text[at:]])
@@ -118,11 +118,11 @@ def without_reasoning(text: str) -> str:
     return text.rpartition(_THOUGHT_END)[2]
 
 
-def _spelled(call: ToolCall) -> str:
-    return f"{call.name}({_canonical(call.arguments)})"
+def _spell_call(call: ToolCall) -> str:
+    return f"{call.name}({_canonical_json(call.arguments)})"
 
 
-def _canonical(value: Any) -> str:
+def _canonical_json(value: Any) -> str:
     """Arguments as JSON with one spacing and one key order; text that is not JSON unchanged."""
     try:
         if isinstance(value, str):
@@ -184,7 +184,7 @@ class Tracer:
         self.ends: tuple[int, ...] = ()
         """Ids that end a turn: last ids of ended completions that do not occur earlier in completions; the most
         frequent first."""
-        self._factors = _factors(1 << 12)
+        self._factors = _random_factors(1 << 12)
 
     def learn(self, calls: Iterable[CallTraits]) -> None:
         """Learn from some calls which ids end a turn; other such ids are found by rereading rows."""
@@ -231,7 +231,7 @@ class Tracer:
     def _terms(self, values: NDArray[np.integer], at: int) -> Hashes:
         end = at + len(values)
         if end > len(self._factors):
-            self._factors = _factors(2 * end)
+            self._factors = _random_factors(2 * end)
         terms = values.astype(np.uint64)
         terms += _OFFSET
         terms *= HASH_BASE
@@ -244,21 +244,21 @@ class Tracer:
         has, length, prompt, seen, turns = Has(0), 0, 0, 0, _NO_TURNS
         if call.prompt is not None:
             has, length = Has.IDS, len(call.prompt)
-            hash_at = self.prefixes(call.prompt, salt("ids", call.context))
+            hash_at = self.prefixes(call.prompt, empty_hash("ids", call.context))
             prompt, turns = int(hash_at[-1]), hash_at[self.after_ends(call.prompt)[::-1]]
             if call.completion is not None and len(call.completion):
                 seen = self.extended(prompt, length, call.completion)
         elif call.request is None and call.prompt_text is not None:
-            has, values = Has.TEXT, as_bytes(call.prompt_text)
-            length, prompt = len(values), self.extended(salt("text", call.context), 0, values)
+            has, values = Has.TEXT, text_array(call.prompt_text)
+            length, prompt = len(values), self.extended(empty_hash("text", call.context), 0, values)
             if call.completion_text:
-                seen = self.extended(prompt, length, as_bytes(call.completion_text))
-        key = 0 if call.key is None else hash_of(call.key) ^ salt("key", call.context)
+                seen = self.extended(prompt, length, text_array(call.completion_text))
+        key = 0 if call.key is None else hash_bytes(call.key) ^ empty_hash("key", call.context)
         if call.request is None:
             return Trace(int(has), length, prompt, turns, seen, key)
-        hash_at_message = [salt("messages", call.context)]
+        hash_at_message = [empty_hash("messages", call.context)]
         for message in call.request:
-            hash_at_message.append(_then(hash_at_message[-1], message))
+            hash_at_message.append(_extend_hash(hash_at_message[-1], message))
         sampled = [at for at, message in enumerate(call.request) if message.sampled][::-1]
         has |= Has.MESSAGES
         # A prompt of several turns has a history; a template may add a system prompt.
@@ -274,13 +274,13 @@ class Tracer:
             seen,
             key,
             [hash_at_message[at + 1] for at in sampled],
-            0 if call.answer is None else _then(hash_at_message[-1], call.answer),
+            0 if call.answer is None else _extend_hash(hash_at_message[-1], call.answer),
             0 if call.answer is None else exact_digest(call.answer),
             exact_digest(call.request[sampled[0]]) if sampled else 0,
         )
 
 
-def _factors(count: int) -> Hashes:
+def _random_factors(count: int) -> Hashes:
     """`[count]` Odd factors that look random (splitmix64)."""
     state = np.arange(1, count + 1, dtype=np.uint64) * HASH_BASE
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -288,27 +288,27 @@ def _factors(count: int) -> Hashes:
     return (state ^ (state >> np.uint64(31))) | np.uint64(1)
 
 
-def hash_of(data: bytes) -> int:
+def hash_bytes(data: bytes) -> int:
     """A 64-bit hash of bytes."""
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
 
-def digest(text: str) -> int:
+def hash_text(text: str) -> int:
     """A number below 2**64 that identifies a text."""
-    return hash_of(text.encode("utf-8", "surrogatepass"))
+    return hash_bytes(text.encode("utf-8", "surrogatepass"))
 
 
-def salt(kind: str, context: int) -> int:
+def empty_hash(kind: str, context: int) -> int:
     """The hash of the empty sequence, by kind and context."""
-    return (hash_of(kind.encode()) ^ (context * _FACTOR)) & MASK
+    return (hash_bytes(kind.encode()) ^ (context * _FACTOR)) & MASK
 
 
-def as_bytes(text: str) -> NDArray[np.uint8]:
+def text_array(text: str) -> NDArray[np.uint8]:
     """Text as an array of bytes."""
     return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
 
 
-def _then(hash_: int, message: Message) -> int:
+def _extend_hash(hash_: int, message: Message) -> int:
     """The hash of messages with this hash, followed by one more."""
     mixed = ((hash_ ^ message_digest(message)) * _FACTOR) & MASK
     return (mixed ^ (mixed >> 29)) * _FACTOR & MASK
@@ -338,18 +338,18 @@ def likeness_of_texts(answer: bytes, there: bytes, *, open_end: bool = False) ->
         return SAME
     spelled, spelled_there = (text.decode("utf-8", "replace") for text in (answer, there))
     shown, shown_there = without_reasoning(spelled).strip(), without_reasoning(spelled_there).strip()
-    if shown and _same(shown, shown_there, open_end=open_end):
+    if shown and _same_text(shown, shown_there, open_end=open_end):
         return SAME_WITHOUT_REASONING
     (text, calls), (text_there, calls_there) = text_and_calls(spelled), text_and_calls(spelled_there)
     if calls != calls_there[: len(calls)] or (len(calls) != len(calls_there) and not open_end):
         return 0.0
     text, text_there = "".join(text.split()), "".join(text_there.split())
-    if _same(text, text_there, open_end=open_end) and (text or calls):
+    if _same_text(text, text_there, open_end=open_end) and (text or calls):
         return SAME_IN_OTHER_SPELLING
     return 0.0 if open_end else _likeness_of_words(shown, shown_there)
 
 
-def _same(text: str, there: str, *, open_end: bool) -> bool:
+def _same_text(text: str, there: str, *, open_end: bool) -> bool:
     return text == there or (open_end and len(text) >= _LEAST_BYTES and there.startswith(text))
 
 

@@ -1,4 +1,4 @@
-"""Levels of a record, the facts that each asks for, and where formats keep them: what `levels.toml` says."""
+"""What `levels.toml` says: the levels of a record, the facts that each asks for, and where formats keep them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class RecordLevel(IntEnum):
     @property
     def words(self) -> str:
         """What a record of this level holds, in a few words."""
-        return _data().words[self]
+        return _read_levels().words[self]
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that a record may hold."""
+    """Something that the record of a rollout may hold."""
 
     name: str
     bit: int
@@ -45,9 +45,9 @@ class Fact:
     level: RecordLevel
     """The level that asks for it."""
     words: str
-    """What is lacking, to be read after "lacks"."""
+    """What is lacking, read after "lacks"."""
     line: str
-    """How to log it where the framework has no line of its own; an imperative."""
+    """How to log it if the framework has no line of its own; an imperative."""
     names: tuple[str, ...] = ()
     """Keys that state it."""
 
@@ -57,23 +57,23 @@ class FormatLevel:
     """What a log format has a place for."""
 
     holds: RecordLevel
-    """The level that its rows can have; for a dense model of text."""
+    """The highest level that its rows can have, for a dense model of text."""
     holders: tuple[str, ...] = ()
-    """Paths of objects that state facts; `calls[]`: each entry of a list, `steps[metrics]`: each with that key."""
+    """Paths of objects with facts: `calls[]` is each entry of a list, `steps[metrics]` each with that key."""
     stops: tuple[str, ...] = ()
-    """Paths of objects that state why calls ended, if the format does not read that."""
+    """Paths of objects that state why calls ended, if the format itself does not read that."""
     others: bool = False
-    """Whether rows that hold no tokens are other events, such as rewards, and no rollouts."""
+    """Whether rows without tokens are other events, such as rewards, instead of rollouts."""
     lines: Mapping[str, str] = field(default_factory=dict)
-    """By fact: what logs it in its framework, an imperative."""
+    """By fact: how to log it in the format's framework, an imperative."""
 
     def line(self, fact: Fact) -> str:
-        """What logs a fact."""
+        """How to log a fact."""
         return self.lines.get(fact.name, fact.line)
 
 
 @dataclass(frozen=True, slots=True)
-class _Data:
+class _LevelTable:
     words: Mapping[RecordLevel, str]
     facts: Mapping[str, Fact]
     formats: Mapping[str, FormatLevel]
@@ -81,7 +81,8 @@ class _Data:
 
 
 @cache
-def _data() -> _Data:
+def _read_levels() -> _LevelTable:
+    """The content of `levels.toml`."""
     text = files("tito_audit").joinpath("levels/levels.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
     words = {RecordLevel[name]: words for name, words in table["levels"].items()}
@@ -101,34 +102,34 @@ def _data() -> _Data:
         )
         for name, entry in table["formats"].items()
     }
-    return _Data(words, facts, formats, re.compile(table["with_experts"], re.IGNORECASE))
+    return _LevelTable(words, facts, formats, re.compile(table["with_experts"], re.IGNORECASE))
 
 
 def all_facts() -> Mapping[str, Fact]:
     """Every fact by name, in the order of levels."""
-    return _data().facts
+    return _read_levels().facts
 
 
 def level_of_format(name: str) -> FormatLevel:
-    """What the format of that name has a place for; that of `generic` for a format that is not listed."""
-    formats = _data().formats
+    """What a format has a place for; for a format that is not listed, as `generic`."""
+    formats = _read_levels().formats
     return formats.get(name, formats["generic"])
 
 
-def has_experts(model: str) -> bool:
-    """Whether the name of a model is that of a mixture of experts, such as `Qwen3-30B-A3B`."""
-    return _data().with_experts.search(model) is not None
+def is_mixture_of_experts(model: str) -> bool:
+    """Whether a model's name tells that it is a mixture of experts, as `Qwen3-30B-A3B` does."""
+    return _read_levels().with_experts.search(model) is not None
 
 
 ASKED = 1 << 16
-"""A fact that is asked of a rollout only if it applies has its bit in a mask times this as well."""
+"""In a mask, `bit * ASKED` is set for a fact of L4 that applies to the rollout and is asked of it."""
 EXPERTS_SEEN = 1 << 30
-"""In a mask: the record holds experts, so the rows beside it should too."""
-NOTHING = ASKED - 1
-"""The mask of a row that cannot be read: it holds nothing."""
+"""In a mask: the record holds experts, so other rows of its log should too."""
+LACKS_ALL = ASKED - 1
+"""The mask of a row that cannot be read."""
 
 
-def level_of(record: int) -> RecordLevel:
-    """The level of a record, by its mask."""
-    missing = [fact.level for fact in all_facts().values() if fact.bit & record]
+def level_of_mask(mask: int) -> RecordLevel:
+    """The level of a record that lacks these facts."""
+    missing = [fact.level for fact in all_facts().values() if fact.bit & mask]
     return RecordLevel(min(missing) - 1) if missing else RecordLevel.L4

@@ -1,4 +1,4 @@
-"""The levels of logs: how many rollouts have each, and what lacks for the next, with the line that logs it."""
+"""The level of each log: how many rollouts have each level, what the next one lacks, and how to log it."""
 
 from __future__ import annotations
 
@@ -13,32 +13,25 @@ from tito_audit.levels.facts import (
     Fact,
     RecordLevel,
     all_facts,
-    level_of,
     level_of_format,
+    level_of_mask,
 )
 from tito_audit.record.rollout import Place
 from tito_audit.settings.model import Settings
+from tito_audit.summary import RecordCounts
 from tito_audit.terminal.words import listed, many
 
-RecordCounts = dict[tuple[str, str, int], tuple[int, Place]]
-"""By file, format ("" for a row that cannot be read) and mask: how many rollouts, and the first."""
 _APPLYING = {
     "kept_sets": "kept sets (`top_p` is 1 and `top_k` is -1)",
     "experts": "experts (no row holds any or names a model that has them)",
     "images": "images (no message shows one)",
 }
-"""Facts of L4 that do not apply to every row, and what shows it."""
-
-
-def count_record(counts: RecordCounts, place: Place, format: str, record: int) -> None:
-    """Count the record of one rollout by its mask."""
-    number, first = counts.get((place.file, format, record), (0, place))
-    counts[place.file, format, record] = number + 1, first
+"""Facts of L4 that do not apply to every row, with what shows that they do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class LackingFact:
-    """What rollouts of a format lack for the next level of their log."""
+    """A fact that rollouts of a format lack for the next level of their log."""
 
     fact: Fact
     format: str
@@ -47,7 +40,7 @@ class LackingFact:
 
     @property
     def line(self) -> str:
-        """What logs it, an imperative."""
+        """How to log it, an imperative."""
         return level_of_format(self.format).line(self.fact)
 
 
@@ -73,7 +66,7 @@ class LogRecord:
 
     @classmethod
     def of(cls, file: str, counts: RecordCounts) -> LogRecord:
-        """The level of the rollouts that were counted."""
+        """The level of the counted rollouts."""
         experts = all_facts()["experts"].bit
         seen = any(record & EXPERTS_SEEN for _, _, record in counts)
         levels, formats, applies = Counter[RecordLevel](), Counter[str](), Counter[str]()
@@ -82,7 +75,7 @@ class LogRecord:
         for (_, format, record), (number, first) in counts.items():
             if seen and not record & EXPERTS_SEEN:
                 record |= experts * ASKED | experts  # the model has experts, as the rows beside it show
-            level = level_of(record)
+            level = level_of_mask(record)
             levels[level] += number
             firsts.setdefault(level, first)
             formats[format] += number
@@ -118,18 +111,18 @@ class LogRecord:
 
     @property
     def sentence(self) -> str:
-        """What lacks for the next level, with the line that logs it; "" at the highest."""
+        """A sentence on what the next level lacks and how to log it; "" at the highest level."""
         lacks = self.lacks(
             lambda lines: "; and ".join(f"{listed(words)}: {line}" for line, words in lines.items())
         )
         return f"For {RecordLevel(self.level + 1)}, {lacks}." if lacks else ""
 
     def lacks(self, shown: Callable[[Mapping[str, Sequence[str]]], str]) -> str:
-        """What lacks for the next level, as part of a sentence; `shown` gets facts by the line that logs them."""
+        """What the next level lacks, as part of a sentence; `shown` words facts, by the line that logs them."""
         return "; ".join([*(f"{who} {shown(lines)}" for who, lines in self.groups()), *self.unread])
 
     def groups(self) -> list[tuple[str, dict[str, list[str]]]]:
-        """Which rollouts lack something for the next level (`both rollouts lack`), and what, by line to add."""
+        """Who lacks something for the next level (`both rollouts lack`), and what, by the line that logs it."""
         alike: dict[tuple[int, Place], dict[str, list[str]]] = {}
         for lack in self.lacking:
             alike.setdefault((lack.rollouts, lack.first), {}).setdefault(lack.line, []).append(lack.fact.words)
@@ -143,7 +136,7 @@ class LogRecord:
 
     @property
     def unread(self) -> Sequence[str]:
-        """What is said of rows that cannot be read, if there are some."""
+        """A clause on rows that cannot be read; () if there are none."""
         if not self.unreadable:
             return ()
         place = self.firsts[RecordLevel.NONE]
@@ -151,7 +144,7 @@ class LogRecord:
 
     @property
     def in_short(self) -> str:
-        """The level, and what the next one lacks, without the lines that log it."""
+        """The level and what the next one lacks, without how to log it."""
         facts = dict.fromkeys(lack.fact.name.replace("_", " ") for lack in self.lacking)
         lacks = f"; {RecordLevel(self.level + 1)} lacks {', '.join(facts)}" if facts else ""
         level = self.level.in_words if self.level is RecordLevel.NONE else f"level {self.level.in_words}"
@@ -159,12 +152,12 @@ class LogRecord:
 
     @property
     def not_asked(self) -> str:
-        """What L4 did not ask of these rollouts, and why; "" if it asked for everything."""
+        """A sentence on what L4 does not ask of these rollouts, and why; "" if it asks for everything."""
         words = [words for name, words in _APPLYING.items() if not self.applies.get(name)]
         return f"Not asked: {listed(words)}." if words and self.rollouts > self.unreadable else ""
 
     def as_object(self) -> dict[str, Any]:
-        """Everything, as one object of the JSON output."""
+        """The object of the JSON output."""
         return {
             "file": self.file,
             "level": None if self.level is RecordLevel.NONE else str(self.level),
@@ -186,16 +179,16 @@ class LogRecord:
         }
 
 
-def records_of(counts: RecordCounts, files: Sequence[str] = ()) -> list[LogRecord]:
-    """The level of each log; of `files` without rollouts too."""
+def log_records(counts: RecordCounts, files: Sequence[str] = ()) -> list[LogRecord]:
+    """The level of each log, also of those `files` that hold no rollouts."""
     names = dict.fromkeys((*files, *(file for file, _, _ in counts)))
     return [LogRecord.of(name, {key: what for key, what in counts.items() if key[0] == name}) for name in names]
 
 
-def below(counts: RecordCounts, files: Sequence[str], settings: Settings) -> Iterator[str]:
-    """Why logs are below the level that is required of them: a sentence for each."""
+def level_failures(counts: RecordCounts, files: Sequence[str], settings: Settings) -> Iterator[str]:
+    """A sentence for each log below its required level (`Settings.require_level`)."""
     required = {file: level for file in files if (level := settings.at(file).require_level) is not None}
-    for record in records_of(counts, list(required)) if required else ():
+    for record in log_records(counts, list(required)) if required else ():
         wanted = RecordLevel[required.get(record.file) or "L0"]
         if record.file not in required or record.level >= wanted:
             continue

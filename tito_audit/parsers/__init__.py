@@ -10,8 +10,8 @@ from typing import Any
 
 from tito_audit.parser import Delta, Parsed, ParsedCall, ParseOptions, Parser, ParserRun, Reads
 from tito_audit.parsers._runs import PlainRun as PlainRun
-from tito_audit.registry import plugins
-from tito_audit.unknown import unknown
+from tito_audit.registry import load_plugins
+from tito_audit.unknown import unknown_name
 
 # Parsers by name, and those that fit a chat template.
 
@@ -20,31 +20,31 @@ _WORDS = {Reads.TOOLS: ("tool", "--tool-parser"), Reads.REASONING: ("reasoning",
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """The parser that fits a chat template, if exactly one does."""
+    """The parser that a chat template suggests, if exactly one fits."""
 
     parser: Parser | None
     line: str
-    """For the user: what was chosen, or why nothing was."""
+    """What to tell the user: which parser was chosen, or why none was."""
 
 
 @cache
 def all_parsers() -> tuple[Parser, ...]:
     """Every parser, in order of names."""
-    return plugins(__name__, Parser, lambda parser: parser.name)
+    return load_plugins(__name__, Parser, lambda parser: parser.name)
 
 
 def parser_named(name: str, reads: Reads) -> Parser:
-    """The parser of that name or alias that reads tools or reasoning; SetupError with similar names."""
+    """The parser with this name or alias for tools or reasoning; SetupError, with similar names, if none."""
     parsers = [parser for parser in all_parsers() if reads & parser.reads]
     names = {key: parser for parser in parsers for key in (parser.name, *parser.aliases)}
     if name in names:
         return names[name]
     word, option = _WORDS[reads]
-    raise unknown(f"{word} parser", name, sorted(names), flag=option, listed_by="tito-audit list parsers")
+    raise unknown_name(f"{word} parser", name, sorted(names), flag=option, listed_by="tito-audit list parsers")
 
 
 def guess_parser(template: str | None, reads: Reads) -> Guess:
-    """The only parser whose texts a chat template contains, none if several fit, with a line that says so."""
+    """The parser whose `templates` texts a chat template contains; none if several fit."""
     word, option = _WORDS[reads]
     fitting = [
         parser
@@ -63,22 +63,20 @@ def guess_parser(template: str | None, reads: Reads) -> Guess:
 # A whole answer, parsed into reasoning, content and tool calls, and as OpenAI messages.
 
 
-class _ParsedAnswer:
-    """One parser reads the reasoning; another reads tool calls in the remaining content."""
+class _TwoStageRun:
+    """Parses the reasoning with one parser, and the content that it leaves with another, for tool calls."""
 
     def __init__(self, reasoning: ParserRun, tools: ParserRun) -> None:
         self._reasoning = reasoning
         self._tools = tools
 
     def feed(self, text: str) -> Sequence[Delta]:
-        """What the next piece of text adds."""
-        return self._rest(self._reasoning.feed(text))
+        return self._parse_content(self._reasoning.feed(text))
 
     def close(self) -> Sequence[Delta]:
-        """What is still held back, at the end of the answer."""
-        return [*self._rest(self._reasoning.close()), *self._tools.close()]
+        return [*self._parse_content(self._reasoning.close()), *self._tools.close()]
 
-    def _rest(self, deltas: Sequence[Delta]) -> list[Delta]:
+    def _parse_content(self, deltas: Sequence[Delta]) -> list[Delta]:
         rest: list[Delta] = []
         for delta in deltas:
             if delta.reasoning:
@@ -91,18 +89,18 @@ class _ParsedAnswer:
 def start_answer(
     reasoning: Parser | None = None, tools: Parser | None = None, options: ParseOptions | None = None
 ) -> ParserRun:
-    """Starts to parse one answer; None: that part is not parsed. A parser that reads both may be passed as either
-    or as both.
+    """Start parsing one answer; a part whose parser is None stays in the content. A parser that reads both parts
+    may be passed as either or as both.
     """
     options = options or ParseOptions()
     if reasoning is None or tools is None or reasoning is tools:
         chosen = reasoning or tools
         return chosen.start(options) if chosen is not None else PlainRun()
-    return _ParsedAnswer(reasoning.start(options), tools.start(options))
+    return _TwoStageRun(reasoning.start(options), tools.start(options))
 
 
-def collected(deltas: Iterable[Delta]) -> Parsed:
-    """The deltas of an answer, added up."""
+def join_deltas(deltas: Iterable[Delta]) -> Parsed:
+    """The answer that its deltas add up to."""
     content, reasoning = [], []
     names: list[str] = []
     arguments: list[list[str]] = []
@@ -125,16 +123,15 @@ def parse_answer(
     tools: Parser | None = None,
     options: ParseOptions | None = None,
 ) -> Parsed:
-    """A whole answer, parsed."""
+    """Parse a whole answer."""
     run = start_answer(reasoning, tools, options)
-    return collected([*run.feed(text), *run.close()])
+    return join_deltas([*run.feed(text), *run.close()])
 
 
 def to_message(parsed: Parsed, call_id: Callable[[int], str]) -> dict[str, Any]:
-    """An answer as the assistant message of OpenAI's chat completions.
+    """An answer as the assistant message of a chat completion; `call_id` makes the id of a call from its number.
 
-    `call_id` gives the id of each call by its number. Reasoning has both names that clients read:
-    `reasoning_content` and `reasoning`.
+    Reasoning has both names that clients read, `reasoning_content` and `reasoning`.
     """
     nothing = None if parsed.reasoning or parsed.tool_calls else ""
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content or nothing}
@@ -153,7 +150,7 @@ def to_message(parsed: Parsed, call_id: Callable[[int], str]) -> dict[str, Any]:
 
 
 def to_delta(delta: Delta, call_id: Callable[[int], str]) -> dict[str, Any]:
-    """One delta as the `delta` of a chunk of OpenAI's chat completions; {} for one that adds nothing."""
+    """A delta as the `delta` of a chat completion's chunk; {} if it adds nothing."""
     chunk: dict[str, Any] = {}
     if delta.content:
         chunk["content"] = delta.content
@@ -168,20 +165,20 @@ def to_delta(delta: Delta, call_id: Callable[[int], str]) -> dict[str, Any]:
     return chunk
 
 
-# Calls that a request forces: a grammar in the template's own syntax, or one of JSON.
+# Grammars that force calls, in the template's own syntax or in JSON.
 
 _ANYTHING: Mapping[str, Any] = {"type": "object", "additionalProperties": True}
 _SPACES = {"type": "regex", "pattern": "[ \\n]{0,4}"}
-"""What models write between reasoning and calls."""
+"""What may come between reasoning and calls."""
 
 
-def forced_format(
+def calls_grammar(
     reasoning: Parser | None, tools: Parser | None, schemas: Mapping[str, Any], end: str, *, single: bool
 ) -> dict[str, Any] | None:
-    """The structural tag, as xgrammar has them, of an answer that is calls of these functions after its reasoning.
+    """The structural tag of xgrammar for an answer that calls these functions after its reasoning.
 
-    `schemas` are their parameters by name, `end` is the end of the prompt, and `single` allows one call only. None
-    if the syntax has no grammar.
+    `schemas` has the JSON schema of their parameters by name; `end` is the end of the prompt, and `single` allows
+    one call only. None if the syntax has no grammar.
     """
     form = tools.call_form if tools is not None else None
     if form is None:
@@ -203,15 +200,15 @@ def forced_format(
     if reasoning is not None and reasoning.reasoning_tags is not None:
         opens, closes = reasoning.reasoning_tags
         if not end.rstrip().endswith(closes):
-            # A server that reads reasoning itself begins its grammar after it.
+            # Reasoning is optional: a server that parses it itself applies the grammar after it.
             begin = "" if end.rfind(opens) > end.rfind(closes) else opens
             thought = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": closes}
             answer = {"type": "or", "elements": [{"type": "sequence", "elements": [thought, answer]}, answer]}
     return {"type": "structural_tag", "format": answer}
 
 
-def forced_json(schemas: Mapping[str, Any], *, named: bool) -> dict[str, Any]:
-    """The same as vLLM has it where a syntax has no grammar: the arguments of the function that was named, or a
+def json_grammar(schemas: Mapping[str, Any], *, named: bool) -> dict[str, Any]:
+    """The structural tag for a syntax without a grammar, as vLLM has it: the arguments of the named function, or a
     list of objects with `name` and `parameters`."""
     if named:
         (schema,) = schemas.values()
@@ -228,20 +225,18 @@ def forced_json(schemas: Mapping[str, Any], *, named: bool) -> dict[str, Any]:
     return {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": listed}}
 
 
-class JsonCalls:
-    """Parses an answer that `forced_json` forced; one that was cut is content."""
+class JsonCallsRun:
+    """Parses an answer that `json_grammar` forced; if it was cut off, it is content."""
 
     def __init__(self, name: str | None) -> None:
         self._name = name
         self._text = ""
 
     def feed(self, text: str) -> Sequence[Delta]:
-        """Nothing: the answer is read when it is complete."""
         self._text += text
         return ()
 
     def close(self) -> Sequence[Delta]:
-        """Its calls."""
         try:
             value = json.loads(self._text)
             if self._name is not None:
@@ -253,5 +248,5 @@ class JsonCalls:
 
 
 def finish_reason(parsed: Parsed, sampled: str | None) -> str | None:
-    """The finish reason for a client: `tool_calls` if the model stopped after calls."""
+    """The finish reason for a client: `tool_calls` where the model stopped after calls, else as sampled."""
     return "tool_calls" if parsed.tool_calls and sampled == "stop" else sampled

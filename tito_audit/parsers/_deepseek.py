@@ -1,4 +1,4 @@
-"""What DeepSeek's two syntaxes of tool calls share: the section of calls and the tokens in it."""
+"""The section of tool calls that DeepSeek's two syntaxes share, and its control tokens."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 from tito_audit.parser import ParsedCall
 from tito_audit.parsers._runs import CallReader
-from tito_audit.parsers._source import Reader, TextSource, json_text, literal, spaces, word
+from tito_audit.parsers._source import Reader, TextSource, json_text, literal, skip_spaces, word
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END, SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 _NAME = re.compile(r"[^\s<`]+")
 
 
-def section(*, fenced: bool) -> CallReader:
-    """What reads a section of calls. At the end of an answer the tokens that close it may be missing.
+def read_section(*, fenced: bool) -> CallReader:
+    """A reader of a section of calls. At the end of an answer the closing tokens may be missing.
 
     A call is `NAME<｜tool▁sep｜>` and a JSON object, or, `fenced`, `function<｜tool▁sep｜>NAME`, a line break,
     and a block of JSON.
@@ -31,16 +31,16 @@ def section(*, fenced: bool) -> CallReader:
                 return None
         arguments = yield from json_text(source)
         if arguments is None or (
-            fenced and (yield from spaces(source)) and not (yield from literal(source, "```"))
+            fenced and (yield from skip_spaces(source)) and not (yield from literal(source, "```"))
         ):
             return None
-        ended = not (yield from spaces(source)) or (yield from literal(source, CALL_END))
+        ended = not (yield from skip_spaces(source)) or (yield from literal(source, CALL_END))
         return ParsedCall(name, arguments) if ended else None
 
     def read(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
         yield from literal(source, CALLS_BEGIN)
         count = 0
-        while (yield from spaces(source)):
+        while (yield from skip_spaces(source)):
             if not (yield from literal(source, CALL_BEGIN)):
                 return count > 0 and (yield from literal(source, CALLS_END))
             parsed = yield from call(source)

@@ -1,4 +1,4 @@
-"""The usual answers: all content, content with calls that begin with a mark, reasoning between tags."""
+"""The usual parsers: no syntax, calls that begin with a mark, reasoning between `<think>` tags."""
 
 from __future__ import annotations
 
@@ -11,35 +11,33 @@ from tito_audit.parser import Delta, ParsedCall, ParseOptions, ParserRun
 from tito_audit.parsers._source import AnswerRun, Emit, Reader, TextSource, json_object, literal, search
 
 CallReader: TypeAlias = Callable[[TextSource, Callable[[ParsedCall], None]], Reader[bool]]
-"""Reads calls from a source at their mark, and passes on each that is complete. Returns whether what it read after
-the last call belongs to the syntax; if not, it is content."""
+"""Reads calls from a source at their mark, and passes on each complete one. Returns whether what it read after the
+last call is part of the syntax; if not, it is content."""
 _OPEN, _CLOSE = "<think>", "</think>"
 _BLANK = re.compile(r"\s+")
 _TURNS = ("<|", "<｜", _OPEN)
-"""Control tokens or an opening tag, between an earlier turn's reasoning and the answer."""
+"""What shows that the reasoning which a prompt closed is that of an earlier turn."""
 
 
 class PlainRun:
     """An answer that is all content."""
 
     def feed(self, text: str) -> Sequence[Delta]:
-        """What the next piece of text adds."""
         return (Delta(text),) if text else ()
 
     def close(self) -> Sequence[Delta]:
-        """Nothing: no text is held back."""
         return ()
 
 
-def with_tools(
+def tool_parser(
     marks: Callable[[ParseOptions], Mapping[str, CallReader]], *, only_first: bool = False
 ) -> Callable[[ParseOptions], ParserRun]:
-    """What starts the parsing of content in which marks begin calls; without tools in the request there are none.
+    """Starts parsers of content with calls; `marks` names the texts that begin one, and their readers.
 
-    Text from a mark on is held back until it is a complete call or cannot become one. Then it is content,
-    unchanged, and the search for marks continues where the call broke off, so the time is linear. White space
-    alone between calls belongs to the syntax; everything else around them is content. `only_first`: calls come
-    first in an answer or not at all.
+    Without tools in the request no call is parsed. Text from a mark on is held back until it is a complete call or
+    cannot become one. Then it is content, unchanged, and the search goes on where the call broke off, so the time
+    is linear. White space between calls is part of the syntax; all else around them is content. `only_first`:
+    calls come first in an answer or not at all.
     """
 
     def read(source: TextSource, emit: Emit, readers: Mapping[str, CallReader]) -> Reader[None]:
@@ -58,15 +56,15 @@ def with_tools(
         def add_call(call: ParsedCall) -> None:
             nonlocal blank, in_text, count, end
             emit(Delta(call=count, name=call.name, arguments=call.arguments))
-            blank, in_text, count, end = "", False, count + 1, source.at
+            blank, in_text, count, end = "", False, count + 1, source.offset
 
         while (yield from source.more()):
             before, mark = yield from search(source, () if only_first and in_text else readers)
             add_content(before)
             if mark is not None and not (only_first and in_text):
-                end = source.at
+                end = source.offset
                 if not (yield from readers[mark](source, add_call)):
-                    add_content(source.text(end, source.at))
+                    add_content(source.text(end, source.offset))
         if not count and blank:
             emit(Delta(blank))
 
@@ -77,25 +75,25 @@ def with_tools(
     return start
 
 
-def think(*, ends_at: Sequence[str] = (), must_open: bool = False) -> Callable[[ParseOptions], ParserRun]:
-    """Starts to parse reasoning: all up to the closing tag. There is none if the prompt has already closed it.
+def think_parser(*, ends_at: Sequence[str] = (), must_open: bool = False) -> Callable[[ParseOptions], ParserRun]:
+    """Starts parsers of reasoning: all up to the closing tag; none if the prompt has closed it already.
 
-    The opening tag comes first in the answer, after white space, or is missing because the prompt wrote it, as one
-    that is not known may have. `ends_at`: marks of tool calls, which end the reasoning too if the request has
-    tools. `must_open`: the model opens its reasoning itself, so that an answer without the tag is all content.
+    The opening tag comes first in the answer, after white space, or is missing because the prompt wrote it; an
+    unknown prompt may have written it. `ends_at`: marks of tool calls, which also end the reasoning if the request
+    has tools. `must_open`: the model opens its reasoning itself; an answer without the tag is all content.
     """
 
     def read(source: TextSource, emit: Emit, ends: Sequence[str], opens: bool) -> Reader[None]:
         while (yield from source.more()) and (blank := source.take(_BLANK)):
             if not opens:
                 emit(Delta(reasoning=blank))
-        start = source.at
+        start = source.offset
         opened = yield from literal(source, _OPEN)
         reasons = opened or not opens
         if opens and opened and start:
             emit(Delta(reasoning=source.text(0, start)))
         elif not reasons:
-            source.go(0)
+            source.seek(0)
         while (yield from source.more()):
             before, mark = yield from search(source, ends if reasons else ())
             if before:
@@ -103,12 +101,12 @@ def think(*, ends_at: Sequence[str] = (), must_open: bool = False) -> Callable[[
             if mark is not None:
                 reasons = False
             if mark == _CLOSE:
-                source.go(source.at + len(_CLOSE))
+                source.seek(source.offset + len(_CLOSE))
 
     def start(options: ParseOptions) -> ParserRun:
         _, closed, after = options.prompt_end.rpartition(_CLOSE)
         if closed and not any(mark in after for mark in _TURNS):
-            return PlainRun()  # the turn that is sampled has closed its reasoning
+            return PlainRun()  # the prompt has closed the reasoning of this turn
         opens = must_open and bool(options.prompt_end) and not options.prompt_end.rstrip().endswith(_OPEN)
         ends = (_CLOSE, *(ends_at if options.tools else ()))
         return AnswerRun(lambda source, emit: read(source, emit, ends, opens))
@@ -117,20 +115,19 @@ def think(*, ends_at: Sequence[str] = (), must_open: bool = False) -> Callable[[
 
 
 def json_call(source: TextSource, arguments: Sequence[str] = ("arguments",)) -> Reader[ParsedCall | None]:
-    """The call in the JSON object that begins here: a `name` that is a string, and arguments under one of the
-    given names."""
+    """The call in the JSON object that begins here: a string `name`, and arguments under one of these names."""
     members = (yield from json_object(source)) or {}
     key = next((key for key in arguments if key in members), None)
     if key is None or "name" not in members:
         return None
     name = json.loads(source.text(*members["name"])) if source.text(*members["name"])[:1] == '"' else None
-    if not isinstance(name, str) or not is_text(name):
+    if not isinstance(name, str) or not is_encodable(name):
         return None
     return ParsedCall(name, source.text(*members[key]))
 
 
-def is_text(value: str) -> bool:
-    """Whether a string can be written as UTF-8: JSON can hold halves of characters."""
+def is_encodable(value: str) -> bool:
+    """Whether a string can be written as UTF-8; one from JSON may hold half of a surrogate pair."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:

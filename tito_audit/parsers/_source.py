@@ -1,7 +1,7 @@
-"""A text that arrives in pieces, readers that wait for more of it, and answers and JSON objects read so.
+"""Readers of a text that arrives in pieces: of marks, words and JSON.
 
-A reader is a generator: it yields when it needs more text, and returns what it found, or None. So it is written as
-if the text were whole, buffers little, and reads each character once, however the text is cut.
+A reader is a generator that yields when it needs more text, and returns what it read, or None. So it is written as
+if the text were whole, and reads each character once, however the text is cut.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TypeAlias, TypeVar
 
 from tito_audit.parser import Delta
-from tito_audit.tokens.text_stream import overlap
+from tito_audit.tokens.text_stream import partial_match
 
 T = TypeVar("T")
 Reader: TypeAlias = Generator[None, None, T]
 """Yields for more text; returns what it read."""
 
 _PIECE = 1024
-"""A long text is read in pieces: what comes after a mark is copied."""
+"""The longest piece that is read at once, since what follows a mark in a piece is copied."""
 _SPACE = re.compile(r"[ \t\r\n]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _NUMERIC = re.compile(r"[-+.0-9eE]+")
@@ -31,26 +31,26 @@ _CLOSES = {"{": "}", "[": "]"}
 
 
 class TextSource:
-    """The text of an answer; offsets count from its beginning."""
+    """The text of an answer so far, and the offset in it of the next character to read."""
 
     def __init__(self) -> None:
         self.last = False
         """Whether the answer has ended: no more text comes."""
         self._pieces: list[str] = [""]
         self._starts: list[int] = [0]
-        """The offset of each piece."""
+        """Where each piece begins."""
         self._number = 0
-        """The current piece, and the place in it."""
+        """Which piece is being read; then its text, and the place in it."""
         self._piece = ""
         self._in_piece = 0
 
     @property
-    def at(self) -> int:
+    def offset(self) -> int:
         """The offset of the next character."""
         return self._starts[self._number] + self._in_piece
 
     def add(self, text: str) -> None:
-        """Append text: the reader that waits can go on."""
+        """Append text, so that a waiting reader can go on."""
         self._starts.append(self._starts[-1] + len(self._pieces[-1]))
         self._pieces.append(text)
 
@@ -71,7 +71,7 @@ class TextSource:
         return self._piece[self._in_piece]
 
     def take(self, pattern: re.Pattern[str]) -> str:
-        """Reads what matches here in the current piece; a match may continue in the next piece."""
+        """Read what matches here in the current piece; the match may go on in the next one."""
         match = pattern.match(self._piece, self._in_piece)
         if match is None:
             return ""
@@ -79,17 +79,16 @@ class TextSource:
         return match[0]
 
     def skip(self) -> None:
-        """Go over the next character; only after `more`."""
+        """Read the next character; only after `more`."""
         self._in_piece += 1
 
-    def go(self, offset: int) -> None:
-        """Go to an offset."""
+    def seek(self, offset: int) -> None:
         self._number = bisect_right(self._starts, offset) - 1
         self._piece = self._pieces[self._number]
         self._in_piece = offset - self._starts[self._number]
 
     def text(self, start: int, end: int | None = None) -> str:
-        """The text from one offset to another, or to the end of what there is."""
+        """The text between two offsets; without `end`, up to the last character that arrived."""
         first = bisect_right(self._starts, start) - 1
         stop = len(self._pieces) if end is None else bisect_left(self._starts, end)
         begin = self._starts[first]
@@ -101,23 +100,21 @@ Emit: TypeAlias = Callable[[Delta], None]
 
 
 class AnswerRun:
-    """An answer that one reader reads from its beginning to its end, as if it were whole."""
+    """A parser run made of one reader, which reads the answer from its beginning to its end."""
 
     def __init__(self, read: Callable[[TextSource, Emit], Reader[None]], prompt: str = "") -> None:
-        """`prompt` is the beginning of the answer that its prompt has written."""
+        """`prompt`: what the prompt wrote of the answer, read before it."""
         self._source, self._deltas = TextSource(), list[Delta]()
         self._reader = read(self._source, self._deltas.append)
         self.feed(prompt)
 
     def feed(self, text: str) -> Sequence[Delta]:
-        """What the next piece of text adds."""
         for at in range(0, len(text), _PIECE):
             self._source.add(text[at : at + _PIECE])
             next(self._reader)
         return self._new_deltas()
 
     def close(self) -> Sequence[Delta]:
-        """What is still held back, at the end of the answer."""
         self._source.last = True
         next(self._reader, None)
         return self._new_deltas()
@@ -129,32 +126,32 @@ class AnswerRun:
 
 
 def search(source: TextSource, marks: Iterable[str]) -> Reader[tuple[str, str | None]]:
-    """The next text in which no mark begins, and the mark that comes next, if it is there."""
+    """Reads the text before the next mark; that text, and the mark or None. The mark itself is not read."""
     while True:
-        text = source.text(source.at)
+        text = source.text(source.offset)
         places = [(text.index(mark), -len(mark), mark) for mark in marks if mark in text]
         at, _, mark = min(places, default=(len(text), 0, None))
         if mark is None and not source.last:
-            at -= max((overlap(text, each) for each in marks), default=0)
+            at -= max((partial_match(text, each) for each in marks), default=0)
         if at or mark is not None or source.last:
-            source.go(source.at + at)
+            source.seek(source.offset + at)
             return text[:at], mark
         yield
 
 
 def literal(source: TextSource, mark: str) -> Reader[bool]:
-    """Reads this mark if it comes next; whether it did."""
-    start = source.at
+    """Read this mark if it comes next; whether it did."""
+    start = source.offset
     for character in mark:
         if not (yield from source.more()) or source.peek() != character:
-            source.go(start)
+            source.seek(start)
             return False
         source.skip()
     return True
 
 
-def spaces(source: TextSource) -> Reader[bool]:
-    """Read white space; whether anything follows."""
+def skip_spaces(source: TextSource) -> Reader[bool]:
+    """Read white space; whether anything follows it."""
     while (yield from source.more()):
         source.take(_SPACE)
         if (yield from source.more()) and source.peek() not in " \t\r\n":
@@ -163,7 +160,7 @@ def spaces(source: TextSource) -> Reader[bool]:
 
 
 def word(source: TextSource, pattern: re.Pattern[str], most: int = 256) -> Reader[str | None]:
-    """The longest run of characters that a pattern of single characters matches; None for none or too many."""
+    """Read as much as `pattern`, of single characters, matches; None if that is nothing or more than `most`."""
     text = ""
     while len(text) <= most and (yield from source.more()):
         piece = source.take(pattern)
@@ -173,56 +170,56 @@ def word(source: TextSource, pattern: re.Pattern[str], most: int = 256) -> Reade
     return text if 0 < len(text) <= most else None
 
 
-def until(source: TextSource, mark: str) -> Reader[int | None]:
-    """The offset where a mark begins, which is then read; None if it never comes."""
+def read_until(source: TextSource, mark: str) -> Reader[int | None]:
+    """Read up to a mark and the mark itself; the offset where it begins, None if it never comes."""
     window = ""
     to_its_last = re.compile(f"[^{re.escape(mark[-1])}]*{re.escape(mark[-1])}?")
     while (yield from source.more()):
         window = (window + source.take(to_its_last))[-len(mark) :]
         if window == mark:
-            return source.at - len(mark)
+            return source.offset - len(mark)
     return None
 
 
 Span: TypeAlias = tuple[int, int]
-"""Where a value begins and ends in the text of its source."""
+"""The offsets where a value begins and ends."""
 
 
 def json_object(source: TextSource) -> Reader[dict[str, Span] | None]:
-    """The members of the JSON object that begins here; None if there is none.
+    """Read the JSON object that begins here; where the value of each member is, None if there is no object.
 
-    Strict: no NaN, no control characters in strings. Of members with the same name the last counts, as in
-    `json.loads`. No recursion.
+    Strict: no NaN, no control characters in strings. Of members with the same name the last one counts, as in
+    `json.loads`. Without recursion, since a model may nest as deep as it likes.
     """
     if not (yield from source.more()) or source.peek() != "{":
         return None
     members: dict[str, Span] = {}
     # The brackets that are open, and the member of the outermost object that is read.
     open_: list[str] = []
-    name, begins = "", source.at
+    name, begins = "", source.offset
     while True:
         if len(open_) == 1:
-            begins = source.at
+            begins = source.offset
         bracket = source.peek()
         ended = bracket not in _CLOSES
         if not ended:
             source.skip()
             open_.append(bracket)
             # An object nested deeper is not a call: the next reader may refuse it or run out of stack.
-            if len(open_) > 200 or not (yield from spaces(source)):
+            if len(open_) > 200 or not (yield from skip_spaces(source)):
                 return None
             if source.peek() == _CLOSES[bracket]:
                 source.skip()
                 open_.pop()
                 ended = True
-        elif not (yield from _scalar(source)):
+        elif not (yield from _read_scalar(source)):
             return None
         while ended:
             if len(open_) == 1:
-                members[name] = (begins, source.at)
+                members[name] = (begins, source.offset)
             if not open_:
                 return members
-            if not (yield from spaces(source)) or source.peek() not in (",", _CLOSES[open_[-1]]):
+            if not (yield from skip_spaces(source)) or source.peek() not in (",", _CLOSES[open_[-1]]):
                 return None
             if source.peek() == ",":
                 ended = False
@@ -230,7 +227,7 @@ def json_object(source: TextSource) -> Reader[dict[str, Span] | None]:
                 open_.pop()
             source.skip()
         # Up to where the next value begins.
-        if not (yield from spaces(source)):
+        if not (yield from skip_spaces(source)):
             return None
         if open_[-1] == "{":
             span = yield from json_string(source)
@@ -238,15 +235,15 @@ def json_object(source: TextSource) -> Reader[dict[str, Span] | None]:
                 return None
             if len(open_) == 1:
                 name = json.loads(source.text(*span))
-            if not (yield from spaces(source)) or not (yield from literal(source, ":")):
+            if not (yield from skip_spaces(source)) or not (yield from literal(source, ":")):
                 return None
-            if not (yield from spaces(source)):
+            if not (yield from skip_spaces(source)):
                 return None
 
 
 def json_string(source: TextSource) -> Reader[Span | None]:
-    """Where the JSON string that begins here is, quotes included."""
-    start = source.at
+    """Read the JSON string that begins here; its offsets, quotes included, None if there is none."""
+    start = source.offset
     if not (yield from literal(source, '"')):
         return None
     while (yield from source.more()):
@@ -257,7 +254,7 @@ def json_string(source: TextSource) -> Reader[Span | None]:
             return None
         source.skip()
         if character == '"':
-            return start, source.at
+            return start, source.offset
         if not (yield from source.more()) or source.peek() not in '"\\/bfnrtu':
             return None
         digits = 4 if source.peek() == "u" else 0
@@ -269,14 +266,14 @@ def json_string(source: TextSource) -> Reader[Span | None]:
 
 
 def json_text(source: TextSource) -> Reader[str | None]:
-    """The text of the JSON object that begins here, after white space; None if there is none."""
-    yield from spaces(source)
-    start = source.at
-    return None if (yield from json_object(source)) is None else source.text(start, source.at)
+    """Read the JSON object that begins here, after white space; its text, None if there is none."""
+    yield from skip_spaces(source)
+    start = source.offset
+    return None if (yield from json_object(source)) is None else source.text(start, source.offset)
 
 
-def _scalar(source: TextSource) -> Reader[bool]:
-    """Whether a string, a number, true, false or null is here, which is then read."""
+def _read_scalar(source: TextSource) -> Reader[bool]:
+    """Read a string, a number, true, false or null; whether one begins here."""
     first = source.peek()
     if first == '"':
         return (yield from json_string(source)) is not None

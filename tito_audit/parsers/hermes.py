@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tito_audit.parser import CallForm, ParsedCall, Parser, Reads
-from tito_audit.parsers._runs import json_call, with_tools
-from tito_audit.parsers._source import Reader, TextSource, literal, spaces
+from tito_audit.parsers._runs import json_call, tool_parser
+from tito_audit.parsers._source import Reader, TextSource, literal, skip_spaces
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
-def _call(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
-    """One call. At the end of an answer the closing tag may be missing, as in vLLM."""
+def _read_call(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
+    """Read one call. At the end of an answer the closing tag may be missing, as in vLLM."""
     yield from literal(source, _OPEN)
-    yield from spaces(source)
+    yield from skip_spaces(source)
     call = yield from json_call(source)
-    if call is None or ((yield from spaces(source)) and not (yield from literal(source, _CLOSE))):
+    if call is None or ((yield from skip_spaces(source)) and not (yield from literal(source, _CLOSE))):
         return False
     add(call)
     return True
@@ -26,7 +26,7 @@ PARSER = Parser(
     name="hermes",
     title="JSON in `<tool_call>` tags: Hermes 2 Pro, Qwen2.5, Qwen3",
     reads=Reads.TOOLS,
-    start=with_tools(lambda options: {_OPEN: _call}),
+    start=tool_parser(lambda options: {_OPEN: _read_call}),
     aliases=("qwen3_json", "qwen25"),
     templates=(_OPEN, '"arguments"'),
     call_form=CallForm('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", "\n"),

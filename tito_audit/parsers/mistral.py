@@ -6,23 +6,23 @@ import re
 from collections.abc import Callable
 
 from tito_audit.parser import ParsedCall, Parser, Reads
-from tito_audit.parsers._runs import json_call, with_tools
-from tito_audit.parsers._source import Reader, TextSource, json_text, literal, spaces, word
+from tito_audit.parsers._runs import json_call, tool_parser
+from tito_audit.parsers._source import Reader, TextSource, json_text, literal, skip_spaces, word
 
 _MARK, _ARGS = "[TOOL_CALLS]", "[ARGS]"
 _NAME = re.compile(r"[^\s\[\]{}\"]+")
 
 
-def _calls(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
-    """The calls after one mark."""
+def _read_calls(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
+    """Read the calls after one mark."""
     yield from literal(source, _MARK)
-    if not (yield from spaces(source)):
+    if not (yield from skip_spaces(source)):
         return False
     listed = source.peek() == "["
     if not listed and source.peek() != "{":
         # `NAME{...}` or `NAME[ARGS]{...}`, as from version 11 of the tokenizer on.
         name = yield from word(source, _NAME)
-        if name is None or not (yield from spaces(source)):
+        if name is None or not (yield from skip_spaces(source)):
             return False
         yield from literal(source, _ARGS)
         arguments = yield from json_text(source)
@@ -32,14 +32,14 @@ def _calls(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool
     if listed:
         source.skip()
     # An object, or a list of them, as up to version 10.
-    while not listed or (yield from spaces(source)):
+    while not listed or (yield from skip_spaces(source)):
         call = yield from json_call(source)
         if call is None:
             return False
         add(call)
         if not listed:
             return True
-        if not (yield from spaces(source)) or source.peek() not in ",]":
+        if not (yield from skip_spaces(source)) or source.peek() not in ",]":
             return False
         listed = source.peek() == ","
         source.skip()
@@ -52,6 +52,6 @@ PARSER = Parser(
     name="mistral",
     title="calls after `[TOOL_CALLS]`: Mistral, Magistral, Devstral",
     reads=Reads.TOOLS,
-    start=with_tools(lambda options: {_MARK: _calls}),
+    start=tool_parser(lambda options: {_MARK: _read_calls}),
     templates=(_MARK,),
 )

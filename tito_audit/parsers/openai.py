@@ -15,7 +15,7 @@ from enum import Enum, auto
 from typing import TypeAlias
 
 from tito_audit.parser import Delta, ParseOptions, Parser, ParserRun, Reads
-from tito_audit.parsers._source import AnswerRun, Emit, Reader, TextSource, literal, search, spaces, word
+from tito_audit.parsers._source import AnswerRun, Emit, Reader, TextSource, literal, search, skip_spaces, word
 
 _START, _CHANNEL, _MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -29,42 +29,42 @@ class _Kind(Enum):
     CONTENT = auto()
     CALL = auto()
     RAW = auto()
-    """Unknown to clients: passed on as content, with its control tokens."""
+    """Not known to clients: content, with its control tokens."""
 
 
 _CHANNELS = {"analysis": _Kind.REASONING, "final": _Kind.CONTENT, "commentary": _Kind.CONTENT}
 _Header: TypeAlias = tuple[str | None, str | None]
-"""What comes before a message: its channel and its recipient."""
+"""The channel and the recipient of a message."""
 
 
-def _header(source: TextSource, started: bool) -> Reader[_Header | None]:
-    """The header that begins here, up to `<|message|>`; None if there is none. `started`: the answer has begun."""
+def _read_header(source: TextSource, started: bool) -> Reader[_Header | None]:
+    """Read a header up to `<|message|>`; None if there is none. `started`: False for the first of an answer."""
     if started:
         yield from literal(source, _START)
-    yield from spaces(source)
-    recipient = yield from _recipient(source)
-    yield from spaces(source)
+    yield from skip_spaces(source)
+    recipient = yield from _read_recipient(source)
+    yield from skip_spaces(source)
     channel: str | None = None
     if (yield from literal(source, _CHANNEL)):
         channel = yield from word(source, _WORD, 64)
-        yield from spaces(source)
-        recipient = (yield from _recipient(source)) or recipient
+        yield from skip_spaces(source)
+        recipient = (yield from _read_recipient(source)) or recipient
     if channel is None and recipient is None:
         return None
-    yield from spaces(source)
+    yield from skip_spaces(source)
     yield from literal(source, "<|constrain|>")
     yield from word(source, _WORD, 64)  # the type of the content: json, code
-    yield from spaces(source)
+    yield from skip_spaces(source)
     return (channel, recipient) if (yield from literal(source, _MESSAGE)) else None
 
 
-def _recipient(source: TextSource) -> Reader[str | None]:
-    """Who a message is addressed to, if it says so here."""
+def _read_recipient(source: TextSource) -> Reader[str | None]:
+    """Read `to=RECIPIENT`; None if it does not come next."""
     return (yield from word(source, _WORD)) if (yield from literal(source, "to=")) else None
 
 
 def _start(options: ParseOptions) -> ParserRun:
-    """Messages in sequence; after its header, each is emitted as it arrives."""
+    """Start a parser that emits the text of each message as it arrives, after its header."""
     names = {tool.get("function", tool).get("name") for tool in options.tools}
 
     def read(source: TextSource, emit: Emit) -> Reader[None]:
@@ -72,8 +72,8 @@ def _start(options: ParseOptions) -> ParserRun:
         fresh = False  # nothing of this message was emitted yet
         emitted: set[_Kind] = set()
 
-        def give(text: str) -> None:
-            """Emit text of the current message; messages of one kind are joined by a line break."""
+        def emit_text(text: str) -> None:
+            """Emit text of the current message; a line break joins messages of one kind."""
             nonlocal fresh
             if not text:
                 return
@@ -87,8 +87,8 @@ def _start(options: ParseOptions) -> ParserRun:
             emit(Delta(reasoning=text) if kind is _Kind.REASONING else Delta(text))
 
         while not started or (yield from source.more()):
-            begin = source.at
-            header = yield from _header(source, started)
+            begin = source.offset
+            header = yield from _read_header(source, started)
             started = True
             if header is not None:
                 channel, recipient = header
@@ -102,15 +102,15 @@ def _start(options: ParseOptions) -> ParserRun:
                     emit(Delta(call=calls, name=recipient.removeprefix(_FUNCTIONS)))
                     calls += 1
             if header is None or kind is _Kind.RAW:
-                give(source.text(begin, source.at))
-            # Only the tokens that end a message end it, as in the reference; outside of messages comes a header.
+                emit_text(source.text(begin, source.offset))
+            # As in the reference, nothing but an end token ends a message; outside a message, look for a header.
             mark = None
             while mark is None and (yield from source.more()):
                 before, mark = yield from search(source, _BEGINS if kind is _Kind.RAW else _ENDS)
-                give(before)
+                emit_text(before)
             if mark is not None and kind is not _Kind.RAW:
                 kind = _Kind.RAW
-                source.go(source.at + len(mark))
+                source.seek(source.offset + len(mark))
 
     # The generation prompt may have written the beginning of a header, or a whole one.
     _, begun, written = options.prompt_end.rpartition(_START)

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Any
 
 from tito_audit.parser import ParsedCall, Parser, Reads
-from tito_audit.parsers._runs import is_text, with_tools
-from tito_audit.parsers._source import Reader, TextSource, literal, spaces, word
+from tito_audit.parsers._runs import is_encodable, tool_parser
+from tito_audit.parsers._source import Reader, TextSource, literal, skip_spaces, word
 
 _BEGIN, _END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[A-Za-z0-9_.]+")
@@ -23,41 +23,41 @@ _CLOSES = {"(": ")", "[": "]", "{": "}"}
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
-def _calls(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
-    """The calls of a list, none unless all of them have literal arguments; Llama 4 puts it between tags."""
+def _read_calls(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
+    """Read a list of calls, all with literal arguments; Llama 4 puts it between tags."""
     tagged = yield from literal(source, _BEGIN)
-    yield from spaces(source)
-    start = source.at
-    if not (yield from _list(source)):
+    yield from skip_spaces(source)
+    start = source.offset
+    if not (yield from _read_list(source)):
         return False
     calls: list[ParsedCall] = []
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escapes that Python does not know
-        body = ast.parse(source.text(start, source.at), mode="eval").body
-        calls = [_call(node) for node in body.elts] if isinstance(body, ast.List) else []
+        body = ast.parse(source.text(start, source.offset), mode="eval").body
+        calls = [_parse_call(node) for node in body.elts] if isinstance(body, ast.List) else []
     for call in calls:
         add(call)
-    if tagged and calls and (yield from spaces(source)):
+    if tagged and calls and (yield from skip_spaces(source)):
         yield from literal(source, _END)
     return bool(calls)
 
 
-def _list(source: TextSource) -> Reader[bool]:
-    """Whether a list is here that begins like a call, which is then read."""
-    start, open_ = source.at, ["]"]
+def _read_list(source: TextSource) -> Reader[bool]:
+    """Read up to the end of a list that begins with a call; whether there is one."""
+    start, open_ = source.offset, ["]"]
     if not (yield from literal(source, "[")):
         return False
-    yield from spaces(source)
+    yield from skip_spaces(source)
     name = yield from word(source, _NAME)
-    yield from spaces(source)
+    yield from skip_spaces(source)
     if name is None or not (yield from source.more()) or source.peek() != "(":
         return False
-    while (yield from source.more()) and source.at - start < 1 << 20:
+    while (yield from source.more()) and source.offset - start < 1 << 20:
         if source.take(_PLAIN):
             continue
         character = source.peek()
         if character in "'\"":
-            if not (yield from _string(source, character)):
+            if not (yield from _read_string(source, character)):
                 return False
             continue
         if character in _CLOSES:
@@ -72,8 +72,8 @@ def _list(source: TextSource) -> Reader[bool]:
     return False
 
 
-def _string(source: TextSource, quote: str) -> Reader[bool]:
-    """Whether a string ends, which is then read; in three quotes it may have line breaks."""
+def _read_string(source: TextSource, quote: str) -> Reader[bool]:
+    """Read a string; whether it ends. In three quotes it may have line breaks."""
     long = yield from literal(source, quote * 3)
     if not long:
         source.skip()
@@ -93,30 +93,30 @@ def _string(source: TextSource, quote: str) -> Reader[bool]:
     return False
 
 
-def _call(node: ast.expr) -> ParsedCall:
-    """One call; ValueError if it is not a call or has arguments that JSON cannot hold."""
+def _parse_call(node: ast.expr) -> ParsedCall:
+    """The call that a node is; ValueError if it is none, or has arguments that JSON cannot hold."""
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("a call by names")
     arguments: dict[str, Any] = {}
     for keyword in node.keywords:
         if keyword.arg is None or keyword.arg in arguments:
             raise ValueError("each argument has a name of its own")
-        arguments[keyword.arg] = _value(keyword.value)
+        arguments[keyword.arg] = _literal_value(keyword.value)
     written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    if not is_text(written):
+    if not is_encodable(written):
         raise ValueError("half a character")
-    return ParsedCall(_dotted(node.func), written)
+    return ParsedCall(_dotted_name(node.func), written)
 
 
-def _dotted(node: ast.expr) -> str:
+def _dotted_name(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
-        return f"{_dotted(node.value)}.{node.attr}"
+        return f"{_dotted_name(node.value)}.{node.attr}"
     if isinstance(node, ast.Name):
         return node.id
     raise ValueError("a name")
 
 
-def _value(node: ast.expr) -> Any:
+def _literal_value(node: ast.expr) -> Any:
     """The value of a literal; ValueError if JSON has no such value."""
     match node:
         case ast.Constant(value=None | str() | int() | float()):
@@ -124,11 +124,11 @@ def _value(node: ast.expr) -> Any:
         case ast.Name() if node.id in _JSON_NAMES:
             return _JSON_NAMES[node.id]
         case ast.List() | ast.Tuple() | ast.Set():
-            return [_value(entry) for entry in node.elts]
+            return [_literal_value(entry) for entry in node.elts]
         case ast.Dict():
             keys = [key.value for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
             if len(keys) == len(node.keys):
-                return dict(zip(keys, map(_value, node.values), strict=True))
+                return dict(zip(keys, map(_literal_value, node.values), strict=True))
         case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant(value=int() | float() as number)):
             if not isinstance(number, bool):
                 return -number if isinstance(node.op, ast.USub) else number
@@ -139,7 +139,7 @@ PARSER = Parser(
     name="pythonic",
     title="a list of Python calls: Llama 3.2, Llama 4, ToolACE",
     reads=Reads.TOOLS,
-    start=with_tools(lambda options: {_BEGIN: _calls, "[": _calls}, only_first=True),
+    start=tool_parser(lambda options: {_BEGIN: _read_calls, "[": _read_calls}, only_first=True),
     aliases=("llama4_pythonic",),
     templates=("[func_name1(params_name1=params_value1",),
 )

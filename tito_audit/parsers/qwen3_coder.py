@@ -9,14 +9,14 @@ from contextlib import suppress
 from typing import Any
 
 from tito_audit.parser import CallForm, ParsedCall, ParseOptions, Parser, Reads
-from tito_audit.parsers._runs import CallReader, is_text, with_tools
-from tito_audit.parsers._source import Reader, TextSource, literal, spaces, until, word
+from tito_audit.parsers._runs import CallReader, is_encodable, tool_parser
+from tito_audit.parsers._source import Reader, TextSource, literal, read_until, skip_spaces, word
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _NAME = re.compile(r"[^\s<>]+")
-_KINDS: Mapping[str, tuple[type, ...]] = {
+_PYTHON_TYPES: Mapping[str, tuple[type, ...]] = {
     "integer": (int,),
     "number": (int, float),
     "boolean": (bool,),
@@ -26,11 +26,11 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 }
 
 Schemas = Mapping[str, Mapping[str, Any]]
-"""The schema of each parameter of a tool."""
+"""The JSON schema of each parameter of a tool."""
 
 
-def _marks(options: ParseOptions) -> Mapping[str, CallReader]:
-    """What begins a call. The outer tag may be missing, as in vLLM."""
+def _call_readers(options: ParseOptions) -> Mapping[str, CallReader]:
+    """The readers of calls by the tag that begins one: the outer tag may be missing, as in vLLM."""
     schemas: dict[str, Schemas] = {}
     for tool in options.tools:
         function = tool.get("function", tool)
@@ -40,15 +40,15 @@ def _marks(options: ParseOptions) -> Mapping[str, CallReader]:
 
     def tagged(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
         yield from literal(source, _OPEN)
-        yield from spaces(source)
-        call = yield from _call(source, schemas)
-        if call is None or ((yield from spaces(source)) and not (yield from literal(source, _CLOSE))):
+        yield from skip_spaces(source)
+        call = yield from _read_call(source, schemas)
+        if call is None or ((yield from skip_spaces(source)) and not (yield from literal(source, _CLOSE))):
             return False
         add(call)
         return True
 
     def bare(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
-        call = yield from _call(source, schemas)
+        call = yield from _read_call(source, schemas)
         if call is not None:
             add(call)
         return call is not None
@@ -56,51 +56,48 @@ def _marks(options: ParseOptions) -> Mapping[str, CallReader]:
     return {_OPEN: tagged, _FUNCTION: bare}
 
 
-def _call(source: TextSource, schemas: Mapping[str, Schemas]) -> Reader[ParsedCall | None]:
-    name = yield from _opening(source, _FUNCTION)
+def _read_call(source: TextSource, schemas: Mapping[str, Schemas]) -> Reader[ParsedCall | None]:
+    name = yield from _read_tag(source, _FUNCTION)
     if name is None:
         return None
     arguments: dict[str, str] = {}
-    while (yield from spaces(source)):
+    while (yield from skip_spaces(source)):
         if (yield from literal(source, _FUNCTION_END)):
             written = ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {arguments[key]}" for key in arguments)
             return ParsedCall(name, f"{{{written}}}")
-        key = yield from _opening(source, _PARAMETER)
-        start = source.at
-        end = (yield from until(source, _PARAMETER_END)) if key is not None else None
+        key = yield from _read_tag(source, _PARAMETER)
+        start = source.offset
+        end = (yield from read_until(source, _PARAMETER_END)) if key is not None else None
         if key is None or end is None:
             return None
-        arguments[key] = _written(source.text(start, end), schemas.get(name, {}).get(key))
+        arguments[key] = _as_json(source.text(start, end), schemas.get(name, {}).get(key))
     return None
 
 
-def _opening(source: TextSource, mark: str) -> Reader[str | None]:
+def _read_tag(source: TextSource, mark: str) -> Reader[str | None]:
     if not (yield from literal(source, mark)):
         return None
     name = yield from word(source, _NAME)
     return name if (yield from literal(source, ">")) else None
 
 
-def _written(value: str, schema: object) -> str:
-    """A value as JSON: as sampled if the schema asks for another type than a string and it is JSON of that
-    type.
-    """
+def _as_json(value: str, schema: object) -> str:
+    """A value as JSON: as it was sampled if it is JSON of a type that the schema states, else as a string."""
     value = value.removeprefix("\n").removesuffix("\n")
-    kinds = _kinds(schema)
+    kinds = _schema_types(schema)
     if kinds and kinds != {"string"}:
         plain = {"True": "true", "False": "false", "None": "null"}.get(value.strip(), value.strip())
-        # A string would be written without quotes.
         with suppress(ValueError, RecursionError):
             parsed = json.loads(plain, parse_constant=int)  # which refuses NaN and Infinity
             if any(
-                isinstance(parsed, _KINDS[kind]) and (kind == "boolean" or not isinstance(parsed, bool))
-                for kind in kinds & _KINDS.keys()
+                isinstance(parsed, _PYTHON_TYPES[kind]) and (kind == "boolean" or not isinstance(parsed, bool))
+                for kind in kinds & _PYTHON_TYPES.keys()
             ):
                 return plain
-    return json.dumps(value, ensure_ascii=not is_text(value))
+    return json.dumps(value, ensure_ascii=not is_encodable(value))
 
 
-def _kinds(schema: object) -> set[str]:
+def _schema_types(schema: object) -> set[str]:
     """The types that a JSON schema states."""
     if not isinstance(schema, Mapping):
         return set()
@@ -108,7 +105,7 @@ def _kinds(schema: object) -> set[str]:
     kinds = {types} if isinstance(types, str) else set(types) if isinstance(types, list) else set()
     for key in ("anyOf", "oneOf"):
         for choice in schema.get(key) or ():
-            kinds |= _kinds(choice)
+            kinds |= _schema_types(choice)
     return {kind for kind in kinds if isinstance(kind, str)}
 
 
@@ -116,7 +113,7 @@ PARSER = Parser(
     name="qwen3_coder",
     title="XML in `<tool_call>` tags: Qwen3-Coder, Qwen3.5",
     reads=Reads.TOOLS,
-    start=with_tools(_marks),
+    start=tool_parser(_call_readers),
     aliases=("qwen3_xml",),
     templates=(_FUNCTION, _PARAMETER),
     call_form=CallForm(

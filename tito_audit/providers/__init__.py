@@ -7,26 +7,26 @@ from functools import cache
 
 from tito_audit.errors import SetupError
 from tito_audit.provider import ProviderKind, ProviderOptions, TokenProvider
-from tito_audit.registry import plugins
-from tito_audit.unknown import unknown
+from tito_audit.registry import load_plugins
+from tito_audit.unknown import unknown_name
 
 
 @cache
 def all_providers() -> tuple[ProviderKind, ...]:
     """Every kind of provider, in order of names."""
-    return plugins(__name__, ProviderKind, lambda kind: kind.name)
+    return load_plugins(__name__, ProviderKind, lambda kind: kind.name)
 
 
 def open_provider(spec: str, options: ProviderOptions | None = None) -> TokenProvider:
     """The provider that `NAME=WHERE` names: `vllm=http://127.0.0.1:8000`, `hf=FOLDER`.
 
-    SetupError for an unknown name, a missing address or folder, or something that the provider lacks.
+    SetupError for an unknown name, a missing address or folder, or a package that the provider needs.
     """
     name, equals, where = spec.partition("=")
     kinds = {kind.name: kind for kind in all_providers()}
     written = [f"{kind.name}={kind.where}" for kind in kinds.values()]
     if name not in kinds and equals:
-        raise unknown("provider", name, kinds, choices=written, flag="--provider")
+        raise unknown_name("provider", name, kinds, choices=written, flag="--provider")
     if name not in kinds:
         raise SetupError(f"{spec}: a provider is written NAME=WHERE. Providers: {', '.join(written)}.")
     kind = kinds[name]
@@ -36,5 +36,5 @@ def open_provider(spec: str, options: ProviderOptions | None = None) -> TokenPro
 
 
 def key_of(spec: str) -> str | None:
-    """The key of a provider's server as the environment has it: `VLLM_API_KEY`, `SGLANG_API_KEY`."""
+    """The API key of a provider's server from the environment: `VLLM_API_KEY`, `SGLANG_API_KEY`; None if unset."""
     return os.environ.get(f"{spec.partition('=')[0].upper()}_API_KEY")

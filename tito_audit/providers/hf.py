@@ -1,4 +1,4 @@
-"""Models in this process, with transformers: the ground truth for logprobs."""
+"""Models in this process, run by transformers: the ground truth for logprobs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tito_audit.provider import (
     ScoredTokens,
     TopLogprobs,
 )
-from tito_audit.providers._answers import checked_sampling, joined, one_answer
-from tito_audit.settings.values import user_path
+from tito_audit.providers._answers import check_sampling, generate_one, join_chunks
+from tito_audit.settings.values import expand_user
 from tito_audit.tokens.load import load_tokenizer
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CausalModel:
-    """A transformers model with its tokenizer's folder and its settings."""
+    """A transformers model and what has to be known to sample from it."""
 
     model: Any
     """`AutoModelForCausalLM`, in evaluation mode."""
@@ -43,7 +43,7 @@ class CausalModel:
 
     @cached_property
     def vocabulary_size(self) -> int:
-        """The number of embeddings; ids must be below it."""
+        """The number of embeddings: all ids are below it."""
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     @cached_property
@@ -73,8 +73,8 @@ class CausalModel:
 
     @cached_property
     def has_cache(self) -> bool:
-        """Whether its cache can be kept, split and continued by any number of ids, as in pure attention models; if
-        not (Mamba, Qwen3-Next), every pass starts at the first id.
+        """Whether its KV cache can be split by answer and continued by any number of ids, as in pure attention
+        models. Without (Mamba, Qwen3-Next), every pass starts at the first id.
         """
         import torch
 
@@ -85,26 +85,26 @@ class CausalModel:
 
     @cached_property
     def cache_name(self) -> str:
-        """What the model calls its cache: Transformers renamed it in 5.24."""
+        """The parameter of `forward` for the cache, which Transformers 5.24 renamed."""
         return "cache" if "cache" in inspect.signature(self.model.forward).parameters else "past_key_values"
 
     @cached_property
-    def keeps_few(self) -> bool:
-        """Whether it can compute logits for the last positions only."""
+    def takes_logits_to_keep(self) -> bool:
+        """Whether `forward` can compute the logits of the last positions only."""
         return "logits_to_keep" in inspect.signature(self.model.forward).parameters
 
     def forward(self, ids_NT: Sequence[Sequence[int]], cache: Any, keep: int) -> tuple[torch.Tensor, Any]:
-        """The logits `[N, keep, V]` float32 of the last `keep` ids, and the new cache if it has one."""
+        """The logits `[N, keep, V]` of the last `keep` ids, float32 on the CPU, and the new cache, if any."""
         import torch
 
         ids = torch.tensor(ids_NT, device=self.model.device)
-        few = {"logits_to_keep": keep} if self.keeps_few else {}
+        kwargs = {"logits_to_keep": keep} if self.takes_logits_to_keep else {}
         if not self.has_cache:
-            return self.model(ids, use_cache=False, **few).logits[:, -keep:].float().cpu(), None
-        output = self.model(ids, use_cache=True, **{self.cache_name: cache}, **few)
+            return self.model(ids, use_cache=False, **kwargs).logits[:, -keep:].float().cpu(), None
+        output = self.model(ids, use_cache=True, **{self.cache_name: cache}, **kwargs)
         return output.logits[:, -keep:].float().cpu(), output.past_key_values
 
-    def checked(self, ids: Sequence[int]) -> tuple[int, ...]:
+    def check_ids(self, ids: Sequence[int]) -> tuple[int, ...]:
         """The ids as plain integers; ProviderError if the model cannot take them."""
         if self.model.training:
             raise ProviderError(
@@ -125,7 +125,7 @@ class CausalModel:
 
 def load_model(name: str, dtype: str, device: str) -> CausalModel:
     """The model of a folder or hub name; SetupError without torch, or if it cannot be loaded."""
-    path = user_path(name)
+    path = expand_user(name)
     if path.is_dir() and not (path / "config.json").is_file():
         raise SetupError(f"{name}: no config.json here.\nPass the folder of a model, with its weights.")
     if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
@@ -152,15 +152,15 @@ def load_model(name: str, dtype: str, device: str) -> CausalModel:
     return CausalModel(model.to(device).eval(), where)
 
 
-# How a token is chosen from a model's logits, in vLLM's order: edits, temperature, min_p, top_k, top_p.
+# How a token is sampled from logits, in vLLM's order: edits, temperature, min_p, top_k, top_p.
 
 _NO_EFFECT = {"include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "user"}
-"""Server fields that change the text but no token."""
+"""Fields of vLLM's requests that change no token."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choosing:
-    """What changes the distribution that a token is drawn from."""
+class SamplerSettings:
+    """How logits become the distribution that a token is drawn from."""
 
     temperature: float = 1.0
     """0 is greedy."""
@@ -175,144 +175,143 @@ class Choosing:
     allowed_token_ids: tuple[int, ...] | None = None
     """None: any token."""
     min_tokens: int = 0
-    """No end token is drawn before this many tokens."""
+    """No end token is sampled before this many tokens."""
     ignore_eos: bool = False
 
-    def truncated(self, logits: torch.Tensor) -> torch.Tensor:
-        """The logits with -inf for what min_p, top_k and then top_p exclude; the likeliest token always stays."""
+    def truncate(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits with -inf for what min_p, top_k and then top_p exclude, never for the likeliest token."""
         import torch
 
-        nothing = float("-inf")
+        excluded = float("-inf")
         if self.min_p > 0:
             probabilities = logits.softmax(0)
-            logits = logits.masked_fill(probabilities < self.min_p * probabilities.max(), nothing)
+            logits = logits.masked_fill(probabilities < self.min_p * probabilities.max(), excluded)
         if 0 < self.top_k < len(logits):
-            logits = logits.masked_fill(logits < logits.topk(self.top_k).values[-1], nothing)
+            logits = logits.masked_fill(logits < logits.topk(self.top_k).values[-1], excluded)
         if self.top_p < 1:
-            ordered, places = logits.sort(descending=True)
-            before = ordered.softmax(0).cumsum(0).roll(1)
-            before[0] = 0
-            out = torch.zeros_like(logits, dtype=torch.bool).index_copy_(0, places, before >= self.top_p)
-            logits = logits.masked_fill(out, nothing)
+            ordered, order = logits.sort(descending=True)
+            likelier = ordered.softmax(0).cumsum(0).roll(1)
+            likelier[0] = 0
+            tail = torch.zeros_like(logits, dtype=torch.bool).index_copy_(0, order, likelier >= self.top_p)
+            logits = logits.masked_fill(tail, excluded)
         return logits
 
 
-_TYPES: Mapping[str, Callable[[Any], Any]] = {
+_CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     "logit_bias": lambda biases: {int(token): float(bias) for token, bias in biases.items()},
     "allowed_token_ids": lambda ids: tuple(int(token) for token in ids),
     "ignore_eos": bool,
     **dict.fromkeys(("top_k", "min_tokens"), lambda number: max(0, int(number))),
 }
-"""What makes a value of each setting; the others are numbers."""
+"""Converts the value of each setting; all others are floats."""
 
 
-def choosing_of(sampling: SamplingParams, defaults: Mapping[str, Any]) -> Choosing:
+def sampler_settings(sampling: SamplingParams, defaults: Mapping[str, Any]) -> SamplerSettings:
     """The settings of `sampling`, its `extra` included; `defaults` fill what it leaves unset.
 
     ProviderError with status 400 for an invalid value or an unknown field.
     """
-    settings = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-    settings |= {name: value for name, value in sampling.extra.items() if name not in _NO_EFFECT}
-    settings = {name: value for name, value in settings.items() if value is not None}
-    fields = Choosing.__dataclass_fields__
-    unknown = sorted(settings.keys() - fields.keys())
+    values = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    values |= {name: value for name, value in sampling.extra.items() if name not in _NO_EFFECT}
+    values = {name: value for name, value in values.items() if value is not None}
+    fields = SamplerSettings.__dataclass_fields__
+    unknown = sorted(values.keys() - fields.keys())
     if unknown:
         raise refusal(f"an in-process model does not support {', '.join(unknown)}; it knows {', '.join(fields)}")
-    stated = {name: value for name, value in defaults.items() if name in fields} | settings
+    values = {name: value for name, value in defaults.items() if name in fields} | values
     try:
-        choosing = Choosing(**{name: _TYPES.get(name, float)(value) for name, value in stated.items()})
+        settings = SamplerSettings(**{name: _CONVERTERS.get(name, float)(value) for name, value in values.items()})
     except (TypeError, ValueError, AttributeError) as error:
         raise refusal(f"a sampling parameter has the wrong type: {error}") from None
     ranges = {
-        "temperature": (0 <= choosing.temperature < float("inf"), "at least 0"),
-        "top_p": (0 < choosing.top_p <= 1, "above 0 and at most 1"),
-        "min_p": (0 <= choosing.min_p <= 1, "between 0 and 1"),
-        "repetition_penalty": (0 < choosing.repetition_penalty < float("inf"), "above 0"),
-        "allowed_token_ids": (choosing.allowed_token_ids != (), "at least one id"),
+        "temperature": (0 <= settings.temperature < float("inf"), "at least 0"),
+        "top_p": (0 < settings.top_p <= 1, "above 0 and at most 1"),
+        "min_p": (0 <= settings.min_p <= 1, "between 0 and 1"),
+        "repetition_penalty": (0 < settings.repetition_penalty < float("inf"), "above 0"),
+        "allowed_token_ids": (settings.allowed_token_ids != (), "at least one id"),
     }
     for name, (fits, range_) in ranges.items():
         if not fits:
-            raise refusal(f"{name} is {getattr(choosing, name)}; it has to be {range_}")
-    return choosing
+            raise refusal(f"{name} is {getattr(settings, name)}; it has to be {range_}")
+    return settings
 
 
 def refusal(message: str) -> ProviderError:
-    """A ProviderError with status 400, for a bad request."""
+    """The error for a bad request, with status 400."""
     return ProviderError(message, status=400)
 
 
-def choose(
+def sample_token(
     logits_V: torch.Tensor,
-    choosing: Choosing,
+    settings: SamplerSettings,
     generator: torch.Generator | None,
     prompt_ids: Sequence[int],
     output_ids: Sequence[int],
     end_ids: Collection[int],
 ) -> int:
-    """The next token; `logits_V`, `[V]` float32, is not changed."""
+    """The id of the next token; `logits_V`, `[V]` float32, is not changed."""
     import torch
 
     logits = logits_V
-    if choosing.allowed_token_ids is not None:
-        allowed = torch.tensor(choosing.allowed_token_ids)
+    if settings.allowed_token_ids is not None:
+        allowed = torch.tensor(settings.allowed_token_ids)
         logits = torch.full_like(logits_V, float("-inf")).index_copy_(0, allowed, logits_V[allowed])
-    if choosing.logit_bias:
+    if settings.logit_bias:
         logits = logits.clone()
-        for token, bias in choosing.logit_bias.items():
+        for token, bias in settings.logit_bias.items():
             logits[token] += bias
-    if len(output_ids) < choosing.min_tokens and end_ids:
+    if len(output_ids) < settings.min_tokens and end_ids:
         logits = logits.index_fill(0, torch.tensor(sorted(end_ids)), float("-inf"))
-    if choosing.repetition_penalty != 1:
-        # Tokens that occurred become less likely.
-        occurred, factor = torch.tensor([*{*prompt_ids, *output_ids}]), choosing.repetition_penalty
+    if settings.repetition_penalty != 1:
+        occurred, factor = torch.tensor([*{*prompt_ids, *output_ids}]), settings.repetition_penalty
         values = logits[occurred]
         values = values.where(values < 0, values / factor).where(values > 0, values * factor)
         logits = logits.index_copy(0, occurred, values)
-    if output_ids and (choosing.presence_penalty or choosing.frequency_penalty):
+    if output_ids and (settings.presence_penalty or settings.frequency_penalty):
         seen, counts = torch.tensor(output_ids).unique(return_counts=True)
-        penalty = choosing.presence_penalty + choosing.frequency_penalty * counts.float()
+        penalty = settings.presence_penalty + settings.frequency_penalty * counts.float()
         logits = logits.index_add(0, seen, -penalty)
-    if choosing.temperature == 0:
+    if settings.temperature == 0:
         return int(logits.argmax())
-    probabilities = choosing.truncated(logits / choosing.temperature).double().softmax(0)
-    # Drawn by probability, and never of probability 0.
+    probabilities = settings.truncate(logits / settings.temperature).double().softmax(0)
+    # The token in which a random point of the cumulative distribution lies; never one of probability 0.
     bounds = probabilities.cumsum(0)
     point = torch.rand((), dtype=torch.float64, generator=generator) * bounds[-1]
     token = int(torch.searchsorted(bounds, point, right=True))
     return min(token, int(probabilities.nonzero()[-1]))
 
 
-_PIECE = 1 << 24
-"""Logits per piece when scoring: 64 MiB of float32."""
-_PIECE_OF_ALL = 1 << 28
-"""The same for a model without a cache, which recomputes all ids for each piece: 1 GiB."""
-_TOKENS = 2048
-"""The most ids of one forward pass with a cache."""
+_MAX_LOGITS = 1 << 24
+"""How many logits one pass of scoring computes: 64 MiB of float32."""
+_MAX_LOGITS_UNCACHED = 1 << 28
+"""The same without a cache, where every pass computes all ids again: 1 GiB."""
+_MAX_PASS = 2048
+"""How many ids one forward pass with a cache takes."""
 
 
 @dataclass(slots=True)
-class _OpenAnswer:
+class _UnfinishedAnswer:
     """One answer that is being sampled."""
 
     index: int
     generator: torch.Generator
     output_ids: list[int] = field(default_factory=list)
     tail: bytes = b""
-    """Its last text, as far as a stop text can reach back."""
+    """The end of its text, as long as the longest stop text."""
 
 
-def sampled(
+def sample_steps(
     model: CausalModel, input_ids: Sequence[int], sampling: SamplingParams, weight_version: str | None
 ) -> Iterator[list[GenerationChunk]]:
-    """The next token of each unfinished answer, after each forward pass.
+    """The next token of each unfinished answer, a list for each forward pass.
 
-    Answer k with seed s equals the first answer with seed s + k. What ends an answer is decided as in vLLM; its
-    `stop_reason` is None for an end token of the model.
+    Answer k with seed s is the first answer with seed s + k. Answers end as in vLLM: `stop_reason` is None for an
+    end token of the model.
     """
     import torch
 
-    prompt, choosing = model.checked(input_ids), choosing_of(sampling, model.defaults)
-    checked_sampling(sampling, ())
+    prompt, settings = model.check_ids(input_ids), sampler_settings(sampling, model.defaults)
+    check_sampling(sampling, ())
     room = sampling.max_tokens
     if model.context is not None:
         left = model.context - len(prompt)
@@ -325,14 +324,14 @@ def sampled(
     if room is None:
         raise refusal("max_tokens is needed: the model does not say how long its context is")
     size = model.vocabulary_size
-    named = [*(choosing.allowed_token_ids or ()), *choosing.logit_bias, *sampling.stop_token_ids]
+    named = [*(settings.allowed_token_ids or ()), *settings.logit_bias, *sampling.stop_token_ids]
     wrong = next((token for token in named if not 0 <= token < size), None)
     if wrong is not None:
         raise refusal(f"a sampling parameter names id {wrong}, which is outside the model's vocabulary of {size}")
-    eos: tuple[int, ...] = () if choosing.ignore_eos else model.eos_ids
+    eos: tuple[int, ...] = () if settings.ignore_eos else model.eos_ids
     ends = {*eos, *sampling.stop_token_ids}
     longest = max((len(text.encode()) for text in sampling.stop), default=0)
-    answers = [_OpenAnswer(index, torch.Generator()) for index in range(sampling.n)]
+    answers = [_UnfinishedAnswer(index, torch.Generator()) for index in range(sampling.n)]
     for answer in answers:
         if sampling.seed is None:
             answer.generator.seed()
@@ -355,7 +354,7 @@ def sampled(
             for answer, logits_V in zip(answers, logits_NKV[:, -1], strict=True):
                 if not bool(logits_V.isfinite().any()) or bool(logits_V.isnan().any()):
                     raise ProviderError("the model's logits are not numbers (NaN): its weights are broken")
-                token = choose(logits_V, choosing, answer.generator, prompt, answer.output_ids, ends)
+                token = sample_token(logits_V, settings, answer.generator, prompt, answer.output_ids, ends)
                 answer.output_ids.append(token)
                 stop: str | int | None = None
                 if sampling.stop:  # a stop text may end inside the token
@@ -369,7 +368,7 @@ def sampled(
                     index=answer.index,
                     output_ids=(token,),
                     logprobs=(float(logprobs_V[token]),),
-                    top_logprobs=_tops(logprobs_V[None], sampling.top_logprobs),
+                    top_logprobs=_top_logprobs(logprobs_V[None], sampling.top_logprobs),
                     finish_reason="stop" if token in ends or stop is not None else reason,
                     stop_reason=stop,
                     weight_version=weight_version,
@@ -382,8 +381,8 @@ def sampled(
         yield chunks
 
 
-def _tops(logprobs_TV: torch.Tensor, count: int) -> tuple[TopLogprobs, ...] | None:
-    """The likeliest tokens at each position; None if `count` is 0."""
+def _top_logprobs(logprobs_TV: torch.Tensor, count: int) -> tuple[TopLogprobs, ...] | None:
+    """The `count` likeliest tokens at each position; None if `count` is 0."""
     if count < 1:
         return None
     best = logprobs_TV.topk(min(count, logprobs_TV.shape[-1]))
@@ -391,21 +390,21 @@ def _tops(logprobs_TV: torch.Tensor, count: int) -> tuple[TopLogprobs, ...] | No
     return tuple(tuple(zip(ids, values, strict=True)) for ids, values in pairs)
 
 
-def scored(
+def score_steps(
     model: CausalModel, ids: Sequence[int], start: int, top: int, weight_version: str | None
 ) -> Iterator[list[ScoredTokens]]:
-    """The scores of ids, after [] for each forward pass: the logits of a long text are never all in memory."""
+    """[] after each forward pass, and at the end the scores; the logits of a long text are never all in memory."""
     import torch
 
-    plain, first = model.checked(ids), max(1, start)
+    plain, first = model.check_ids(ids), max(1, start)
     if first > len(plain):
         raise refusal(f"there are {len(plain)} ids, and no position {start} to score from")
-    size = max(1, (_PIECE if model.has_cache else _PIECE_OF_ALL) // model.vocabulary_size)
+    size = max(1, (_MAX_LOGITS if model.has_cache else _MAX_LOGITS_UNCACHED) // model.vocabulary_size)
     pieces, last = [], len(plain) - 1
     if model.has_cache:
-        size = min(size, _TOKENS)
-        # Those before the start only fill the cache.
-        step = _TOKENS if model.keeps_few else size
+        size = min(size, _MAX_PASS)
+        # What is before the start only fills the cache.
+        step = _MAX_PASS if model.takes_logits_to_keep else size
         pieces += [(at, min(at + step, first - 1)) for at in range(0, first - 1, step)]
     pieces += [(at, min(at + size, last)) for at in range(first - 1, last, size)]
     logprobs: list[float] = []
@@ -420,8 +419,8 @@ def scored(
                 logits_TV = logits_TV[0].log_softmax(-1)
                 targets_T = torch.tensor(plain[begin + 1 : end + 1])
                 logprobs += logits_TV.gather(1, targets_T[:, None])[:, 0].tolist()
-                tops += _tops(logits_TV, top) or ()
-        del logits_TV  # before the next ones are computed
+                tops += _top_logprobs(logits_TV, top) or ()
+        del logits_TV  # free them before the next pass
         yield []
     yield [ScoredTokens(plain, first, tuple(logprobs), tuple(tops) if top > 0 else None, weight_version)]
 
@@ -432,13 +431,13 @@ T = TypeVar("T")
 class HuggingFaceProvider:
     """A causal language model of transformers, in this process, by default in float32.
 
-    Logprobs are those of the model's full distribution at temperature 1, before penalties and truncation, as vLLM
-    gives them by default (`logprobs_mode` "raw_logprobs"). Temperature 0 samples what `model.generate` gives
-    greedily. With a seed s, answer k is drawn with the random numbers of seed s + k.
+    Logprobs are those of the full distribution at temperature 1, before penalties and truncation, as vLLM gives
+    them by default (`logprobs_mode` "raw_logprobs"). Temperature 0 samples what `model.generate` samples greedily.
+    With a seed s, answer k is drawn with the random numbers of seed s + k.
 
     An answer ends with an end token of the model (`generation_config.json`), with one of `stop_token_ids`, or
-    where its text, special tokens included, contains one of `stop`; what ended it stays in `output_ids`. A
-    parameter that is None is what the generation settings state. `extra` may hold `repetition_penalty`,
+    where its text, special tokens included, contains one of `stop`; what ended it stays in `output_ids`. For a
+    parameter that is None the generation settings decide. `extra` may hold `repetition_penalty`,
     `presence_penalty`, `frequency_penalty`, `logit_bias`, `allowed_token_ids`, `min_tokens` and `ignore_eos`.
 
     Forward passes run in a thread of their own, one at a time; concurrent calls take turns after each pass.
@@ -466,20 +465,20 @@ class HuggingFaceProvider:
 
     async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
         """The one answer to a prompt."""
-        return await one_answer(self, input_ids, sampling)
+        return await generate_one(self, input_ids, sampling)
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
         """All answers to a prompt, sampled in one batch."""
         chunks = [chunk async for chunk in self.stream(input_ids, sampling)]
-        return joined(chunks, tuple(int(token) for token in input_ids), sampling.n)
+        return join_chunks(chunks, tuple(int(token) for token in input_ids), sampling.n)
 
     def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
         """The answers token by token."""
-        return self._in_thread(sampled, input_ids, sampling, self.weight_version)
+        return self._in_thread(sample_steps, input_ids, sampling, self.weight_version)
 
     async def score(self, ids: Sequence[int], *, start: int = 0, top: int = 0) -> ScoredTokens:
         """The logprobs of `ids[start:]`."""
-        (scores,) = [each async for each in self._in_thread(scored, ids, start, top, self.weight_version)]
+        (scores,) = [each async for each in self._in_thread(score_steps, ids, start, top, self.weight_version)]
         return scores
 
     async def close(self) -> None:
@@ -488,7 +487,7 @@ class HuggingFaceProvider:
         await asyncio.to_thread(self._thread.shutdown)
 
     async def _in_thread(self, run: Callable[..., Iterator[list[T]]], *arguments: Any) -> AsyncIterator[T]:
-        """What a run of the model yields, each step in the provider's thread, by turns with other calls."""
+        """What `run(model, …)` yields, each step in the provider's thread, taking turns with other calls."""
         steps: Iterator[list[T]] | None = None
         while True:
             if self._model is None:

@@ -17,26 +17,26 @@ from tito_audit.provider import (
     TopLogprobs,
 )
 from tito_audit.providers._answers import (
-    answered_ids,
-    answered_logprob,
-    answered_logprobs,
-    checked_sampling,
-    finished,
-    joined,
+    check_sampling,
+    join_chunks,
     likeliest,
-    plain_ids,
-    stated,
-    weight_spans,
+    list_ids,
+    parse_finish_reason,
+    parse_ids,
+    parse_logprob,
+    parse_logprobs,
+    parse_weight_spans,
+    stated_params,
 )
 from tito_audit.providers._http import ModelServer
 
 _Object: TypeAlias = Mapping[str, Any]
 _PATH = "/generate"
-_OURS = ("n", "max_new_tokens", "stop", "stop_token_ids")
+_FIXED = ("n", "max_new_tokens", "stop", "stop_token_ids")
 
 
 class SGLangProvider(ModelServer):
-    """An SGLang server. The prompt is sent as ids; `meta_info` holds the sampled ids with their logprobs, and the
+    """An SGLang server. Prompts are sent as ids; `meta_info` holds the sampled ids with their logprobs, and the
     version of the weights.
 
     Logprobs of sampled tokens are those of the distribution that the temperature gave, before truncation, unless
@@ -44,7 +44,7 @@ class SGLangProvider(ModelServer):
     `sampling_seed`, which servers with --enable-deterministic-inference follow. `max_tokens` None is what the
     server's context leaves. `extra` is added to `sampling_params`.
 
-    The shapes of requests and answers are those of SGLang's documentation and source; no server was asked.
+    Written from SGLang's documentation and source, and not tried with a server.
     """
 
     def __init__(self, base_url: str, options: ProviderOptions | None = None) -> None:
@@ -54,24 +54,24 @@ class SGLangProvider(ModelServer):
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
         """All answers to a prompt, by one request."""
-        ids = plain_ids(input_ids)
+        ids = list_ids(input_ids)
         answer = await self._http.json("POST", _PATH, await self._body(ids, sampling))
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) != sampling.n:
             raise ProviderError(f"{self._where}: {sampling.n} answers were requested, and {len(answers)} came")
         chunks = []
         for index, entry in enumerate(answers):
-            meta = self._meta(entry, ids)
+            meta = self._parse_meta(entry, ids)
             chunk = self._chunk(index, meta, 0, sampling.top_logprobs)
             if isinstance(entry.get("output_ids"), list) and entry["output_ids"] != list(chunk.output_ids):
                 raise ProviderError(f"{self._where}: output_ids are not the ids of output_token_logprobs")
-            finished(chunk.finish_reason, self._where)
+            parse_finish_reason(chunk.finish_reason, self._where)
             chunks.append(chunk)
-        return joined(chunks, tuple(ids), sampling.n)
+        return join_chunks(chunks, tuple(ids), sampling.n)
 
     async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
         """The answers as they are sampled."""
-        ids = plain_ids(input_ids)
+        ids = list_ids(input_ids)
         body = {**await self._body(ids, sampling), "stream": True}
         seen = [0] * sampling.n
         ended: set[int] = set()
@@ -81,7 +81,7 @@ class SGLangProvider(ModelServer):
                 raise ProviderError(
                     f"{self._where}: {sampling.n} answers were requested, and one has the index {index}"
                 )
-            chunk = self._chunk(index, self._meta(event, ids), seen[index], sampling.top_logprobs)
+            chunk = self._chunk(index, self._parse_meta(event, ids), seen[index], sampling.top_logprobs)
             seen[index] += len(chunk.output_ids)
             if chunk.finish_reason is not None:
                 ended.add(index)
@@ -89,8 +89,8 @@ class SGLangProvider(ModelServer):
         if len(ended) != sampling.n:
             raise ProviderError(f"{self._where}: {len(ended)} of {sampling.n} answers ended in the stream")
 
-    async def _scores(self, ids: list[int], start: int, top: int) -> ScoredTokens:
-        """With nothing sampled; each logprob is checked against the id that was sent."""
+    async def _score(self, ids: list[int], start: int, top: int) -> ScoredTokens:
+        """Samples nothing, and checks that each logprob is of the id that was sent."""
         body = {
             "input_ids": ids,
             "sampling_params": {"temperature": 0.0, "max_new_tokens": 0},
@@ -98,20 +98,20 @@ class SGLangProvider(ModelServer):
             "logprob_start_len": start - 1,  # the first entry never has a logprob
             "top_logprobs_num": top,
         }
-        meta, size = self._meta(await self._http.json("POST", _PATH, body), ids), len(ids) - start
+        meta, size = self._parse_meta(await self._http.json("POST", _PATH, body), ids), len(ids) - start
         logprobs = []
         for at, entry in enumerate(self._entries(meta, "input_token_logprobs")[-size:], start):
             where = f"{self._where}, prompt token {at}"
             if entry[1] not in (ids[at], 0):  # 0 is also written for the last id of the vocabulary
                 raise ProviderError(f"{where}: id {ids[at]} was sent, and the score is of {entry[1]}")
-            logprobs.append(answered_logprob(entry[0], where))
+            logprobs.append(parse_logprob(entry[0], where))
         if len(logprobs) != size:
             raise ProviderError(f"{self._where}: {size} ids were sent to be scored, and {len(logprobs)} were")
-        tops = self._likeliest(meta, "input_top_logprobs", size, top)
-        return ScoredTokens(tuple(ids), start, tuple(logprobs), tops, _version(meta))
+        tops = self._parse_tops(meta, "input_top_logprobs", size, top)
+        return ScoredTokens(tuple(ids), start, tuple(logprobs), tops, _weight_version(meta))
 
     async def find_tokenizer(self) -> str:
-        """The folder or name of the tokenizer as the server states it, else the name of the model."""
+        """The folder or hub name of the tokenizer that the server states, else the name of the model."""
         for path in ("/model_info", "/get_model_info"):  # newer servers, older servers
             try:
                 info = await self._http.json("GET", path)
@@ -129,11 +129,11 @@ class SGLangProvider(ModelServer):
         return {"structural_tag": json.dumps(structural_tag)}
 
     async def _body(self, ids: list[int], sampling: SamplingParams) -> dict[str, Any]:
-        checked_sampling(sampling, _OURS)
-        served, how = await self.served(), stated(sampling)
+        check_sampling(sampling, _FIXED)
+        served, how = await self.served(), stated_params(sampling)
         if "seed" in how:
             how["sampling_seed"] = how.pop("seed")
-        length = how.pop("max_tokens", None) or served.room(len(ids), self.name)
+        length = how.pop("max_tokens", None) or served.answer_room(len(ids), self.name)
         return {
             "input_ids": ids,
             "sampling_params": {**how, **sampling.extra, "max_new_tokens": length},
@@ -141,7 +141,7 @@ class SGLangProvider(ModelServer):
             "top_logprobs_num": sampling.top_logprobs,
         }
 
-    def _meta(self, answer: Any, ids: list[int]) -> _Object:
+    def _parse_meta(self, answer: Any, ids: list[int]) -> _Object:
         meta = answer.get("meta_info") if isinstance(answer, dict) else None
         if not isinstance(meta, dict):
             raise ProviderError(f"{self._where}: not an answer of SGLang: it has no meta_info")
@@ -159,9 +159,9 @@ class SGLangProvider(ModelServer):
         return meta
 
     def _chunk(self, index: int, meta: _Object, seen: int, top: int) -> GenerationChunk:
-        """What comes after the first `seen` tokens of an answer.
+        """The tokens of an answer after its first `seen`.
 
-        Events of a stream are cumulative or incremental; the number of tokens sampled so far tells which.
+        Streams of SGLang are cumulative or incremental; the stated number of sampled tokens tells which.
         """
         entries = self._entries(meta, "output_token_logprobs")
         total = meta.get("completion_tokens")
@@ -169,22 +169,22 @@ class SGLangProvider(ModelServer):
             raise ProviderError(f"{self._where}: the server sampled {total} tokens and returned {len(entries)}")
         if type(total) is not int or len(entries) == total:
             entries = entries[seen:]
-        ids = answered_ids([entry[1] for entry in entries], f"{self._where}: output_token_logprobs")
+        ids = parse_ids([entry[1] for entry in entries], f"{self._where}: output_token_logprobs")
         reason = meta.get("finish_reason")
         kind, matched = (reason.get("type"), reason.get("matched")) if isinstance(reason, dict) else (reason, None)
         return GenerationChunk(
             index,
             ids,
-            answered_logprobs([entry[0] for entry in entries], self._where, ids),
-            self._likeliest(meta, "output_top_logprobs", len(ids), top),
-            None if kind is None else finished(str(kind), self._where),
+            parse_logprobs([entry[0] for entry in entries], self._where, ids),
+            self._parse_tops(meta, "output_top_logprobs", len(ids), top),
+            None if kind is None else parse_finish_reason(str(kind), self._where),
             matched if isinstance(matched, str | int) else None,
-            _version(meta),
-            weight_spans(meta),
+            _weight_version(meta),
+            parse_weight_spans(meta),
         )
 
     def _entries(self, meta: _Object, key: str) -> list[Any]:
-        """A list of `[logprob, id, text]`."""
+        """A list of `[logprob, id, text]`; ProviderError if it is missing or has another form."""
         entries = meta.get(key)
         if not isinstance(entries, list):
             raise ProviderError(f"{self._where}: meta_info has no {key}, although return_logprob was sent")
@@ -192,8 +192,8 @@ class SGLangProvider(ModelServer):
             raise ProviderError(f"{self._where}: {key} are not [logprob, id, text]: {str(entries)[:100]}")
         return entries
 
-    def _likeliest(self, meta: _Object, key: str, size: int, top: int) -> tuple[TopLogprobs, ...] | None:
-        """The alternatives to the last `size` tokens; None if none were requested."""
+    def _parse_tops(self, meta: _Object, key: str, size: int, top: int) -> tuple[TopLogprobs, ...] | None:
+        """The alternatives at the last `size` positions; None if none were requested."""
         if not top:
             return None
         lists = meta.get(key)
@@ -202,13 +202,13 @@ class SGLangProvider(ModelServer):
         tops = []
         for each in lists[len(lists) - size :]:
             entries = self._entries({"top_logprobs": each}, "top_logprobs")
-            ids = answered_ids([entry[1] for entry in entries], f"{self._where}: alternatives")
-            values = answered_logprobs([entry[0] for entry in entries], f"{self._where}: alternatives", ids)
+            ids = parse_ids([entry[1] for entry in entries], f"{self._where}: alternatives")
+            values = parse_logprobs([entry[0] for entry in entries], f"{self._where}: alternatives", ids)
             tops.append(likeliest(dict(zip(ids, values, strict=True)), top))
         return tuple(tops)
 
 
-def _version(meta: _Object) -> str | None:
+def _weight_version(meta: _Object) -> str | None:
     version = meta.get("weight_version")
     return None if version is None else str(version)
 

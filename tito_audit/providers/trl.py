@@ -23,23 +23,23 @@ from tito_audit.provider import (
     TopLogprobs,
 )
 from tito_audit.providers._answers import (
-    answered_ids,
-    answered_logprobs,
-    checked_sampling,
-    joined,
+    check_sampling,
+    join_chunks,
     likeliest,
-    plain_ids,
-    stated,
+    list_ids,
+    parse_ids,
+    parse_logprobs,
+    stated_params,
 )
 from tito_audit.providers._http import ServerProvider
 
 _GENERATE, _SCORE = "/generate/", "/get_sequence_logprobs/"
-_OURS = ("n", "logprobs", "max_tokens", "stop", "stop_token_ids", "seed")
+_FIXED = ("n", "logprobs", "max_tokens", "stop", "stop_token_ids", "seed")
 _GATHERING_SECONDS = 0.005
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _QueuedCall:
     """A call that waits to be sent."""
 
     ids: list[int]
@@ -48,44 +48,45 @@ class _Waiting:
     answer: asyncio.Future[tuple[Any, int]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """What the server answers, and which of its prompts was this one."""
+    """The server's answer, and the number of this prompt in it."""
 
-    def goes_with(self, other: _Waiting) -> bool:
+    def shares_request(self, other: _QueuedCall) -> bool:
+        """Whether one request can carry both calls."""
         return self.path == other.path and (self.path == _SCORE or self.body == other.body)
 
 
 class TRLProvider(ServerProvider):
-    """The server that TRL 1.0 to 1.10 start. Weight updates are the trainer's, and not touched here.
+    """The server that TRL 1.0 to 1.10 start. The trainer updates its weights, not this provider.
 
-    This server answers one request after the other, so calls that wait go out together: those with the same
-    sampling parameters are one request with several prompts. It mixes up answers if it is asked to score while it
-    samples, so that is never done.
+    The server answers one request after the other. So calls that wait are sent together: those with the same
+    sampling parameters as one request with several prompts. It mixes up answers when it scores while it samples,
+    so it is never asked to do both at once.
 
     Logprobs are of the distribution that was sampled from, after temperature, top_p, top_k and min_p
     (`processed_logprobs`); scores are at temperature 1. `max_tokens` None is what the server's context leaves.
-    Answers come whole, cannot be ended early, and carry no weight version. The server does not say why an answer
-    ended: `end_ids` tell. A prompt that is longer than the context ends the server's worker.
+    Answers come whole, cannot be stopped early, and have no weight version. The server does not say why an answer
+    ended; `end_ids` decides. A prompt longer than the context kills the server's worker.
     """
 
     def __init__(self, base_url: str, options: ProviderOptions | None = None) -> None:
         """`base_url` with or without the path of the endpoint."""
         super().__init__("trl", base_url.rstrip("/").removesuffix(_GENERATE.rstrip("/")), options)
         self.end_ids: Collection[int] = ()
-        """Ids that end an answer: those of the tokenizer, set by whoever holds it."""
-        self._waiting: list[_Waiting] = []
-        self._sending: asyncio.Task[None] | None = None
+        """The ids that end an answer; whoever has the tokenizer sets them."""
+        self._queue: list[_QueuedCall] = []
+        self._sender: asyncio.Task[None] | None = None
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
         """All answers to a prompt."""
         chunks = [chunk async for chunk in self.stream(input_ids, sampling)]
-        return joined(chunks, tuple(int(token) for token in input_ids), sampling.n)
+        return join_chunks(chunks, tuple(int(token) for token in input_ids), sampling.n)
 
     async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
         """The answers, each in one piece: the server does not stream."""
-        checked_sampling(sampling, _OURS)
-        ids, where, n, top = plain_ids(input_ids), f"{self.name}{_GENERATE}", sampling.n, sampling.top_logprobs
+        check_sampling(sampling, _FIXED)
+        ids, where, n, top = list_ids(input_ids), f"{self.name}{_GENERATE}", sampling.n, sampling.top_logprobs
         # `generation_kwargs` override the other fields, which know no null.
-        how = stated(sampling)
+        how = stated_params(sampling)
         kwargs: dict[str, Any] = {
             name: how.pop(name) for name in ("seed", "stop", "stop_token_ids") if name in how
         }
@@ -93,60 +94,61 @@ class TRLProvider(ServerProvider):
         if sampling.max_tokens is None:
             kwargs["max_tokens"] = None
         body = {**how, "n": n, "logprobs": top, "generation_kwargs": kwargs}
-        answer, number = await self._answered(_Waiting(ids, body))
-        prompts = _rows(answer, "prompt_ids", number, 1, where)
+        answer, number = await self._enqueue(_QueuedCall(ids, body))
+        prompts = _prompt_rows(answer, "prompt_ids", number, 1, where)
         if prompts != [ids]:
             raise ProviderError(f"{where}: the answer belongs to another prompt than the one that was sent")
         names = ("completion_ids", "logprobs", "logprob_token_ids")
-        columns = [_rows(answer, name, number, n, where) for name in names]
+        columns = [_prompt_rows(answer, name, number, n, where) for name in names]
         chunks = []
         for index, (sampled, logprobs, candidates) in enumerate(zip(*columns, strict=True)):
-            output_ids = answered_ids(sampled, f"{where}: completion_ids")
-            values, tops = _columns(output_ids, logprobs, candidates, top, where)
-            chunks.append(GenerationChunk(index, output_ids, values, tops, *self._end(output_ids, sampling)))
+            output_ids = parse_ids(sampled, f"{where}: completion_ids")
+            values, tops = _parse_columns(output_ids, logprobs, candidates, top, where)
+            ended = self._finish_reason(output_ids, sampling)
+            chunks.append(GenerationChunk(index, output_ids, values, tops, *ended))
         for chunk in chunks:
             yield chunk
 
-    async def _scores(self, ids: list[int], start: int, top: int) -> ScoredTokens:
+    async def _score(self, ids: list[int], start: int, top: int) -> ScoredTokens:
         """ProviderError for TRL 1.0, which does not score."""
         where = f"{self.name}{_SCORE}"
         body = {"prompt_lengths": [start], "top_logprobs": top, "temperature": 1.0}
-        answer, _ = await self._answered(_Waiting(ids, body, _SCORE))
-        (logprobs,) = _rows(answer, "logprobs", 0, 1, where)
-        (candidates,) = _rows(answer, "logprob_token_ids", 0, 1, where)
-        return ScoredTokens(tuple(ids), start, *_columns(ids[start:], logprobs, candidates, top, where))
+        answer, _ = await self._enqueue(_QueuedCall(ids, body, _SCORE))
+        (logprobs,) = _prompt_rows(answer, "logprobs", 0, 1, where)
+        (candidates,) = _prompt_rows(answer, "logprob_token_ids", 0, 1, where)
+        return ScoredTokens(tuple(ids), start, *_parse_columns(ids[start:], logprobs, candidates, top, where))
 
     def forcing(self, structural_tag: Mapping[str, Any]) -> dict[str, Any]:
         """The extra parameters that keep an answer to a structural tag of xgrammar."""
         return {"structured_outputs": {"structural_tag": json.dumps(structural_tag)}}
 
-    async def _answered(self, call: _Waiting) -> tuple[Any, int]:
-        """What the server answers to a call, sent as soon as the calls before it are answered."""
-        self._waiting.append(call)
-        if self._sending is None:
-            self._sending = asyncio.ensure_future(self._send_waiting())
+    async def _enqueue(self, call: _QueuedCall) -> tuple[Any, int]:
+        """Queue a call; the server's answer, and the number of its prompt in it."""
+        self._queue.append(call)
+        if self._sender is None:
+            self._sender = asyncio.ensure_future(self._send_queue())
         return await call.answer
 
-    async def _send_waiting(self) -> None:
+    async def _send_queue(self) -> None:
         try:
             await asyncio.sleep(_GATHERING_SECONDS)
-            while self._waiting:
-                first = self._waiting[0]
-                together = [call for call in self._waiting if call.goes_with(first)]
-                self._waiting = [call for call in self._waiting if not call.goes_with(first)]
+            while self._queue:
+                first = self._queue[0]
+                together = [call for call in self._queue if call.shares_request(first)]
+                self._queue = [call for call in self._queue if not call.shares_request(first)]
                 wanted = [call for call in together if not call.answer.done()]  # the others were cancelled
                 if first.path == _SCORE:
                     await asyncio.gather(*(self._send([call]) for call in wanted))
                 elif wanted:
                     await self._send(wanted)
         finally:
-            self._sending = None
-            for call in self._waiting:
+            self._sender = None
+            for call in self._queue:
                 call.answer.cancel()
-            self._waiting = []
+            self._queue = []
 
-    async def _send(self, calls: Sequence[_Waiting]) -> None:
-        """Send calls as one request, and give each its answer."""
+    async def _send(self, calls: Sequence[_QueuedCall]) -> None:
+        """Send calls as one request, and give each the answer or the error."""
         path, ids = calls[0].path, [call.ids for call in calls]
         try:
             answer = await self._http.json(
@@ -155,14 +157,14 @@ class TRLProvider(ServerProvider):
         except ProviderError as error:
             for call in calls:
                 if not call.answer.done():
-                    call.answer.set_exception(self._explained(path, error))
+                    call.answer.set_exception(self._explain(path, error))
             return
         for number, call in enumerate(calls):
             if not call.answer.done():
                 call.answer.set_result((answer, number))
 
-    def _explained(self, path: str, error: ProviderError) -> ProviderError:
-        """What TRL's version has to do with an error."""
+    def _explain(self, path: str, error: ProviderError) -> ProviderError:
+        """The error, with the version of TRL that causes it, if one does."""
         where = f"{self.name}{path}"
         if error.status in (404, 405) and path == _SCORE:
             return ProviderError(f"{where}: this server does not score ids (TRL 1.1 to 1.10 do)", status=404)
@@ -176,8 +178,8 @@ class TRLProvider(ServerProvider):
             return ProviderError(message, status=500, body=error.body)
         return error
 
-    def _end(self, output_ids: Sequence[int], sampling: SamplingParams) -> tuple[str, int | None]:
-        """Why an answer ended, and the stop token that ended it, from its ids."""
+    def _finish_reason(self, output_ids: Sequence[int], sampling: SamplingParams) -> tuple[str, int | None]:
+        """Why an answer ended, by its last id, and the stop token that ended it."""
         last = output_ids[-1] if output_ids else None
         if last in sampling.stop_token_ids and last not in self.end_ids:
             return "stop", last
@@ -188,8 +190,8 @@ class TRLProvider(ServerProvider):
         return "stop", None
 
 
-def _rows(answer: Any, key: str, number: int, each: int, where: str) -> list[Any]:
-    """The rows of one prompt in an answer that has `each` of them for every prompt."""
+def _prompt_rows(answer: Any, key: str, number: int, each: int, where: str) -> list[Any]:
+    """The rows of prompt `number` in an answer that has `each` of them for every prompt."""
     rows = answer.get(key) if isinstance(answer, dict) else None
     if not isinstance(rows, list):
         raise ProviderError(f"{where}: not an answer of TRL's server: it has no {key}")
@@ -198,10 +200,10 @@ def _rows(answer: Any, key: str, number: int, each: int, where: str) -> list[Any
     return rows[number * each : (number + 1) * each]
 
 
-def _columns(
+def _parse_columns(
     ids: Sequence[int], logprobs: Any, candidates: Any, top: int, where: str
 ) -> tuple[tuple[float, ...], tuple[TopLogprobs, ...] | None]:
-    """The logprob of each id, and the likeliest at each place if `top` of them are wanted."""
+    """The logprob of each id, and the `top` likeliest tokens at each position; None if `top` is 0."""
     try:
         places = [dict(zip(*pair, strict=True)) for pair in zip(candidates, logprobs, strict=True)]
         own = [place[token] for token, place in zip(ids, places, strict=True)]
@@ -209,15 +211,15 @@ def _columns(
         raise ProviderError(
             f"{where}: logprobs and logprob_token_ids do not belong to {len(ids)} tokens ({error})"
         ) from None
-    values = answered_logprobs(own, where, ids)
+    values = parse_logprobs(own, where, ids)
     if not top:
         return values, None
     tops = []
     for place in places:
-        # Null: impossible after top_p, top_k or min_p.
+        # null: excluded by top_p, top_k or min_p
         possible = {token: value for token, value in place.items() if value is not None}
-        others = answered_ids(list(possible), f"{where}: logprob_token_ids")
-        answered_logprobs(list(possible.values()), where, others)
+        others = parse_ids(list(possible), f"{where}: logprob_token_ids")
+        parse_logprobs(list(possible.values()), where, others)
         tops.append(likeliest(possible, top))
     return values, tuple(tops)
 

@@ -21,20 +21,20 @@ from tito_audit.provider import (
     TopLogprobs,
 )
 from tito_audit.providers._answers import (
-    answered_ids,
-    answered_logprob,
-    answered_logprobs,
-    checked_sampling,
-    counted,
-    finished,
-    in_order,
-    joined,
+    check_count,
+    check_indexes,
+    check_sampling,
+    join_chunks,
     likeliest,
+    parse_finish_reason,
+    parse_ids,
+    parse_logprob,
+    parse_logprobs,
+    parse_weight_spans,
     prompt_ids,
-    stated,
-    weight_spans,
+    stated_params,
 )
-from tito_audit.providers._http import SAME, ModelServer, objects
+from tito_audit.providers._http import ECHOED, ModelServer, object_list
 from tito_audit.record.prompt_ids import PromptIds
 
 RENDER, DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"
@@ -42,12 +42,12 @@ COMPLETIONS, TOKENS = "/v1/completions", "/inference/v1/generate"
 """The two endpoints that take token ids."""
 
 Object: TypeAlias = Mapping[str, Any]
-_OURS = ("model", "prompt", "n", "stream", "logprobs", "return_token_ids", "return_tokens_as_token_ids", "echo")
+_FIXED = ("model", "prompt", "n", "stream", "logprobs", "return_token_ids", "return_tokens_as_token_ids", "echo")
 _TOKEN_ID = "token_id:"
 
 
-def weight_version(choice: Object) -> str | None:
-    """The versions of the weights that sampled an answer, several joined by a comma; None if not stated."""
+def joined_versions(choice: Object) -> str | None:
+    """The versions of the weights that sampled an answer, joined by commas; None if not stated."""
     spans = choice.get("weight_versions")
     if not isinstance(spans, list):
         return None
@@ -55,10 +55,10 @@ def weight_version(choice: Object) -> str | None:
     return ",".join(dict.fromkeys(versions)) or None
 
 
-def prompt_columns(
+def parse_prompt_logprobs(
     entries: Any, ids: Sequence[int], start: int, top: int, where: str
 ) -> tuple[tuple[float, ...], tuple[TopLogprobs, ...] | None]:
-    """The logprobs of `ids[start:]` from `prompt_logprobs`, and the alternatives if requested."""
+    """The logprobs of `ids[start:]`, and the `top` alternatives at each position; None if `top` is 0."""
     if not isinstance(entries, list):
         raise ProviderError(f"{where}: the answer has no prompt_logprobs, which were requested")
     if len(entries) != len(ids):
@@ -68,7 +68,7 @@ def prompt_columns(
         entry = entries[at] if isinstance(entries[at], dict) else {}
         place = f"{where}, prompt token {at}"
         try:
-            by_id = {int(token): answered_logprob(each.get("logprob"), place) for token, each in entry.items()}
+            by_id = {int(token): parse_logprob(each.get("logprob"), place) for token, each in entry.items()}
         except (ValueError, AttributeError) as error:
             raise ProviderError(f"{place}: prompt_logprobs have an unknown form: {error}") from None
         if ids[at] not in by_id:
@@ -78,18 +78,17 @@ def prompt_columns(
     return tuple(logprobs), tuple(tops) if top else None
 
 
-_LOGITS = ("raw_logits", "processed_logits")
+_LOGITS_MODES = ("raw_logits", "processed_logits")
 
 
 class VLLMProvider(ModelServer):
-    """A vLLM server. The prompt is sent as ids; the answer holds ids, logprobs, and the prompt's ids for
-    comparison.
+    """A vLLM server. Prompts are sent as ids; answers hold ids and logprobs, and repeat the prompt's ids.
 
-    By default `/v1/completions` is called, which every version that returns ids has (0.10.2 and newer). An address
-    that ends in `/inference/v1/generate` chooses that newer endpoint, which also states the version of the
-    weights. Both return the same ids and logprobs. Logprobs are what the server's --logprobs-mode makes of them:
-    by default of the full distribution at temperature 1, before penalties and truncation; under
-    `structured_outputs` of the tokens that the grammar allows. -9999.0 is the lowest.
+    The endpoint is `/v1/completions`, which returns ids since 0.10.2. An address that ends in
+    `/inference/v1/generate` chooses that newer endpoint, which also states the version of the weights. Both return
+    the same ids and logprobs. Logprobs follow the server's --logprobs-mode: by default they are of the full
+    distribution at temperature 1, before penalties and truncation, and under `structured_outputs` of the tokens
+    that the grammar allows. -9999.0 is the lowest.
 
     `max_tokens` None is what the server's context leaves. A text that stopped an answer stays in `output_ids`,
     whatever `include_stop_str_in_output` does to texts. `extra` passes through.
@@ -103,21 +102,21 @@ class VLLMProvider(ModelServer):
         super().__init__("vllm", root if self._path == TOKENS else root.removesuffix("/v1"), options)
         self._where = f"{self.name}{self._path}"
         self.logprobs_mode: str | None = None
-        """As the server states it (in its development mode); None: not stated."""
+        """As the server states it, in its development mode only; None if it does not."""
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
         """All answers to a prompt, by one request."""
         ids = prompt_ids(input_ids)
         answer = await self._http.json("POST", self._path, await self._body(ids, sampling), sent=ids)
         choices = _choices(answer, self._where)
-        in_order([choice.get("index") for choice in choices], sampling.n, self._where)
+        check_indexes([choice.get("index") for choice in choices], sampling.n, self._where)
         chunks = []
         for choice in sorted(choices, key=lambda choice: choice["index"]):
-            if not self._same_prompt(answer, choice, ids):
-                raise self._no_prompt()
+            if not self._echoes_prompt(answer, choice, ids):
+                raise self._no_echo()
             chunks.append(self._chunk(choice, sampling.top_logprobs, ends=True))
-        results = joined(chunks, ids.whole, sampling.n)
-        counted(results, (answer.get("usage") or {}).get("completion_tokens"), self._where)
+        results = join_chunks(chunks, ids.original, sampling.n)
+        check_count(results, (answer.get("usage") or {}).get("completion_tokens"), self._where)
         return results
 
     async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
@@ -128,7 +127,7 @@ class VLLMProvider(ModelServer):
         prompt_seen = False
         async for event in self._http.events(self._path, body, sent=ids):
             for choice in _choices(event, self._where):
-                prompt_seen |= self._same_prompt(event, choice, ids)
+                prompt_seen |= self._echoes_prompt(event, choice, ids)
                 chunk = self._chunk(choice, sampling.top_logprobs, ends=choice.get("finish_reason") is not None)
                 if type(chunk.index) is not int or not 0 <= chunk.index < sampling.n:
                     raise ProviderError(
@@ -137,13 +136,13 @@ class VLLMProvider(ModelServer):
                 if chunk.finish_reason is not None:
                     ended.append(chunk.index)
                 yield chunk
-        in_order(ended, sampling.n, f"{self._where} (ends of answers in the stream)")
+        check_indexes(ended, sampling.n, f"{self._where} (ends of answers in the stream)")
         if not prompt_seen:
-            raise self._no_prompt()
+            raise self._no_echo()
 
-    async def _scores(self, ids: list[int], start: int, top: int) -> ScoredTokens:
-        """By `prompt_logprobs`. A server samples at least one token: any, or, if the ids fill its context, the
-        last of them, which then is not sent.
+    async def _score(self, ids: list[int], start: int, top: int) -> ScoredTokens:
+        """Scores by `prompt_logprobs`. The server samples at least one token: any one, or, if the ids fill its
+        context, the last of them, which is not sent then.
         """
         served = await self.served()
         whole = served.context is None or len(ids) < served.context
@@ -152,28 +151,28 @@ class VLLMProvider(ModelServer):
         how = SamplingParams(temperature=0.0, max_tokens=1, top_logprobs=0 if whole else top, extra=extra)
         answer = await self._http.json("POST", self._path, await self._body(sent, how), sent=sent)
         (choice,) = _choices(answer, self._where)[:1] or [{}]
-        if not self._same_prompt(answer, choice, sent):
-            raise self._no_prompt()
-        entries = self._of_prompt(answer, choice).get("prompt_logprobs")
-        logprobs, tops = prompt_columns(entries, sent.whole, start, top, self._where)
+        if not self._echoes_prompt(answer, choice, sent):
+            raise self._no_echo()
+        entries = self._prompt_holder(answer, choice).get("prompt_logprobs")
+        logprobs, tops = parse_prompt_logprobs(entries, sent.original, start, top, self._where)
         if not whole:
             # The last token of a full context, which was the only token allowed to be sampled.
-            sampled, last, last_tops = self._columns(choice, top)
+            sampled, last, last_tops = self._parse_columns(choice, top)
             if sampled != (ids[-1],) or last == (0.0,):  # 0: the logprob among the allowed tokens, not among all
                 raise ProviderError(
                     f"{self._where}: the ids fill the context, and the last of them cannot be scored"
                 )
             logprobs, tops = logprobs + last, None if tops is None else tops + (last_tops or ())
-        return ScoredTokens(tuple(ids), start, logprobs, tops, weight_version(choice))
+        return ScoredTokens(tuple(ids), start, logprobs, tops, joined_versions(choice))
 
     async def derender(
         self, results: Sequence[GenerationResult], chat_request: Mapping[str, Any]
     ) -> tuple[Parsed, ...]:
-        """Answers to one prompt as the server's own parsers read them (--tool-call-parser,
+        """The answers to one prompt as the server's own parsers read them (--tool-call-parser,
         `--reasoning-parser`); ProviderError if it has no such endpoint.
 
-        `chat_request`: the body of the chat completion that they answer; without tools no call is read. The server
-        writes arguments anew: `{"a":1}` comes back as `{"a": 1}`.
+        `chat_request` is the body of the chat completion that they answer; without tools no call is parsed. The
+        server rewrites arguments: `{"a":1}` comes back as `{"a": 1}`.
         """
         if not results:
             return ()
@@ -223,8 +222,7 @@ class VLLMProvider(ModelServer):
             ) from None
 
     async def render(self, chat_request: Mapping[str, Any]) -> Sequence[int]:
-        """The ids of the prompt that the server makes of a chat request; ProviderError if it has no such endpoint
-        or refuses the request."""
+        """The ids of the prompt of a chat request; ProviderError if the server has no such endpoint or refuses."""
         where = f"{self.name}{RENDER}"
         try:
             answer = await self._http.json("POST", RENDER, {**chat_request, "model": await self.find_model()})
@@ -234,7 +232,7 @@ class VLLMProvider(ModelServer):
             message = f"{where}: this server does not render messages (newer versions of vLLM do)"
             raise ProviderError(message, status=error.status) from None
         ids = answer.get("token_ids") if isinstance(answer, Mapping) else None
-        return answered_ids(ids, f"{where}: token_ids")
+        return parse_ids(ids, f"{where}: token_ids")
 
     async def find_tokenizer(self) -> str:
         """Where the served model was loaded from, else its name."""
@@ -259,12 +257,12 @@ class VLLMProvider(ModelServer):
 
     async def _body(self, ids: PromptIds, sampling: SamplingParams) -> dict[str, Any]:
         """The request, with the model's name and a stated `max_tokens`."""
-        checked_sampling(sampling, ("n", "logprobs") if self._path == TOKENS else _OURS)
+        check_sampling(sampling, ("n", "logprobs") if self._path == TOKENS else _FIXED)
         served = await self.served()
         if sampling.max_tokens is None:
-            sampling = replace(sampling, max_tokens=served.room(len(ids), self.name))
+            sampling = replace(sampling, max_tokens=served.answer_room(len(ids), self.name))
         top, prompt = sampling.top_logprobs, orjson.Fragment(ids.json)
-        how = {**stated(sampling), **sampling.extra}
+        how = {**stated_params(sampling), **sampling.extra}
         if self._path == TOKENS:
             how["logprobs"] = top + 1 if top else 0  # the sampled token takes one of the places
             body: dict[str, Any] = {"token_ids": prompt, "sampling_params": how}
@@ -275,17 +273,17 @@ class VLLMProvider(ModelServer):
         return {"model": served.model, "return_token_ids": True, **body}
 
     def _chunk(self, choice: Object, top: int, *, ends: bool) -> GenerationChunk:
-        """What a choice adds to its answer; `ends`: the answer is complete with it."""
+        """The tokens of a choice; `ends`: they complete the answer, so a finish reason is required."""
         return GenerationChunk(
             choice.get("index"),  # type: ignore[arg-type]
-            *self._columns(choice, top),
-            finished(choice.get("finish_reason"), self._where) if ends else None,
+            *self._parse_columns(choice, top),
+            parse_finish_reason(choice.get("finish_reason"), self._where) if ends else None,
             choice.get("stop_reason"),
-            weight_version(choice),
-            weight_spans(choice),
+            joined_versions(choice),
+            parse_weight_spans(choice),
         )
 
-    def _columns(
+    def _parse_columns(
         self, choice: Object, top: int
     ) -> tuple[tuple[int, ...], tuple[float, ...], tuple[TopLogprobs, ...] | None]:
         """The ids, logprobs and alternatives of a choice; ProviderError if they are missing or do not match."""
@@ -296,7 +294,7 @@ class VLLMProvider(ModelServer):
                 f"{where}: the answer has no token_ids: the server ignores return_token_ids (vLLM has it since "
                 "0.10.2)"
             )
-        ids = answered_ids(ids, f"{where}: token_ids")
+        ids = parse_ids(ids, f"{where}: token_ids")
         logged = choice.get("logprobs")
         if logged is None and ids:
             raise ProviderError(f"{where}: the answer has no logprobs, which were requested")
@@ -321,49 +319,49 @@ class VLLMProvider(ModelServer):
             raise ProviderError(
                 f"{where}: the logprobs have an unknown form: {type(error).__name__}: {error}"
             ) from None
-        logprobs = answered_logprobs(values, where, ids)
+        logprobs = parse_logprobs(values, where, ids)
         if not top:
             return ids, logprobs, None
         if len(others) != len(ids):
             raise ProviderError(f"{where}: {len(ids)} tokens, and alternatives for {len(others)}")
         for at, each in enumerate(others):
             for _, value in each:
-                answered_logprob(value, f"{where}, an alternative of token {at}")
+                parse_logprob(value, f"{where}, an alternative of token {at}")
         return ids, logprobs, tuple(likeliest(dict(each), top) for each in others)
 
-    async def _check(self) -> None:
-        """Read `logprobs_mode` where the server states it; ProviderError if it returns logits."""
+    async def _check_server(self) -> None:
+        """Read `logprobs_mode`, if the server states it; ProviderError if it returns logits."""
         try:
             info = await self._http.json("GET", "/server_info?config_format=json")
             self.logprobs_mode = str(info["vllm_config"]["model_config"]["logprobs_mode"])
         except (ProviderError, TypeError, KeyError):
             return
-        if self.logprobs_mode in _LOGITS:
+        if self.logprobs_mode in _LOGITS_MODES:
             raise ProviderError(
                 f"{self.name} returns logits as logprobs (--logprobs-mode {self.logprobs_mode}): "
                 "start it with --logprobs-mode raw_logprobs"
             )
 
-    def _same_prompt(self, answer: Object, choice: Object, ids: PromptIds) -> bool:
-        """Whether the answer repeats the prompt; ProviderError if it is not the one that was sent."""
-        echoed = self._of_prompt(answer, choice).get("prompt_token_ids")
+    def _echoes_prompt(self, answer: Object, choice: Object, ids: PromptIds) -> bool:
+        """Whether the answer repeats the prompt; ProviderError if it repeats another than was sent."""
+        echoed = self._prompt_holder(answer, choice).get("prompt_token_ids")
         if echoed is None:
             return False
-        # A list written differently is compared as numbers.
-        if echoed != SAME and echoed != list(ids):
+        # Not `ECHOED` if the server writes the list with other spaces: compare the numbers.
+        if echoed != ECHOED and echoed != list(ids):
             size = len(echoed) if isinstance(echoed, list) else 0
             raise ProviderError(
                 f"{self._where}: the answer belongs to another prompt: {len(ids)} ids were sent, "
                 f"and the server used {size}, or different ones",
-                prompt_seen=answered_ids(echoed, f"{self._where}: prompt_token_ids"),
+                prompt_seen=parse_ids(echoed, f"{self._where}: prompt_token_ids"),
             )
         return True
 
-    def _of_prompt(self, answer: Object, choice: Object) -> Object:
-        """What holds the ids and logprobs of the prompt."""
+    def _prompt_holder(self, answer: Object, choice: Object) -> Object:
+        """The object that holds the ids and logprobs of the prompt."""
         return answer if self._path == TOKENS else choice
 
-    def _no_prompt(self) -> ProviderError:
+    def _no_echo(self) -> ProviderError:
         return ProviderError(
             f"{self._where}: the answer has no prompt_token_ids: the server ignores return_token_ids "
             "(vLLM has it since 0.10.2)"
@@ -373,7 +371,7 @@ class VLLMProvider(ModelServer):
 def _choices(answer: Any, where: str) -> list[Object]:
     if not isinstance(answer, dict) or "choices" not in answer:
         raise ProviderError(f"{where}: not an answer of vLLM: it has no choices")
-    return list(objects(answer, "choices"))
+    return list(object_list(answer, "choices"))
 
 
 VLLM = ProviderKind(name="vllm", title="a vLLM server", where="URL", open=VLLMProvider)

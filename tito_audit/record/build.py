@@ -1,4 +1,4 @@
-"""Columns of turns and training rows, made from raw values: fitted by length, never dropped or padded."""
+"""Builds turns' columns and training rows from raw lists: aligned by length, never padded."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.record.arrays import Ids, Logprobs, Mask, as_floats
-from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens
 from tito_audit.record.column import (
     Alignment,
     Column,
     ColumnRole,
     MovePolicy,
     alignment_by_length,
-    mask_encoding,
-    spread,
-    trained_of,
+    decode_mask,
+    detect_mask_encoding,
+    expand,
 )
 from tito_audit.record.rollout import NO_PADDING, Padding, TrainingRow
+from tito_audit.record.token_extras import NO_EXTRAS, TokenExtras
 
 Raw = Sequence[Any] | NDArray[Any]
-SHARED = float("nan")
-"""Stands for the sentinel that a row itself shows."""
+SHOWN_BY_ROW = float("nan")
+"""A sentinel to be inferred from the row: the value that all its untrained tokens have."""
 
 
-def training_row(
+def build_training_row(
     token_ids: Ids,
     *,
     mask: tuple[str, Raw] | None = None,
@@ -40,24 +40,25 @@ def training_row(
     whole: bool = False,
     padding: Padding = NO_PADDING,
     hidden: Mask | None = None,
-    beside: BesideTokens = NOTHING_BESIDE,
+    extras: TokenExtras = NO_EXTRAS,
 ) -> TrainingRow:
     """A training row from raw columns, each given as (name in the log, values).
 
-    A mask or logprob column whose length or values do not fit stays in `columns` with alignment None and leaves
-    `loss_mask` or `logprobs` None. `other` holds the other per-token columns with their move policies; those whose
-    length does not fit are left out, since a row may hold any list. `absent_mask_trains_response` is the slime
-    convention: null trains everything after the prompt. `shifts` says whether mask and logprobs of this log leave
-    out the first token, which nothing predicts; None: only if logprobs next to a mask over all tokens show it.
-    None also lets logprobs that reach from the first trained token to the end say where the response begins.
-    `whole`: both always have an entry for every token. `sentinel` is what the format writes where there is no
-    logprob; SHARED: what all untrained tokens have.
+    A mask or logprob column whose length or values do not fit stays in `columns` with alignment None, and
+    `loss_mask` or `logprobs` is None.
+
+    other       further per-token columns by name; a row may hold any list, so those that do not fit are left out
+    sentinel    what the format writes where there is no logprob; SHOWN_BY_ROW infers it from untrained tokens
+    absent_mask_trains_response   slime's convention: a null mask trains everything after the prompt
+    shifts      whether mask and logprobs leave out the first token, which nothing predicts. None: only if the
+                logprobs show it; logprobs that start at the first trained token then also set `prompt_length`
+    whole       whether both always have an entry for every token
     """
     full = len(token_ids)
     columns: list[Column] = []
     loss_mask: Mask | None = None
     if mask is not None:
-        column, loss_mask = _mask_column(mask[0], mask[1], token_ids, prompt_length, shifts)
+        column, loss_mask = _read_mask(mask[0], mask[1], token_ids, prompt_length, shifts)
         columns.append(column)
     elif absent_mask_trains_response and prompt_length is not None:
         loss_mask = np.arange(full) >= prompt_length
@@ -73,24 +74,24 @@ def training_row(
         if fit is None and shifts is None and prompt_length is None and _covers_response(raw, loss_mask):
             fit, prompt_length = Alignment.RESPONSE, full - len(raw)
         if fit is not None:
-            values = spread(raw, fit, full=full, prompt_length=prompt_length, trained=loss_mask)
-        sentinel = _shared(values, loss_mask) if sentinel is SHARED else sentinel
+            values = expand(raw, fit, full=full, prompt_length=prompt_length, trained=loss_mask)
+        sentinel = _shared_untrained_value(values, loss_mask) if sentinel is SHOWN_BY_ROW else sentinel
         columns.append(Column(logprobs[0], ColumnRole.LOGPROBS, raw, fit, sentinel=sentinel))
-    sentinel = None if sentinel is SHARED else sentinel
+    sentinel = None if sentinel is SHOWN_BY_ROW else sentinel
     for name, (entries, policy) in (other or {}).items():
         fit = alignment_by_length(len(entries), full=full, prompt_length=prompt_length, trained=trained)
         if fit is not None and full > 1:
             columns.append(Column(name, ColumnRole.OTHER, column_values(entries), fit, policy))
     every = tuple(columns)
     return TrainingRow(
-        token_ids, loss_mask, values, prompt_length, sentinel, every, (), padding, hidden, beside=beside
+        token_ids, loss_mask, values, prompt_length, sentinel, every, (), padding, hidden, extras=extras
     )
 
 
-def _shared(logprobs: Logprobs | None, loss_mask: Mask | None) -> float | None:
-    """The value that all untrained tokens share; None if they share none, or it may be a logprob.
+def _shared_untrained_value(logprobs: Logprobs | None, loss_mask: Mask | None) -> float | None:
+    """The sentinel of a row: the value of all its untrained tokens; None if they differ or it may be a logprob.
 
-    Most trainers write 0.0 there, Atropos 1.0, others null; no column name says which of them wrote this row.
+    Most trainers write 0.0, Atropos 1.0, others null, and no column name tells which of them wrote the row.
     """
     if logprobs is None or loss_mask is None or not len(logprobs):
         return None
@@ -100,24 +101,24 @@ def _shared(logprobs: Logprobs | None, loss_mask: Mask | None) -> float | None:
         outside = logprobs[~loss_mask & ~missing]
         if not len(outside) or (outside != outside[0]).any():
             return None
-        # The column may begin behind the prompt; nulls behind its first value are a fill of their own.
+        # The column may start after the prompt; nulls after its first value are a sentinel of their own.
         if np.count_nonzero((missing & ~loss_mask)[int(missing.argmin()) :]) > len(outside):
             return None
         first = float(outside[0])
     elif loss_mask.all():
         return None
-    # A lone untrained token may have a real logprob, which is below zero and above any floor.
+    # A lone untrained token may have a real logprob: below zero, above any floor.
     return None if -100 < first < 0 else first
 
 
-def call_columns(
+def build_call_columns(
     completion_ids: Ids,
     *,
     logprobs: tuple[str, Raw] | None = None,
     other: Mapping[str, tuple[Raw, MovePolicy]] | None = None,
     sentinel: float | None = None,
 ) -> tuple[Logprobs | None, tuple[Column, ...]]:
-    """The logprobs `[C]` of one call, None if they do not fit its completion, and all its columns as recorded."""
+    """The logprobs `[C]` of a call, None if their length does not fit, and all its per-token columns."""
     columns: list[Column] = []
     values: Logprobs | None = None
     if logprobs is not None:
@@ -133,23 +134,24 @@ def call_columns(
 
 
 def _shows_shift(logprobs: Logprobs, masks: Sequence[Column], loss_mask: Mask | None) -> bool:
-    """Whether logprobs are complete without a first entry: the mask lacks it too, or they fit the mask only that
-    way."""
+    """Whether logprobs one short of the tokens lack the first: the mask does too, or only then they fit it."""
     if loss_mask is None or any(mask.alignment is Alignment.SHIFTED for mask in masks):
         return True
-    return _fits(logprobs, loss_mask[1:]) and not _fits(logprobs, loss_mask[:-1])
+    return _untrained_share_a_fill(logprobs, loss_mask[1:]) and not _untrained_share_a_fill(
+        logprobs, loss_mask[:-1]
+    )
 
 
 def _covers_response(logprobs: Logprobs, loss_mask: Mask | None) -> bool:
-    """Whether logprobs are as many as the tokens from the first trained one on, and the first is not null."""
+    """Whether there are as many logprobs as tokens from the first trained one on."""
     if loss_mask is None or not loss_mask.any() or len(logprobs) != len(loss_mask) - int(loss_mask.argmax()):
         return False
-    # A null in front is what servers write for a token without context: then it is one too many.
+    # Servers write a leading null for a token without context; then there is one logprob too many.
     return not np.isnan(logprobs[0]) or len(logprobs) != int(loss_mask.sum()) + 1
 
 
-def _fits(logprobs: Logprobs, trained: Mask) -> bool:
-    """Whether untrained entries all share one value that is not a logprob, and no trained entry has it."""
+def _untrained_share_a_fill(logprobs: Logprobs, trained: Mask) -> bool:
+    """Whether all untrained entries have one value that is no logprob, and no trained entry has it."""
     outside = np.unique(logprobs[~trained])
     if len(outside) != 1 or -100 < outside[0] < 0:
         return False
@@ -157,24 +159,24 @@ def _fits(logprobs: Logprobs, trained: Mask) -> bool:
     return not (np.isnan(inside) if np.isnan(outside[0]) else inside == outside[0]).any()
 
 
-def _mask_column(
+def _read_mask(
     name: str, entries: Raw, token_ids: Ids, prompt_length: int | None, shifts: bool | None
 ) -> tuple[Column, Mask | None]:
-    """The mask as recorded, and as `[T]`; None for the latter if values or length do not fit."""
+    """The mask column as recorded, and the mask as `[T]` bool; None if its values or length do not fit."""
     raw = column_values(entries)
     fit = alignment_by_length(len(raw), full=len(token_ids), prompt_length=prompt_length)
     fit = None if fit is Alignment.SHIFTED and shifts is False else fit
     # Every alignment that a mask can have ends with the last token.
-    encoding = mask_encoding(raw, None if fit is None else token_ids[len(token_ids) - len(raw) :])
+    encoding = detect_mask_encoding(raw, None if fit is None else token_ids[len(token_ids) - len(raw) :])
     column = Column(name, ColumnRole.LOSS_MASK, raw, fit, encoding=encoding)
     if encoding is None or fit is None:
         return column, None
-    trained = trained_of(raw, encoding)
-    return column, spread(trained, fit, full=len(token_ids), prompt_length=prompt_length, fill=False)
+    trained = decode_mask(raw, encoding)
+    return column, expand(trained, fit, full=len(token_ids), prompt_length=prompt_length, fill=False)
 
 
 def column_values(entries: Raw) -> NDArray[Any]:
-    """Entries as numbers if all are numbers (None as NaN), else as objects; one per token."""
+    """`[N]` entries as numbers if all are numbers (None as NaN), else as objects."""
     if isinstance(entries, np.ndarray):
         return entries
     kinds = set(map(type, entries))

@@ -1,4 +1,4 @@
-"""Per-token columns: what entry *i* describes, how a mask is encoded, what moves with a token."""
+"""Per-token columns: which token entry *i* describes, how a mask is encoded, what moves with a token."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from tito_audit.record.arrays import Ids, Mask
 
-_NO_ID = 2**31
-"""From here on, numbers are neither token ids nor weights."""
+_ID_LIMIT = 2**31
+"""Numbers from here on are neither token ids nor loss weights."""
 
 
 class Alignment(StrEnum):
@@ -76,10 +76,10 @@ class Column:
 def alignment_by_length(
     length: int, *, full: int, prompt_length: int | None = None, trained: int | None = None
 ) -> Alignment | None:
-    """What a column of this length describes; its name is never considered.
+    """The first of full, response, sampled, shifted that a column of this length fits; None if none.
 
-    `full` is the number of tokens, `prompt_length` the first sampled position if known, `trained` the number of
-    trained tokens if known. The first of full, response, sampled, shifted that fits; None if none does.
+    `full` is the number of tokens, `prompt_length` the first sampled position, `trained` the number of trained
+    tokens. Names are never considered: frameworks use one name for different alignments.
     """
     if length == full:
         return Alignment.FULL
@@ -92,7 +92,7 @@ def alignment_by_length(
     return None
 
 
-def spread(
+def expand(
     values: NDArray[Any],
     alignment: Alignment,
     *,
@@ -101,7 +101,10 @@ def spread(
     trained: Mask | None = None,
     fill: Any = np.nan,
 ) -> NDArray[Any]:
-    """A column with one entry for each token, `[full]`; `fill` where it has none."""
+    """`[full]` a column with an entry for each token, `fill` where it has none.
+
+    ValueError for an alignment to anything but the tokens of one row.
+    """
     if alignment is Alignment.FULL:
         return values
     out = np.full(full, fill, dtype=np.result_type(values.dtype, type(fill)))
@@ -116,7 +119,7 @@ def spread(
     return out
 
 
-def mask_encoding(values: NDArray[Any], ids: Ids | None = None) -> MaskEncoding | None:
+def detect_mask_encoding(values: NDArray[Any], ids: Ids | None = None) -> MaskEncoding | None:
     """How a mask column is encoded; None when its values are not a mask.
 
     Booleans are BOOL; 0 and 1 BINARY; -100 and ids LABELS (Atropos, NousResearch/atropos
@@ -128,30 +131,26 @@ def mask_encoding(values: NDArray[Any], ids: Ids | None = None) -> MaskEncoding 
     if values.dtype.kind not in "iuf" or (values.dtype.kind == "f" and np.isnan(values).any()):
         return None
     if values.dtype == np.float16:
-        values = values.astype(np.float64)  # no id is among its numbers, nor is _NO_ID
+        values = values.astype(np.float64)  # float16 cannot hold ids, nor _ID_LIMIT
     if values.dtype.kind in "iu" and len(values) and values.min() >= 0 and values.max() <= 1:
         return MaskEncoding.BINARY
     if (values == -100).any():
-        # Whether all values except -100 could be ids.
         rest = values[values != -100]
-        return (
-            MaskEncoding.LABELS if bool(((rest >= 0) & (rest < _NO_ID) & (rest == np.floor(rest))).all()) else None
-        )
+        are_ids = bool(((rest >= 0) & (rest < _ID_LIMIT) & (rest == np.floor(rest))).all())
+        return MaskEncoding.LABELS if are_ids else None
     if ((values == 0) | (values == 1)).all():
         return MaskEncoding.FLOAT if values.dtype.kind == "f" else MaskEncoding.BINARY
     if ids is not None and np.array_equal(values, ids):
         return MaskEncoding.LABELS
-    # Whether these floats are weights; several different whole numbers are segment numbers stored as floats.
-    if values.dtype.kind != "f" or values.min() < 0 or values.max() >= _NO_ID:
-        are_weights = False
-    else:
-        fractions = bool((values != np.floor(values)).any())
-        are_weights = fractions or len(np.unique(values[values > 0])) == 1
-    return MaskEncoding.FLOAT if are_weights else None
+    if values.dtype.kind != "f" or values.min() < 0 or values.max() >= _ID_LIMIT:
+        return None
+    # Several different whole numbers are segment numbers stored as floats, not weights.
+    has_fractions = bool((values != np.floor(values)).any())
+    return MaskEncoding.FLOAT if has_fractions or len(np.unique(values[values > 0])) == 1 else None
 
 
-def trained_of(values: NDArray[Any], encoding: MaskEncoding) -> Mask:
-    """`[N]` bool: True where the mask column marks the token as trained."""
+def decode_mask(values: NDArray[Any], encoding: MaskEncoding) -> Mask:
+    """`[N]` bool, True where a mask column trains the token."""
     if encoding is MaskEncoding.LABELS:
         return np.asarray(values != -100)
     return np.asarray(values > 0)

@@ -1,4 +1,4 @@
-"""Edits: where an updated row differs from the original row."""
+"""Edits: the values that differ between a row as read and the row to be written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Absent:
         return "ABSENT"
 
     def __reduce__(self) -> str:
-        return "ABSENT"  # the one of the process that reads it
+        return "ABSENT"  # unpickles as the module's own object, so that `is ABSENT` holds in every process
 
 
 ABSENT: Final = _Absent()
@@ -35,7 +35,7 @@ class Edit:
 
 
 def edits_between(old: Any, new: Any, path: Path = ()) -> Iterator[Edit]:
-    """The smallest edits that turn `old` into `new`; parts that are the same object are not compared.
+    """The smallest edits that turn `old` into `new`; parts that are the same object are skipped.
 
     Objects are compared key by key. Lists of equal length that hold objects or lists are compared entry by entry;
     any other list counts as one value.
@@ -48,21 +48,21 @@ def edits_between(old: Any, new: Any, path: Path = ()) -> Iterator[Edit]:
         for key in new:
             if key not in old:
                 yield Edit((*path, key), new[key])
-    elif _nested(old) and _nested(new) and len(old) == len(new):
+    elif _holds_containers(old) and _holds_containers(new) and len(old) == len(new):
         for index, (a, b) in enumerate(zip(old, new, strict=True)):
             yield from edits_between(a, b, (*path, index))
-    elif not _same(old, new):
+    elif not _same_value(old, new):
         yield Edit(path, new)
 
 
-def with_edits(value: Any, edits: Sequence[Edit]) -> Any:
-    """A value with edits applied; untouched parts are shared, not copied."""
+def apply_edits(value: Any, edits: Sequence[Edit]) -> Any:
+    """The value with edits applied; it shares all untouched parts with the original."""
     for edit in edits:
-        value = _edited(value, edit.path, edit.value)
+        value = _apply_edit(value, edit.path, edit.value)
     return value
 
 
-def _edited(value: Any, path: Path, new: Any) -> Any:
+def _apply_edit(value: Any, path: Path, new: Any) -> Any:
     if not path:
         return new
     head, rest = path[0], path[1:]
@@ -71,26 +71,26 @@ def _edited(value: Any, path: Path, new: Any) -> Any:
         if new is ABSENT and not rest:
             copy.pop(head, None)
         else:
-            copy[head] = _edited(value.get(head), rest, new)
+            copy[head] = _apply_edit(value.get(head), rest, new)
         return copy
     entries = list(value)
-    entries[int(head)] = _edited(entries[int(head)], rest, new)
+    entries[int(head)] = _apply_edit(entries[int(head)], rest, new)
     return entries
 
 
-def _nested(value: Any) -> bool:
-    """Whether a value is a list with entries that are compared one by one."""
+def _holds_containers(value: Any) -> bool:
+    """Whether a value is a list whose entries are objects, lists or arrays."""
     return isinstance(value, list | tuple) and any(
         isinstance(entry, Mapping | list | tuple | np.ndarray) for entry in value
     )
 
 
-def _same(old: Any, new: Any) -> bool:
-    """Whether two values are equal and of the same type: 1, 1.0 and True differ, and so do a list and an array."""
+def _same_value(old: Any, new: Any) -> bool:
+    """Whether two values have the same type and are equal: 1, 1.0 and True differ, as do a list and an array."""
     if type(old) is not type(new):
         return False
     if isinstance(old, np.ndarray):
         return old.dtype == new.dtype and np.array_equal(old, new, equal_nan=old.dtype.kind == "f")
     if isinstance(old, list | tuple):
-        return len(old) == len(new) and all(_same(a, b) for a, b in zip(old, new, strict=True))
+        return len(old) == len(new) and all(_same_value(a, b) for a, b in zip(old, new, strict=True))
     return bool(old == new) or (isinstance(old, float) and old != old and new != new)

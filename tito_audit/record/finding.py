@@ -17,7 +17,7 @@ from tito_audit.record.trainings import Trainings
 
 
 class Severity(IntEnum):
-    """What it does to training, not how odd the tokens look."""
+    """How much a finding harms training, not how odd the tokens look."""
 
     NOTE = 0  # true, worth knowing, harmless as logged
     WARNING = 1  # the log cannot prove otherwise, or off-policy but consistent
@@ -29,8 +29,8 @@ class Severity(IntEnum):
         return _WORDS[self]
 
     @classmethod
-    def bar(cls, word: str) -> Severity | None:
-        """The lowest severity that counts for this `fail_on` value; None for `never`."""
+    def threshold(cls, word: str) -> Severity | None:
+        """The lowest severity that counts for a value of `--fail-on`; None for `never`."""
         return None if word == "never" else cls[word.upper()]
 
 
@@ -38,7 +38,7 @@ _WORDS = tuple(severity.name.lower() for severity in sorted(Severity))
 
 
 class Where(StrEnum):
-    """The recorded sequence that a token range indexes."""
+    """The recorded sequence that the token range of a hit indexes."""
 
     PROMPT = "prompt"  # Turn.prompt_ids of the finding's turn
     COMPLETION = "completion"  # Turn.completion_ids of the finding's turn
@@ -48,18 +48,17 @@ class Where(StrEnum):
 
 SAMPLED, PROMPT, NEXT_PROMPT, TRAINING_ROW = "sampled", "prompt", "next prompt", "training row"
 PREVIOUS_CALL, RE_ENCODED, TEMPLATE = "previous call", "re-encoded", "template"
-"""Labels of sides: what holds the tokens."""
+"""Values of `Side.label`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a difference: ids, and each token as text; bytes that are not text as \\xNN."""
+    """One side of a difference: token ids, and each token as text, with other bytes as \\xNN."""
 
     ids: tuple[int, ...] = ()
     pieces: tuple[str, ...] = ()
     label: str = ""
-    """What holds these tokens: `sampled`, `next prompt`, `training row`, `re-encoded`, `template`, …; "" if the
-    hit's `where` says it."""
+    """What holds these tokens: `sampled`, `next prompt`, `training row`, …; "" if the hit's `where` tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,39 +68,39 @@ class Hit:
     where: Where
     start: int
     end: int
-    """`start` and `end` are a half-open token range of that sequence; if equal, a place between tokens."""
+    """`[start, end)` in that sequence; if equal, a place between tokens."""
     message: str
     """One sentence for a researcher: what is wrong and what it does to training."""
     turn: int | None = None
     cause: str = ""
-    """A few words that group findings: `tool call spacing`, `reasoning stripped`, `shifted by +1`."""
+    """Groups findings: `tool call spacing`, `reasoning stripped`, `shifted by +1`."""
     severity: Severity | None = None
     """Overrides the rule's own severity for this hit."""
     recorded: Side = Side()
     """The tokens of the sequence that `where` names."""
     canonical: Side = Side()
-    """What another source holds there."""
+    """What template, tokenizer or another sequence has there."""
     before: Side = Side()
-    """A few tokens before the difference, the same on both sides."""
+    """A few tokens before the difference, equal on both sides."""
     after: Side = Side()
-    """A few tokens after it, the same on both sides."""
+    """A few tokens after it, equal on both sides."""
     later_turn: int | None = None
     """The turn whose prompt holds the other tokens or breaks its history; None if no prompt does."""
     identity: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    """The ids of both sides that make up the fingerprint; None: those of `recorded` and `canonical`."""
+    """The ids of both sides that the fingerprint is made of; None: those of `recorded` and `canonical`."""
     headline: str = ""
     """The headline of its finding; "": that of its rule."""
 
     @property
     def labels(self) -> tuple[str, str]:
-        """What holds the tokens of `recorded` and of `canonical`."""
+        """The labels of `recorded` and `canonical`, inferred where they have none."""
         own = {Where.PROMPT: PROMPT, Where.COMPLETION: SAMPLED, Where.ROW: TRAINING_ROW, Where.LOG: ""}[self.where]
         other = self.canonical.label or (RE_ENCODED if self.canonical.ids or self.canonical.pieces else "")
         return self.recorded.label or own, other
 
     @property
     def sampled_first(self) -> tuple[Side, Side]:
-        """Both sides, labelled; what was sampled comes first."""
+        """Both sides with their labels; sampled tokens come first."""
         recorded, canonical = (
             replace(side, label=label)
             for side, label in zip((self.recorded, self.canonical), self.labels, strict=True)
@@ -111,17 +110,17 @@ class Hit:
 
 
 _AT_ONCE = 4096
-"""Places made objects at a time."""
+"""Rows of `FoldedFindings.places` converted at a time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
-    """What a finding stands for, if it is the first of many of one rule, severity and cause in a rollout."""
+class FoldedFindings:
+    """Many findings of one rule, severity and cause in a rollout, represented by the first."""
 
     times: int
-    """How many findings there are, with the first."""
+    """How many findings, the first included."""
     units: int
-    """In how many prompts, completions, … they are that no other finding of their headline is in."""
+    """Prompts, completions, … that they add to those of their headline."""
     tokens: int
     """Recorded tokens inside their ranges."""
     packed: bytes
@@ -129,7 +128,7 @@ class Folded:
 
     @property
     def places(self) -> NDArray[np.int64]:
-        """`[times, 3]` the turn (-1: none), start and end of each."""
+        """`[times, 3]` int64: turn (-1: none), start, end."""
         return np.frombuffer(self.packed, np.int64).reshape(-1, 3)
 
 
@@ -144,22 +143,22 @@ class Finding:
     repair: str | None = None
     """The name of the repair that claims it; None if none does."""
     known: bool = False
-    """True when it is in the run's baseline, so it fails no gate."""
+    """Whether it is in the run's baseline, so that it fails no gate."""
     headline: str = ""
-    """What it and the findings that follow from it add up to, with `{n}` for how many of `unit`."""
+    """What it and the findings that follow from it add up to; `{n}` stands for the number of `unit`s."""
     because_of: str | None = None
-    """The fingerprint of the finding in its rollout that it follows from; None if it is a root."""
-    folded: Folded | None = None
-    """The further findings that it stands for; None: only itself."""
+    """The fingerprint of the finding of its rollout that it follows from; None for a root."""
+    folded: FoldedFindings | None = None
+    """The findings that it represents; None: only itself."""
 
     @property
     def times(self) -> int:
-        """How many findings it stands for."""
+        """How many findings it represents."""
         return 1 if self.folded is None else self.folded.times
 
     @property
     def units(self) -> int:
-        """How many of what its headline counts it adds."""
+        """How many units it adds to its headline's count."""
         return 1 if self.folded is None else self.folded.units
 
     @property
@@ -168,7 +167,7 @@ class Finding:
         return self.hit.end - self.hit.start if self.folded is None else self.folded.tokens
 
     def spans(self) -> Iterator[tuple[int | None, int, int]]:
-        """The turn, start and end of each finding that it stands for."""
+        """(turn, start, end) of each finding that it represents."""
         if self.folded is None:
             yield self.hit.turn, self.hit.start, self.hit.end
             return
@@ -179,7 +178,7 @@ class Finding:
 
     @property
     def unit(self) -> str:
-        """What a headline counts: a prompt, completion, … with such findings counts once, however many it has."""
+        """What its headline counts; a prompt, completion, … counts once, however many such findings it has."""
         hit = self.hit
         if hit.where is Where.LOG:
             return "log"
@@ -191,9 +190,9 @@ class Finding:
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that stay the same when earlier rows are added or removed, or the log is renamed.
+        """16 hexadecimal digits that survive added or removed rows and a renamed log.
 
-        Rollouts of one prompt may share it: it depends only on tokens and cause.
+        They depend only on tokens and cause, so rollouts of one prompt may share them.
         """
         hit = self.hit
         parts = (self.code, self.place.item, hit.turn, hit.where, hit.start, hit.end, hit.cause)
@@ -207,13 +206,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """A rule that could not check a rollout, with the reason."""
+    """A rule that could not check a rollout, and why."""
 
     code: str
     because: str
     """`no messages`, `no logprobs`, `no tokenizer`, …"""
     applies: bool = True
-    """False where the rollout holds nothing for the rule to check: a single call has no link to another."""
+    """False: there is nothing for the rule to check, as in a single call, which has no link to another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,29 +227,28 @@ class Result:
     counts: Mapping[str, int] = field(default_factory=dict)
     """`turns`, `tokens`, `generated_tokens` of this rollout."""
     told_by: tuple[str, ...] = ()
-    """The keys by which the format was recognized, on one of the first rows of each format in a file."""
+    """The keys that the format was recognized by, on one of the first rows of each format in a file."""
     unread: tuple[tuple[str, str], ...] = ()
-    """Unread columns of one of a file's first rows that look like ids, masks, logprobs or messages: what each
-    looks like, and its path."""
+    """(what it looks like, path) of unread columns that look like ids, masks, logprobs or messages; on one of a
+    file's first rows."""
     observed: object = None
     """What a viewer shows next to the findings, if a report asked for it; only viewers read this."""
     witness: Witness | None = None
     """What the row shows about how its log was written; None when it shows nothing."""
     trainings: Trainings | None = None
-    """What the rollout trains, for comparison with the other rows of the run; None if not needed."""
+    """What the rollout trains, to be compared with other rows of the run; None if not needed."""
     misfit: Finding | None = None
-    """The finding that the log was written with another tokenizer or template; rules that would only repeat it
-    were not run."""
+    """The finding that another tokenizer or template wrote the log; rules that would repeat it were not run."""
     told: tuple[Finding, ...] = ()
-    """Findings about its whole log that come before its rows; the same for every result of the log."""
+    """Findings about the whole log that are known before its rows; the same in every result of the log."""
     partial: tuple[Skip, ...] = ()
     """Rules that ran, but could not look at some of the calls."""
     mismatches: tuple[RowMismatch, ...] = ()
-    """Why the sampler's logprobs and each trainer's differ; () unless LPR509 compared them."""
+    """Why the sampler's and each trainer's logprobs differ; () unless LPR509 compared them."""
     of_log: bool = False
     """True for findings about a whole log or run: the result is neither a rollout nor an unreadable row."""
 
     @property
     def between_rows(self) -> bool:
-        """Whether its findings compare one rollout of the run, which has its own result, with others."""
+        """Whether its findings compare one rollout of the run with others; that rollout has its own result too."""
         return self.of_log and any(finding.hit.where is not Where.LOG for finding in self.findings)

@@ -1,4 +1,4 @@
-"""memoized: results that are kept with the object that they are of, and let go with it."""
+"""memoized: caches results in the object that they belong to, so that they are freed with it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 
-class Remembering(Protocol):
-    """An object of which much is derived, such as a vocabulary or template."""
+class HasMemo(Protocol):
+    """An object with a cache of its own, such as a vocabulary or a template."""
 
     @property
     def memo(self) -> dict[Any, Any]: ...
 
 
-_Owner = TypeVar("_Owner", bound=Remembering)
+_Owner = TypeVar("_Owner", bound=HasMemo)
 _Rest = ParamSpec("_Rest")
 _Result = TypeVar("_Result")
 _Function = Callable[Concatenate[_Owner, _Rest], _Result]
 
 
 def memoized(function: _Function[_Owner, _Rest, _Result]) -> _Function[_Owner, _Rest, _Result]:
-    """Caches a function of hashable arguments in the `memo` of its first one.
+    """Cache a function of hashable arguments in the `memo` of its first one.
 
-    `functools.lru_cache` would keep the tokenizers of the last runs in memory, at 50 to 150 MB each.
+    `functools.lru_cache` would keep the tokenizers of earlier runs alive, at 50 to 150 MB each.
     """
 
     @wraps(function)

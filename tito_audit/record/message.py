@@ -1,4 +1,4 @@
-"""Messages in the chat form that templates read; what was logged is kept unchanged."""
+"""Messages and tool calls in the OpenAI chat form that templates read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, USUAL_SPEAKERS, speaker_of
+from tito_audit.record.speakers import ASSISTANT, UNSAMPLED_SPEAKERS, USUAL_SPEAKERS, speaker_of
 
 ToolSpec = Mapping[str, Any]
 """One tool definition as logged, in OpenAI chat form: `{"type": "function", "function": {...}}`."""
@@ -24,7 +24,7 @@ class ToolCall:
 
     name: str
     arguments: str | Mapping[str, Any] | None
-    """The raw string as sampled, or the object if the log holds it parsed; None if absent."""
+    """The string as sampled, or the object if logged parsed; None if absent."""
     id: str | None = None
 
 
@@ -41,27 +41,26 @@ class Message:
     content: str | tuple[Mapping[str, Any], ...] | None = None
     """Text, content parts, or None where the log has null or nothing (tool calls only)."""
     reasoning: str | None = None
-    """The reasoning, if the log keeps it separate from the content; else None."""
+    """Reasoning that is logged apart from the content; None if there is none."""
     tool_calls: tuple[ToolCall, ...] = ()
     stated_speaker: str | None = field(default=None, compare=False, repr=False)
-    """Who speaks, if the run states which roles were sampled; None: go by the role."""
+    """Who speaks, if the run states which roles were sampled; None: the role decides."""
 
     @property
     def speaker(self) -> str:
-        """Who speaks: `assistant` for the model under training, `user`, `system`, `tool`, or what
-        `Speakers.speaker` makes of an unknown role."""
+        """Who speaks: `assistant` for the model under training, else see `Speakers.speaker`."""
         return self.stated_speaker or speaker_of(self.role)
 
     @property
     def sampled(self) -> bool:
-        """Whether the model under training wrote the message, judging by its role."""
+        """Whether the model under training wrote the message, going by its role."""
         speaker = self.stated_speaker or USUAL_SPEAKERS.get(self.role)
         return (speaker or speaker_of(self.role)) == ASSISTANT
 
     @property
-    def given(self) -> bool:
+    def known_unsampled(self) -> bool:
         """Whether the message is known not to be from the model under training."""
-        return self.speaker in GIVEN_SPEAKERS
+        return self.speaker in UNSAMPLED_SPEAKERS
 
     @property
     def text(self) -> str:
@@ -73,13 +72,12 @@ class Message:
 
 
 def as_message(value: object, where: str) -> Message:
-    """One logged message object as a Message; `where` names it in errors.
+    """A logged message object as a Message; RecordError if it is none, naming it by `where`.
 
-    `reasoning` and `thinking` are also passed to the template as `reasoning_content`, the name that chat templates
-    read.
+    `reasoning` and `thinking` are copied to `reasoning_content`, the key that chat templates read.
     """
     if not (type(value) is dict and _SCALARS.issuperset(map(type, value.values()))) and _holds_array(value):
-        value = _plain(value)
+        value = _arrays_to_lists(value)
     if not (type(value) is dict or _is_object(value)) or not isinstance(value.get("role"), str):
         raise RecordError(f"{where} is not a message: an object with a `role` is expected")
     content = value.get("content")
@@ -115,7 +113,7 @@ def as_messages(values: object, where: str) -> tuple[Message, ...]:
         raise RecordError(f"{where} is not a list of messages")
     messages = []
     for index, value in enumerate(values):
-        # Most have only a role and a text.
+        # The fast path: most messages have only a role and a text.
         if type(value) is dict and len(value) == 2:
             role, content = value.get("role"), value.get("content")
             if type(role) is str and type(content) is str:
@@ -137,11 +135,8 @@ def as_tools(values: object, where: str) -> tuple[ToolSpec, ...]:
 
 
 def without_arrays(value: Any) -> Any:
-    """A value with a table's numpy arrays as lists; the value itself if it holds none.
-
-    Templates can neither compare such arrays nor write them.
-    """
-    return _plain(value) if _holds_array(value) else value
+    """The value with numpy arrays, which templates can neither compare nor write, as lists; itself without any."""
+    return _arrays_to_lists(value) if _holds_array(value) else value
 
 
 def _holds_array(value: Any) -> bool:
@@ -154,16 +149,16 @@ def _holds_array(value: Any) -> bool:
     return False
 
 
-def _plain(value: Any) -> Any:
+def _arrays_to_lists(value: Any) -> Any:
     if type(value) is dict:
-        return {key: _plain(entry) for key, entry in value.items()}
+        return {key: _arrays_to_lists(entry) for key, entry in value.items()}
     if type(value) is list:
-        return [_plain(entry) for entry in value]
+        return [_arrays_to_lists(entry) for entry in value]
     return value.tolist() if isinstance(value, _ARRAYS) else value
 
 
 def _is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
-    # Values from JSON are plain dicts, and checking the exact type is cheaper than isinstance with Mapping.
+    # Most are plain dicts from JSON, and an exact type check is cheaper than isinstance with Mapping.
     return type(value) is dict or isinstance(value, Mapping)
 
 

@@ -9,13 +9,13 @@ from enum import StrEnum
 from tito_audit.record.rollout import Place
 
 MISMATCH = "mismatch"
-"""Where the memo of an evidence keeps the mismatches of its rollout."""
+"""The key of a rollout's mismatches in the memo of its evidence."""
 EDGES = (1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-"""The edges of the histogram of |difference of the logits|; below the first and above the last is a bin each."""
+"""Edges of the histogram of |logit difference|; one bin more on either side."""
 
 
 class MismatchCause(StrEnum):
-    """What makes the two differ at a token."""
+    """Why the sampler's and the trainer's logprob of a token differ."""
 
     DRIFT = "drift"
     PLACEHOLDER = "placeholder"
@@ -51,19 +51,19 @@ ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class CauseShare:
-    """The part of a total |difference| that has a cause."""
+    """The tokens that differ for one cause."""
 
     tokens: int = 0
     size: float = 0.0
-    """The sum of |trainer minus sampler| over these tokens."""
+    """The sum of their |trainer logprob - sampler logprob|."""
 
     @property
     def mean(self) -> float:
-        """The mean |difference| of these tokens; 0 without any."""
+        """Their mean |difference|; 0 without tokens."""
         return self.size / self.tokens if self.tokens else 0.0
 
     def is_staler(self, newest: CauseShare) -> bool:
-        """Whether these tokens, of older weights, differ more than those of the newest by half as much again."""
+        """Whether these tokens of older weights differ half as much again as those of the newest."""
         return min(self.tokens, newest.tokens) >= 16 and self.mean >= 1.5 * newest.mean + 1e-3
 
     def __neg__(self) -> CauseShare:
@@ -75,7 +75,7 @@ class CauseShare:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with the range that fits the tokens."""
+    """An estimate, and the range of values that fit the tokens."""
 
     best: float
     low: float
@@ -84,7 +84,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class WorstToken:
-    """The token of a cause that differs most."""
+    """The token that differs most for one cause."""
 
     cause: str
     turn: int | None
@@ -96,39 +96,39 @@ class WorstToken:
 
     @property
     def size(self) -> float:
-        """How far the two are apart."""
+        """|trainer - sampler|."""
         return abs(self.trainer - self.sampler)
 
 
 @dataclass(frozen=True, slots=True)
 class RowMismatch:
-    """Why two columns of one rollout differ."""
+    """Why a sampler's and a trainer's logprobs of one rollout differ."""
 
     sampler: str
+    """The name of the column; so for `trainer`."""
     trainer: str
-    """The names of the two columns."""
     tokens: int
     shares: tuple[tuple[str, CauseShare], ...]
     """By cause, the largest first."""
     confident: int = 0
-    """Tokens that the sampler gave more than 0.99 and the trainer less than 0.01."""
+    """Tokens with a probability above 0.99 for the sampler and below 0.01 for the trainer."""
     histogram: tuple[int, ...] = ()
-    """`[len(EDGES) + 1]` tokens by |difference of the logits|; () where the rollout is within the bounds."""
+    """`[len(EDGES) + 1]` tokens by |logit difference|; () where the rollout is within the bounds."""
     temperature: Interval | None = None
-    """The temperature of the sampler's logits, if the trainer's are at 1; only their ratio shows."""
+    """The sampler's temperature if the trainer's is 1; the log only shows their ratio."""
     mass: Interval | None = None
-    """The least probability that truncated sampling kept, where a threshold shows it."""
+    """The least probability mass that truncated sampling kept, where a threshold shows it."""
     truncation: str = ""
     """`top-p`, `top-k`, `min-p`, or "" if the log does not tell which."""
     versions: tuple[tuple[int, CauseShare, CauseShare], ...] = ()
-    """Each version of the weights with its tokens that numerics explains, and those that nothing explains."""
+    """(weight version, its tokens explained by NUMERICS, its tokens of UNKNOWN cause)."""
     rerouted: tuple[CauseShare, CauseShare] | None = None
-    """The same of tokens with other experts on both sides; None if the log does not have the experts of both."""
+    """The same two shares of tokens routed to other experts; None if the log lacks the experts of either side."""
     worst: tuple[WorstToken, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
-    """What else the log says: a cause and words on it."""
+    """(cause, what else the log says about it)."""
     points: tuple[tuple[float, float, bool], ...] = ()
-    """Some tokens: the trainer's logprob, how much higher the sampler's is, whether that is numerics."""
+    """Some tokens: (trainer's logprob, sampler's minus trainer's, whether that is numerics)."""
 
     @property
     def size(self) -> float:
@@ -137,8 +137,8 @@ class RowMismatch:
 
 
 @dataclass(slots=True)
-class Mismatch:
-    """Why two columns of a log differ: the sums over its rollouts."""
+class LogMismatch:
+    """Why two columns of a log differ: sums over its rollouts."""
 
     sampler: str
     rollouts: int = 0
@@ -148,16 +148,15 @@ class Mismatch:
     """Tokens that the sampler gave more than 0.99 and the trainer less than 0.01."""
     histogram: list[int] = field(default_factory=lambda: [0] * (len(EDGES) + 1))
     temperatures: list[Interval] = field(default_factory=list)
-    """Of the first rollouts that show one."""
+    """From the first 1,024 rollouts that show one; so for `masses`."""
     masses: list[Interval] = field(default_factory=list)
     truncations: Counter[str] = field(default_factory=Counter)
-    """Rollouts by what truncated their sampling."""
+    """Rollouts by `RowMismatch.truncation`."""
     _versions: dict[int, tuple[CauseShare, CauseShare]] = field(default_factory=dict)
     notes: dict[str, Counter[str]] = field(default_factory=dict)
-    """By cause, what else the log says on it, with the rollouts of each."""
+    """By cause, the rollouts with each note."""
     _rerouted: tuple[CauseShare, CauseShare] = CauseShare(), CauseShare()
     worst: dict[str, tuple[Place, WorstToken]] = field(default_factory=dict)
-    """By cause, its token that differs most."""
     points: list[tuple[float, float, bool]] = field(default_factory=list)
     """Every n-th of the rollouts' points."""
     _seen: int = 0
@@ -196,8 +195,10 @@ class Mismatch:
 
     @property
     def shares(self) -> dict[str, CauseShare]:
-        """By cause, the largest first. What grows with the distance from the newest version is of stale
-        weights; tokens with other experts that differ twice as much as others are of the routing.
+        """By cause, the largest first.
+
+        Unexplained tokens of older weights that differ more than those of the newest count as STALE; tokens with
+        other experts that differ twice as much as the others count as ROUTING.
         """
         shares = dict(self._shares)
 
@@ -228,7 +229,7 @@ class Mismatch:
 
     @property
     def mass(self) -> Interval | None:
-        """The median of the rollouts' estimates of the probability that truncated sampling kept at the least."""
+        """The median of the rollouts' estimates."""
         return _median(self.masses)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tito_audit.record.arrays import Logprobs, Mask
 
 RECORDED = "recorded_logprobs"
-"""The column that keeps recorded logprobs after a model's have replaced them."""
+"""The column that keeps recorded logprobs once a model's replace them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +16,13 @@ class ModelScores:
     """The logprobs of a model, each token given all tokens before it."""
 
     source: str
-    """Where they come from: model, weights, provider and date, as a clause for notes."""
+    """Model, weights, provider and date, as a clause for notes."""
     calls: Mapping[int, Logprobs] = field(default_factory=dict)
-    """By call: `[C]` for its completion; NaN where the model gives none."""
+    """By call, `[C]`; NaN where the model gives none."""
     row: Logprobs | None = None
-    """`[T]` for the training row; NaN outside the loss; None if it was not scored."""
+    """`[T]` of the training row, NaN outside the loss; None if it was not scored."""
     recorded: Mapping[int | None, Mask] = field(default_factory=dict)
-    """By call, and under None for the row: True where the log has a logprob, not a gap or a placeholder."""
+    """By call (None: the training row), True where the log has a logprob, not a gap or a placeholder."""
     replaces: bool = False
     """Whether they also replace recorded logprobs."""
     adds: bool = True

@@ -1,4 +1,4 @@
-"""JSON as values, with a limit on how deeply they are nested."""
+"""Parses JSON, with a limit on how deeply it is nested."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from typing import Any
 import numpy as np
 import orjson
 
-DEEPEST = 254
-"""How many levels of lists and objects a value may have: as many as orjson writes."""
-_PARSED = 1024
-"""How many levels orjson reads."""
+MAX_DEPTH = 254
+"""Levels of lists and objects that a value may have: as many as orjson writes."""
+_ORJSON_DEPTH = 1024
+"""Levels that orjson reads."""
 _LONG = 1 << 15
-"""In texts of so many bytes, counting brackets takes longer than reading more of them."""
-_BEFORE, _AFTER = b"[" * (_PARSED - DEEPEST), b"]" * (_PARSED - DEEPEST)
+"""From this many bytes on, counting brackets costs more than parsing inside further lists."""
+_BEFORE, _AFTER = b"[" * (_ORJSON_DEPTH - MAX_DEPTH), b"]" * (_ORJSON_DEPTH - MAX_DEPTH)
 _FLAT = frozenset((str, int, float, bool, bytes, type(None), np.ndarray))
 
 
 class TooDeep(ValueError):
-    """A value with more than DEEPEST levels, on which code that follows a value level by level would fail."""
+    """A value with more than MAX_DEPTH levels, too many for code that recurses into it."""
 
     def __init__(self) -> None:
-        super().__init__(f"nested too deeply to be read: more than {DEEPEST} levels")
+        super().__init__(f"nested too deeply to be read: more than {MAX_DEPTH} levels")
 
 
-def parsed_json(text: bytes | str) -> Any:
-    """The value of a JSON text; orjson.JSONDecodeError if orjson cannot read it, TooDeep with too many levels.
+def load_json(text: bytes | str) -> Any:
+    """The value of a JSON text; orjson.JSONDecodeError if orjson cannot parse it, TooDeep with too many levels.
 
-    A level more costs orjson nothing, so the text is read inside as many lists as leave it DEEPEST levels.
+    orjson stops at _ORJSON_DEPTH levels, so the text is parsed inside as many lists as leave it MAX_DEPTH.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    if len(data) <= 2 * DEEPEST or (len(data) < _LONG and data.count(b"[") + data.count(b"{") <= DEEPEST):
+    if len(data) <= 2 * MAX_DEPTH or (len(data) < _LONG and data.count(b"[") + data.count(b"{") <= MAX_DEPTH):
         return orjson.loads(data)
     try:
         value = orjson.loads(b"".join((_BEFORE, data, _AFTER)))
         for _ in _BEFORE:
-            (value,) = value  # the text may itself close and open a list
+            (value,) = value  # fails for a text such as `1], [2`
     except ValueError:
-        orjson.loads(data)  # unless this fails too, only the lists around it were too many
+        orjson.loads(data)  # raises unless the depth alone was the problem
         raise TooDeep from None
     return value
 
 
-def parsed_by_python(text: str) -> Any:
-    """The value of JSON and what Python adds to it (NaN, Infinity, lone surrogates); ValueError if it is not."""
+def load_python_json(text: str) -> Any:
+    """The value of JSON text that may hold NaN, Infinity and lone surrogates; ValueError if it is not JSON."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -56,9 +56,9 @@ def parsed_by_python(text: str) -> Any:
 
 
 def is_too_deep(value: object) -> bool:
-    """Whether a value has more than DEEPEST levels of lists and objects."""
+    """Whether a value has more than MAX_DEPTH levels of lists and objects."""
     level = [value]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         below: list[object] = []
         for inner in level:
             if isinstance(inner, Mapping):

@@ -1,4 +1,4 @@
-"""The ids of a prompt, converted to numbers or JSON only on demand, and once."""
+"""PromptIds: the ids of a prompt, converted to a tuple or to JSON on first use and then kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tito_audit.record.arrays import Ids
 
 
 class PromptIds(Sequence[int]):
-    """Token ids as an array or as plain numbers; do not modify them afterwards."""
+    """Token ids, given as an array or a tuple; the array must not change afterwards."""
 
     __slots__ = ("_given", "_json", "_plain")
 
@@ -22,13 +22,13 @@ class PromptIds(Sequence[int]):
         self._plain: tuple[int, ...] | None = None if isinstance(ids, np.ndarray) else ids
 
     @property
-    def whole(self) -> Sequence[int]:
-        """The ids as given: a tuple, or this object if they were an array."""
+    def original(self) -> Sequence[int]:
+        """The tuple that was given; this object if it was an array, so that nothing is converted."""
         return self._given if isinstance(self._given, tuple) else self
 
     @property
-    def plain(self) -> tuple[int, ...]:
-        """The ids as numbers."""
+    def as_tuple(self) -> tuple[int, ...]:
+        """The ids as plain integers."""
         if self._plain is None:
             self._plain = tuple(np.asarray(self._given).tolist())
         return self._plain
@@ -42,11 +42,11 @@ class PromptIds(Sequence[int]):
         return self._json
 
     def tail(self, count: int) -> Ids:
-        """The last ids, `[count]` or fewer."""
+        """`[count]` int32, the last ids; fewer in a shorter prompt."""
         return np.array(self._given[-count:], np.int32)
 
     def first_below(self, least: int) -> int | None:
-        """The position of the first id below this; None if there is none."""
+        """The position of the first id below `least`; None if there is none."""
         below = (np.asarray(self._given) < least).nonzero()[0]
         return int(below[0]) if len(below) else None
 
@@ -58,18 +58,18 @@ class PromptIds(Sequence[int]):
     @overload
     def __getitem__(self, at: slice) -> tuple[int, ...]: ...
     def __getitem__(self, at: int | slice) -> int | tuple[int, ...]:
-        return self.plain[at]
+        return self.as_tuple[at]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.plain)
+        return iter(self.as_tuple)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, PromptIds):
             return self.json == other.json
-        return isinstance(other, list | tuple) and self.plain == tuple(other)
+        return isinstance(other, list | tuple) and self.as_tuple == tuple(other)
 
     def __hash__(self) -> int:
-        return hash(self.plain)
+        return hash(self.as_tuple)
 
     def __repr__(self) -> str:
-        return f"PromptIds({self.plain})"
+        return f"PromptIds({self.as_tuple})"

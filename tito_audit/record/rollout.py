@@ -9,11 +9,11 @@ from enum import StrEnum
 import numpy as np
 
 from tito_audit.record.arrays import Ids, Logprobs, Mask
-from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens
 from tito_audit.record.column import Column
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.speakers import Speakers
 from tito_audit.record.stated import NOTHING_STATED, Stated
+from tito_audit.record.token_extras import NO_EXTRAS, TokenExtras
 
 
 class IdsFrom(StrEnum):
@@ -51,19 +51,19 @@ class TokenText:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a server counted for an answer, next to what the log holds of it."""
+    """Token counts that a server reported for a request, and how many ids the log holds for it."""
 
     counted: int
-    """Tokens that it sampled, for all choices of the answer."""
+    """Sampled tokens, over all choices of the request."""
     recorded: int
-    """Completion ids of these choices."""
+    """Completion ids in the log, over the same choices."""
     choices: int
     alone: bool
     """Whether the log holds the request too, so that no other choice can have been counted."""
     reasoning: int = 0
     """How many of the counted tokens are reasoning."""
     prompt: tuple[int, ...] = ()
-    """Tokens of the prompt, as it may have counted them; () if that is not said of this prompt alone."""
+    """Possible token counts of the prompt; () if the count covers other prompts too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,42 +77,40 @@ class Turn:
     completion_logprobs: Logprobs | None = None
     """`[C]` NaN: not recorded; None when absent or when the length does not fit (see `columns`)."""
     message_index: int | None = None
-    """The assistant message of `Rollout.messages` that it produced; None if the log does not say."""
+    """Index in `Rollout.messages` of the assistant message it produced; None if the log does not say."""
     prompt_messages: tuple[Message, ...] | None = None
-    """What this call was sent, if the log says so per call; None: the messages of the rollout before
-    `message_index`."""
+    """The messages this call was sent, if logged per call; None: those of the rollout before `message_index`."""
     prompt_text: str | None = None
     """The rendered prompt as text, if logged; special tokens may be missing."""
     completion_text: str | None = None
     """The decoded completion as logged; special tokens may be missing."""
     answer: Message | None = field(default=None, compare=False, repr=False)
-    """The message that the call returned, if the log holds it with the call."""
+    """The message that the call returned, if logged with the call."""
     usage: Usage | None = field(default=None, compare=False, repr=False)
-    """None when the log has no count, or none that belongs to these ids."""
+    """None when the log has no token count, or none for these ids."""
     finish_reason: str | None = None
     """`stop`, `length`, `tool_calls`, …; None when the log does not say."""
     stop_string: str | None = None
-    """The stop string that ended it, which servers cut from the text and keep in the ids; None: none is named."""
+    """The stop string that ended it, which servers cut from the text but keep in the ids; None if not logged."""
     weight_versions: tuple[str, ...] = ()
-    """Versions of the weights it was sampled with; () when the log does not say."""
+    """Weight versions it was sampled with; () when the log does not say."""
     weight_spans: tuple[tuple[str, int, int], ...] = ()
-    """Versions with the completion tokens `[start, end)` of each; () when the log names no tokens."""
+    """Weight versions with the completion tokens `[start, end)` each sampled; () when the log has no spans."""
     ids_from: IdsFrom = IdsFrom.LOGGED
     token_texts: tuple[TokenText, ...] | None = None
     """Tokens as strings and bytes when the log has no ids; `evidence` recovers ids from them."""
     columns: tuple[Column, ...] = ()
-    """Every per-token column of the call as recorded, logprobs included, aligned to the completion."""
+    """Every per-token column of the completion as recorded, logprobs included."""
     as_row: TrainingRow | None = field(default=None, repr=False)
-    """The same columns as a training row, if the log holds a response that its mask trains whole: its ids may show
-    that it holds several turns."""
-    beside: BesideTokens = field(default=NOTHING_BESIDE, compare=False, repr=False)
-    """What an engine or a trainer wrote beside its tokens."""
+    """The call read as a training row instead, where a response trained as a whole may hold several turns; None
+    elsewhere."""
+    extras: TokenExtras = field(default=NO_EXTRAS, compare=False, repr=False)
     alternatives: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
-    """The distinct top-k logprobs at some of its first tokens; () when the log has only one per token."""
+    """Distinct top-k logprobs at some of its first tokens; () when the log has one logprob per token."""
 
     @property
     def seen_ids(self) -> Ids | None:
-        """`[P + C]` prompt and completion: what the next prompt should start with; None if unknown."""
+        """`[P + C]` prompt and completion, which the next prompt should start with; None if either is unknown."""
         if self.prompt_ids is None or self.completion_ids is None:
             return None
         return np.concatenate([self.prompt_ids, self.completion_ids])
@@ -120,7 +118,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """How many padding entries there were at each end of every column as long as the ids."""
+    """Padding entries that were cut from each end of all full-length columns."""
 
     left: int = 0
     right: int = 0
@@ -136,25 +134,23 @@ class TrainingRow:
     token_ids: Ids
     """`[T]`"""
     loss_mask: Mask | None
-    """`[T]` True where trained; None when the log has no mask, or none that fits."""
+    """`[T]` True where trained; None when the log has no mask that fits."""
     logprobs: Logprobs | None
-    """`[T]` as recorded, including sentinels; NaN where nothing was recorded; None when the log has no column, or
-    none that fits."""
+    """`[T]` as recorded, sentinels included; NaN: not recorded; None when the log has no column that fits."""
     prompt_length: int | None = None
-    """How many tokens precede the first sampled one, if the log says."""
+    """How many tokens precede the first sampled one; None if the log does not say."""
     sentinel: float | None = None
-    """What the format writes where there is no logprob (Atropos 1.0, most others 0.0); None: nothing."""
+    """The value written where there is no logprob (Atropos 1.0, most others 0.0); None if there is none."""
     columns: tuple[Column, ...] = ()
     """Every per-token column as recorded: masks, logprobs and all others."""
     finish_reasons: tuple[str | None, ...] = ()
-    """Why turns of the row ended, as far as the log says: for its last turns, in order."""
+    """Finish reasons of its last turns, in order, as far as logged."""
     padding: Padding = NO_PADDING
-    """The padding around the row in the log; used only by formats that write rows."""
+    """Restored by formats that write rows; ignored elsewhere."""
     hidden: Mask | None = None
-    """`[T]` True where an attention mask hides a token that is not padding: visible tokens surround it, or the
-    loss mask trains it. None: nothing is hidden."""
-    beside: BesideTokens = field(default=NOTHING_BESIDE, compare=False, repr=False)
-    """What an engine or a trainer wrote beside its tokens."""
+    """`[T]` True where the attention mask hides a token that is not padding, being trained or between visible
+    tokens; None: nothing is hidden."""
+    extras: TokenExtras = field(default=NO_EXTRAS, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,49 +169,48 @@ class Rollout:
     """() when the log holds a training row or text only."""
     training_row: TrainingRow | None = None
     stated: Stated = NOTHING_STATED
-    """What else the log says, and why parts of it were not read."""
 
 
-def as_training_row(rollout: Rollout) -> Rollout:
-    """The rollout with its only call as the training row that the same columns are."""
+def with_call_as_row(rollout: Rollout) -> Rollout:
+    """The rollout with its only call read as a training row (`Turn.as_row`)."""
     return replace(rollout, turns=(), training_row=rollout.turns[0].as_row)
 
 
 def with_speakers(rollout: Rollout, speakers: Speakers) -> Rollout:
-    """The rollout with each message's speaker; the rollout itself if the sampled roles are not stated."""
+    """The rollout with `stated_speaker` set on its messages; unchanged if the run does not state sampled roles.
+
+    Turns that name no messages are then paired with the last sampled ones, if there are enough.
+    """
     if not speakers.stated or not rollout.messages:
         return rollout
-    messages = tuple(
-        replace(said_by, stated_speaker=speakers.speaker(said_by.role)) for said_by in rollout.messages
-    )
-    answers = [index for index, said_by in enumerate(messages) if said_by.sampled][-len(rollout.turns) or None :]
     turns = rollout.turns
-    nameless = all(turn.message_index is None and turn.prompt_messages is None for turn in turns)
-    if turns and nameless and len(answers) == len(turns):
-        pairs = zip(turns, answers, strict=True)
-        turns = tuple(replace(turn, message_index=index) for turn, index in pairs)
+    messages = tuple(replace(each, stated_speaker=speakers.speaker(each.role)) for each in rollout.messages)
+    answers = [index for index, message in enumerate(messages) if message.sampled][-len(turns) or None :]
+    unpaired = all(turn.message_index is None and turn.prompt_messages is None for turn in turns)
+    if turns and unpaired and len(answers) == len(turns):
+        turns = tuple(replace(turn, message_index=at) for turn, at in zip(turns, answers, strict=True))
     return replace(rollout, messages=messages, turns=turns)
 
 
 def hidden_and_trained(row: TrainingRow | None) -> Mask | None:
-    """`[T]` tokens that are trained although an attention mask hides them; None if there are none."""
+    """`[T]` tokens that the loss mask trains though the attention mask hides them; None if there are none."""
     if row is None or row.hidden is None or row.loss_mask is None:
         return None
     both: Mask = row.hidden & row.loss_mask
     return both if both.any() else None
 
 
-def seen_by_loss(row: TrainingRow) -> Mask | None:
-    """`[T]` trained tokens that are not hidden; None without a mask."""
+def effective_loss_mask(row: TrainingRow) -> Mask | None:
+    """`[T]` the loss mask without hidden tokens; None if the row has no mask."""
     if row.loss_mask is None or row.hidden is None:
         return row.loss_mask
-    seen: Mask = row.loss_mask & ~row.hidden
-    return seen
+    visible: Mask = row.loss_mask & ~row.hidden
+    return visible
 
 
-def visible_part(row: TrainingRow) -> tuple[int, int]:
-    """The half-open range of tokens without the hidden ones at both ends."""
+def visible_range(row: TrainingRow) -> tuple[int, int]:
+    """`[start, end)` from the first to the last visible token; the whole row if all are hidden."""
     if row.hidden is None or row.hidden.all():
         return 0, len(row.token_ids)
-    seen = (~row.hidden).nonzero()[0]
-    return int(seen[0]), int(seen[-1]) + 1
+    visible = (~row.hidden).nonzero()[0]
+    return int(visible[0]), int(visible[-1]) + 1

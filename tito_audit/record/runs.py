@@ -7,12 +7,12 @@ from typing import TypeAlias
 from tito_audit.record.arrays import Mask
 
 Run: TypeAlias = tuple[int, int]
-"""Half-open: the first token, and the one after the last."""
+"""A token range `[start, end)`."""
 
 
 def trained_runs(mask: Mask) -> list[Run]:
-    """The half-open runs `[start, end)` in which a mask is true, in order."""
-    # Searching bytes is faster than making three small arrays.
+    """The runs `[start, end)` in which a mask is true, in order."""
+    # Searching bytes is faster than `np.diff` and its arrays.
     marked, end = mask.tobytes(), 0
     runs: list[Run] = []
     while (start := marked.find(1, end)) >= 0:

@@ -1,4 +1,4 @@
-"""Where a row holds what was read: the path of each array and of its copies, and how each is stored."""
+"""Where a row of a log holds what was read: paths of each array and its copies, and how each is stored."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ class Layout(StrEnum):
 
 
 _INSIDE: Mapping[Layout, Path] = {Layout.PLAIN: (), Layout.PARALLEL: ("token_logprobs",)}
-"""Where, inside its place, the array is a separate list; single values in objects and triples are found
-directly."""
+"""The path below `Source.path` of the list that is the array; other layouts have no such list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One place of an array; a list stored as a JSON string is rewritten inside the string."""
+    """One place of an array; if the list is stored as a JSON string, it is rewritten in the string."""
 
     path: Path
     layout: Layout = Layout.PLAIN
     part: tuple[int, int] | None = None
-    """The range of entries stored here, if the array is split over several places; None for all."""
+    """The entries `[start, end)` stored here, if the array is split; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,33 +39,32 @@ class Counter:
 
     path: Path
     prefix: str = ""
-    """Prefix of its counts' names."""
+    """Precedes the names of its counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallSource:
-    """Where a row holds one call; every path leads to an existing value."""
+    """Where a row holds one call; every path exists in the row."""
 
     prompts: tuple[Source, ...] = ()
     """Every copy of the prompt's ids."""
     logprobs: tuple[Source, ...] = ()
     """Every copy of the logprobs."""
     columns: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
-    """Every copy of each other column, by the column's name."""
+    """Every copy of each other column, by its name."""
     routing: tuple[Path, ...] = ()
-    """Data computed over the old prompt, which cannot be rebuilt."""
+    """Values computed from the old prompt, which cannot be rebuilt."""
     blank: tuple[Path, ...] = ()
-    """Masks over the prompt, in which nothing is trained."""
+    """Masks over the prompt that train nothing."""
     counters: tuple[Counter, ...] = ()
-    """Objects that count its tokens."""
     entry: Path | None = None
     """The object that is the call, if all its columns have known names."""
     scored: bool = False
-    """True if the server scored the old prompt, so that it cannot change."""
+    """Whether the server scored the prompt, so that it must not change."""
     whole: str = "{name} holds the tokens too, so it cannot be left out"
-    """The error if a column without a source would be dropped, or logprobs in several places would get fewer."""
+    """The error when a column without a source would be dropped, or logprobs in several places would get fewer."""
     retries: tuple[tuple[Turn, CallSource], ...] = ()
-    """Earlier calls with the same prompt that are not turns; their prompts change with this one's."""
+    """Earlier calls with the same prompt that are no turns; their prompts change along."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +72,16 @@ class Sources:
     """Where a row holds one rollout."""
 
     columns: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
-    """Every place of each column of the training row, by the column's name."""
+    """Every place of each column of the training row, by its name."""
     calls: tuple[CallSource, ...] = ()
-    """One for each turn."""
+    """One per turn."""
     implied: tuple[Path, ...] = ()
-    """Lists implied by the rollout, such as a mask that trains a whole call."""
+    """Lists that follow from the rollout, such as a mask that trains a whole call."""
 
 
-def places_read(sources: Sequence[Sources], rollouts: Sequence[Rollout]) -> Iterator[Path]:
-    """The paths of all columns that rollouts hold, including everything below each path."""
-    # A row without ids may be read as fewer rollouts, without calls.
+def paths_read(sources: Sequence[Sources], rollouts: Sequence[Rollout]) -> Iterator[Path]:
+    """The paths of all columns that the rollouts of a row hold; what lies below a path is read too."""
+    # A row without ids may be read as fewer rollouts, and without calls.
     for own, rollout in zip(sources, rollouts, strict=False):
         yield from own.implied
         row = rollout.training_row

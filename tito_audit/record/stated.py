@@ -1,4 +1,4 @@
-"""What a log says about a rollout besides its tokens and messages, and why parts of it were not read."""
+"""What a log states about a rollout besides tokens and messages, and why parts of it were not read."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class NotRead:
 
     what: Unread
     because: str
-    """In fixed wording: reports count rollouts by it."""
+    """Worded the same for all rollouts, as reports count by it."""
     used: bool = True
-    """False for what the log holds, but nothing is compared with."""
+    """False: the log holds it, but it is compared with nothing."""
 
     def __str__(self) -> str:
         return f"{self.what} not {'read' if self.used else 'used'}: {self.because}"
@@ -32,78 +32,77 @@ class NotRead:
 
 @dataclass(frozen=True, slots=True)
 class PairSide:
-    """One side of a preference pair, compared with the other; or the answer of a row that is judged alone."""
+    """One side of a preference pair, compared with the other; or the answer of a row that has no pair."""
 
     name: str
     """`chosen`, `rejected` or `completion`."""
     prompts_part: int | None = None
-    """The first token at which the prompts of both sides differ; None if they do not."""
+    """The first token at which the prompts of both sides differ; None if they are equal."""
     at_seam: bool = False
-    """Whether it is the last token of the prompts."""
+    """Whether that is the last token of the prompts."""
     same_answer: bool = False
     """Whether both sides train the same tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What a log says about a rollout; defaults where it says nothing."""
+    """What a log states about a rollout; defaults where it states nothing."""
 
     model: str | None = None
     tokenizer: str | None = None
     group: int | str | None = None
-    """What rollouts of one group share."""
+    """The name or number that the samples of one group share."""
     kind: str | None = None
-    """`sft` or `rl`, if the run states which the rows are for; None: as their columns show."""
+    """`sft` or `rl`, if the user states it; None: inferred from the columns."""
     ids_wanted: bool = True
     """False: this format or row never holds ids."""
     converted_tools: bool = False
     """Whether the tools were converted from the Responses form, which may keep or drop their `strict`."""
     dummy_tokens: bool = False
-    """The ids are placeholders."""
+    """Whether the ids are placeholders."""
     copies_disagree: str = ""
-    """How two copies of the completion ids differ."""
+    """How two copies of the completion ids differ; "" if they do not."""
     notice: str = ""
     """What a report should say once about rows like this."""
     side: PairSide | None = None
-    """What it is of a preference pair."""
+    """Its side of a preference pair."""
     attempt: int | str | None = None
     """Which of several attempts at the task."""
     policy_versions: tuple[int, ...] = ()
-    """The weights at the first and the last call."""
+    """The weight versions at the first and the last call."""
     chain: tuple[int, ...] | None = None
-    """The calls of the conversation, if the rollout has others too (retries, other agents)."""
+    """The turns of the main conversation, if there are others too (retries, other agents)."""
     lines: tuple[int, ...] = ()
     """The line of each call, if lines were gathered into a rollout."""
     calls_at: tuple[tuple[str, int], ...] = ()
-    """The file and row of each call, if single-call rows were joined into a rollout."""
+    """(file, row) of each call, if single-call rows were joined into a rollout."""
     answer_ids: tuple[object, ...] = ()
-    """The id of each call (None if it has none), if single-call rows were joined into a rollout."""
+    """The id of each joined call; None if it has none."""
     joined: Mapping[str, int] = field(default_factory=dict)
-    """What another file had for the rollout."""
+    """What another file held for the rollout: see `Join.apply`."""
     reasons: tuple[NotRead, ...] = ()
-    """Why parts of the rollout were not read."""
     facts: Mapping[str, object] = field(default_factory=dict)
-    """Everything else that the log says, by name."""
+    """Everything else that the log states, by name."""
 
     def with_facts(self, **facts: object) -> Stated:
-        """The same with more facts; None values are left out."""
+        """Adds facts; None values are left out."""
         stated = {name: value for name, value in facts.items() if value is not None}
         return replace(self, facts={**self.facts, **stated}) if stated else self
 
     def not_read(self, what: Unread, because: str) -> Stated:
-        """The same with the reason why something was not read."""
+        """Adds the reason why something was not read."""
         return replace(self, reasons=(*self.reasons, NotRead(what, because)))
 
     def not_used(self, what: Unread, because: str) -> Stated:
-        """The same with the reason why something that the log holds was not used."""
+        """Adds the reason why something that the log holds was not used."""
         return replace(self, reasons=(*self.reasons, NotRead(what, because, used=False)))
 
     def without_ids(self) -> Stated:
-        """The same, marked as a format or row that never holds ids."""
+        """Marks a format or row that never holds ids."""
         return replace(self, ids_wanted=False)
 
-    def overlaid(self, other: Stated) -> Stated:
-        """The same overlaid with another, which wins."""
+    def overlay(self, other: Stated) -> Stated:
+        """Both together; where both state something, `other` wins."""
         stated = {
             name: getattr(other, name) for name in _FIELDS if getattr(other, name) != getattr(NOTHING_STATED, name)
         }
@@ -115,6 +114,6 @@ NOTHING_STATED = Stated()
 _FIELDS = tuple(name for name in Stated.__dataclass_fields__ if name not in ("reasons", "facts"))
 
 
-def as_group(value: object) -> int | str | None:
-    """The name or number of a group; None for anything else."""
+def group_key(value: object) -> int | str | None:
+    """A logged group's name or number; None for any other value."""
     return value if isinstance(value, int | str) else None

@@ -1,4 +1,4 @@
-"""Testimony: what single rows show about how their log was written, counted for the whole log."""
+"""Testimony: what rows show about how their log was written, counted over the whole log."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tito_audit.record.reading import Slide
 from tito_audit.record.rollout import Place
 
 PLACES = 5
-"""How many of the rows that show the same are named."""
-IDS = 64
-DIFFERENT = 3
-"""How many first tokens with different ids are not all certain without a reason."""
+"""Rows that are named for one observation."""
+MAX_IDS = 64
+MIN_DISTINCT_IDS = 3
+"""This many different first tokens are not all sampled with certainty: their logprobs must have slid away."""
 
 
 class Verdict(StrEnum):
@@ -27,8 +27,8 @@ class Verdict(StrEnum):
     FAULTY = "faulty"  # no reading without a fault stands
 
 
-class EndsOf(StrEnum):
-    """What a row does with the ends of the answers that it trains."""
+class AnswerEnds(StrEnum):
+    """Whether a row trains the end tokens of its answers."""
 
     TRAINED = "trained"
     KEPT = "kept"  # sampled, but not trained
@@ -42,30 +42,30 @@ class Witness:
 
     verdict: Verdict
     slides: tuple[Slide, ...] = ()
-    """The slides that explain the row, if any; one proves a faulty row."""
+    """The slides that explain the row; a single one proves a FAULTY row."""
     simplest: tuple[Slide, ...] = ()
-    """Those among them of a row that may be right which suppose no more than that it is."""
+    """Those that explain a row as simply as the reading in which it is right."""
     certain: tuple[int, ...] = ()
-    """The ids of first tokens whose logprob is exactly the fill: certain, or moved away."""
+    """Ids of first tokens whose logprob is the sentinel: sampled with certainty, or their logprob slid away."""
     first: int | None = None
-    """How many first tokens it leaves out of each answer; None if nothing says what was sampled."""
-    ends: EndsOf | None = None
+    """First tokens that it leaves out of each answer; None if nothing shows what was sampled."""
+    ends: AnswerEnds | None = None
     contradicts: tuple[str, ...] = ()
-    """The flags of the run that say otherwise than the row."""
+    """The flags of the run that the row contradicts."""
     sft: tuple[str, ...] = ()
-    """What a row for SFT shows, as names of facts; () of other rows."""
+    """Names of facts that an SFT row shows; () for other rows."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Rows that show the same."""
+    """The rows that show one thing."""
 
     rows: int = 0
     places: tuple[Place, ...] = ()
-    """The first of these rows, up to PLACES."""
+    """The first of them, up to PLACES."""
 
     def add(self, rows: int, places: Iterable[Place]) -> None:
-        """Count further rows."""
+        """Count more rows."""
         self.rows += rows
         if len(self.places) == PLACES:  # rows mostly come in order
             last = self.places[-1]
@@ -81,29 +81,26 @@ _tallies = partial(defaultdict[Any, Tally], Tally)
 
 @dataclass(slots=True)
 class Testimony:
-    """The witnesses of one log, counted. Its size is bounded; the order and grouping in which rows are added does
-    not matter."""
+    """The witnesses of one log, counted. Bounded in size, whatever the order in which rows are added."""
 
     rows: int = 0
     proven: dict[tuple[int, int], Tally] = field(default_factory=_tallies)
-    """By slide of mask and logprobs: faulty rows that it alone explains."""
+    """Faulty rows that one slide alone explains, by (places of the mask, places of the logprobs)."""
     faulty: Tally = field(default_factory=Tally)
-    """All faulty rows."""
     open: dict[tuple[Slide, ...], Tally] = field(default_factory=_tallies)
-    """By the slides that they allow: rows that may have a fault, which is their simplest reading."""
+    """OPEN rows by the slides that explain them."""
     tied: dict[tuple[int, int], Tally] = field(default_factory=_tallies)
-    """By slide: rows that are not faulty and that it explains as simply as a reading without a fault."""
+    """Rows without a proven fault that a slide explains as simply as a reading without a fault, by its places."""
     certain: frozenset[int] = frozenset()
-    """Ids of first tokens whose logprob is exactly the fill: the lowest ones, up to IDS."""
+    """The lowest ids of `Witness.certain`, up to MAX_IDS."""
     allowed: dict[tuple[int, int], Tally] = field(default_factory=_tallies)
-    """By slide: rows that are not faulty and allow it."""
+    """Rows without a proven fault that a slide explains, by its places."""
     first: dict[int, Tally] = field(default_factory=_tallies)
-    """By number of first tokens that a row leaves out of each answer."""
-    ends: dict[EndsOf, Tally] = field(default_factory=_tallies)
+    ends: dict[AnswerEnds, Tally] = field(default_factory=_tallies)
     contradictions: dict[str, Tally] = field(default_factory=_tallies)
-    """By flag of the run: rows that contradict it."""
+    """By flag of the run."""
     sft: dict[str, Tally] = field(default_factory=_tallies)
-    """By fact: the rows for SFT that show it."""
+    """By name of the fact."""
 
     def add(self, witness: Witness, place: Place) -> None:
         """Count one row."""
@@ -120,7 +117,7 @@ class Testimony:
             for pair in {(slide.mask, slide.logprobs) for slide in witness.simplest}:
                 self.tied[pair].add(*row)
             if not self.certain.issuperset(witness.certain):
-                self.certain = frozenset(sorted({*self.certain, *witness.certain})[:IDS])
+                self.certain = frozenset(sorted({*self.certain, *witness.certain})[:MAX_IDS])
         if witness.verdict is Verdict.OPEN:
             self.open[witness.slides].add(*row)
         if witness.first is not None:
@@ -132,28 +129,28 @@ class Testimony:
         for flag in witness.contradicts:
             self.contradictions[flag].add(*row)
 
-    def repaired(self, was: Witness, now: Witness, place: Place) -> None:
-        """Count what a row allows once a fault is repaired that hid it, as a mask of ones does."""
+    def add_repaired(self, was: Witness, now: Witness, place: Place) -> None:
+        """Count the slides that a row allows once its fault is repaired; a mask of ones hides them before."""
         if was.verdict is Verdict.FAULTY and len(was.slides) != 1 and now.verdict is not Verdict.FAULTY:
             for pair in {(slide.mask, slide.logprobs) for slide in now.slides}:
                 self.allowed[pair].add(1, (place,))
 
     @property
     def open_rows(self) -> int:
-        """Rows whose simplest reading is a fault, but which may be right."""
+        """Rows that cannot be judged: OPEN ones, or all where a slide is undecided."""
         return self.rows if self.undecided else sum(tally.rows for tally in self.open.values())
 
     @property
     def undecided(self) -> list[Slide]:
-        """Slides of the logprobs that all rows of the log have, or none: no row tells which.
+        """Slides of the logprobs that either all rows of the log have or none.
 
-        Without them, first tokens of several ids would all be certain; a model may always begin with the same one.
+        Listed only where MIN_DISTINCT_IDS first tokens would else be certain; a model may always begin alike.
         """
         pairs = sorted(pair for pair, tally in self.tied.items() if pair[1] and tally.rows == self.rows)
-        return [Slide(*pair) for pair in pairs] if len(self.certain) >= DIFFERENT else []
+        return [Slide(*pair) for pair in pairs] if len(self.certain) >= MIN_DISTINCT_IDS else []
 
     @property
-    def beside_faults(self) -> Mapping[Slide, Tally]:
-        """By slide that some rows prove: the rows that allow it and prove nothing."""
+    def allowed_where_proven(self) -> Mapping[Slide, Tally]:
+        """By slide that some rows prove, the other rows that allow it."""
         pairs = sorted(self.proven.keys() & self.allowed.keys())
         return {Slide(*pair): self.allowed[pair] for pair in pairs}

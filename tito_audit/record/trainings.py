@@ -1,4 +1,4 @@
-"""Trainings: which tokens of a rollout are trained, in which context, as a few numbers per trained span."""
+"""Trainings: which tokens of a rollout are trained after which context, in 20 bytes per trained span."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from numpy.typing import NDArray
 Spans: TypeAlias = NDArray[np.void]
 
 ONCE = "once"
-"""The name of the repair of repeated training, which runs only when named."""
+"""The repair of repeated training; it runs only when named."""
 SPAN = np.dtype([("hash", "<u8"), ("end", "<u4"), ("tokens", "<u4"), ("logprob", "<f4")])
-"""A trained span: the hash of all ids up to its end, where it ends, how many tokens it trains, and the sum of
-their logprobs (NaN: unknown). A span without tokens marks a place where another row may have a span: the token
-after each span, and the end of a sequence that trains nothing there."""
+"""A trained span: the hash of all ids up to its end, its end, its number of trained tokens, and the sum of their
+logprobs (NaN: unknown). A span of 0 tokens marks where another row may have one: the token after each span, and
+the end of a sequence that trains nothing there."""
 SEQUENCE = np.dtype([("spans", "<u4"), ("turn", "<i4"), ("id", "<u8")])
-"""Ids that a trainer may read, with this many spans: `turn` -1 is the training row, else the call; `id` is the
-hash of the server's id of the answer, 0 where the log has none."""
+"""A sequence that a trainer may read: its number of spans, its call (-1: the training row), and the hash of the
+server's id of the answer (0: none)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trainings:
-    """What one rollout trains: records of its sequences and, one after another, of their spans."""
+    """What one rollout trains: its sequences, and their spans one sequence after the other."""
 
     sequences: bytes
     """SEQUENCE records."""
     spans: bytes
     """SPAN records."""
     calls_at: tuple[tuple[str, int], ...] = ()
-    """The file and row of each call, if single-call rows were joined into the rollout."""
+    """(file, row) of each call, if single-call rows were joined into the rollout."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedAgain:
-    """Tokens of one sequence that the logs of a run train more than once, or never."""
+    """Tokens of one sequence that a run trains more than once, or never."""
 
     turn: int | None
-    """The call whose completion the runs index; None: the training row."""
+    """The call whose completion `runs` indexes; None: the training row."""
     runs: tuple[tuple[int, int], ...]
-    """Half-open ranges of tokens, in order."""
+    """Token ranges `[start, end)`, in order."""
     cause: str
     message: str
     trained: bool = True

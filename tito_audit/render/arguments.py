@@ -1,6 +1,6 @@
-"""The arguments that a chat template reads: their names, the values that it distinguishes, and its clock.
+"""The arguments that a chat template reads, the values that it tells apart, and whether it reads the clock.
 
-The template is only read, not run. This module imports jinja2 and is itself imported late.
+The template is parsed, not run. This module imports jinja2, so it is imported late.
 """
 
 from __future__ import annotations
@@ -10,29 +10,14 @@ from dataclasses import dataclass, field
 
 from jinja2 import meta, nodes
 
-_OWN = frozenset(
-    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "strftime_now")
+_STANDARD_VARIABLES = frozenset(
+    ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "strftime_now"]
 )
 """What every template gets; these are not arguments."""
-_TRUTHS = {"true": True, "false": False, "none": None}
-_PASSES = frozenset(
-    (
-        "join",
-        "reject",
-        "select",
-        "default",
-        "d",
-        "trim",
-        "upper",
-        "lower",
-        "string",
-        "capitalize",
-        "title",
-        "safe",
-        "int",
-    )
-)
-"""Filters that pass their input through."""
+_TRUTH_TESTS = {"true": True, "false": False, "none": None}
+_PASS_THROUGH_FILTERS = {"join", "reject", "select", "default", "d", "trim", "upper", "lower", "string"}
+_PASS_THROUGH_FILTERS |= {"capitalize", "title", "safe", "int"}
+"""Filters whose output includes their input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +26,13 @@ class Argument:
 
     name: str
     values: tuple[object, ...] = ()
-    """The values that the template distinguishes, including its own defaults, in the order of the template."""
+    """The values that the template tells apart, including its own defaults, in the order of the template."""
     written: bool = False
-    """Whether its value is written into the prompt, where it can be read."""
+    """Whether its value is written into the prompt."""
     default: object = None
-    """The constant that replaces it if it is not given; None: the template names none."""
+    """The constant that replaces it if it is not passed; None if there is none."""
     clock_format: str | None = None
-    """The format of the date that replaces it if it is not given; None: no date does."""
+    """The format of the date that replaces it if it is not passed; None if no date does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +50,23 @@ class TemplateArguments:
         return next((argument for argument in self.arguments if argument.name == name), None)
 
 
-def arguments_of(tree: nodes.Template) -> TemplateArguments:
+def find_arguments(tree: nodes.Template) -> TemplateArguments:
     """The arguments that a parsed template reads."""
-    unset = _Unset()
+    unset = _UnsetVariables()
     unset.walk(tree.body, frozenset())
     undeclared = meta.find_undeclared_variables(tree)
     ordered = [
-        name for name in unset.names if name in undeclared and (name not in _OWN and not name.endswith("_token"))
+        name
+        for name in unset.names
+        if name in undeclared and (name not in _STANDARD_VARIABLES and not name.endswith("_token"))
     ]
     reader = _ArgumentReader(tree, set(ordered))
-    formats = tuple(dict.fromkeys(text for call in _clock_calls(tree) if (text := _format(call)) is not None))
-    return TemplateArguments(
-        tuple(reader.argument(name) for name in ordered), any(True for _ in _clock_calls(tree)), formats
-    )
+    formats = [_clock_format(call) for call in _clock_calls(tree)]
+    distinct = tuple(dict.fromkeys(text for text in formats if text is not None))
+    return TemplateArguments(tuple(map(reader.argument, ordered)), bool(formats), distinct)
 
 
-class _Unset:
+class _UnsetVariables:
     """Finds variables that are read before the template can have set them."""
 
     def __init__(self) -> None:
@@ -88,7 +74,7 @@ class _Unset:
         """In the order of the template."""
 
     def walk(self, body: Sequence[nodes.Node], bound: frozenset[str]) -> frozenset[str]:
-        """The variables that are set after these nodes, given those that were `bound` before."""
+        """The variables that are bound after these nodes, given those `bound` before."""
         for node in body:
             bound = self._visit(node, bound)
         return bound
@@ -101,7 +87,7 @@ class _Unset:
         if isinstance(node, nodes.Assign):
             return self.walk([node.node, node.target], bound)
         if isinstance(node, nodes.Macro | nodes.CallBlock | nodes.For | nodes.With):
-            # A part of the template with a scope of its own.
+            # These have a scope of their own.
             if isinstance(node, nodes.For):
                 self._visit(node.iter, bound)
                 inner = self._visit(node.target, bound) | {"loop"}
@@ -125,7 +111,7 @@ def _clock_calls(tree: nodes.Node) -> Iterator[nodes.Call]:
             yield call
 
 
-def _format(call: nodes.Call) -> str | None:
+def _clock_format(call: nodes.Call) -> str | None:
     first = call.args[0] if call.args else None
     return first.value if isinstance(first, nodes.Const) and isinstance(first.value, str) else None
 
@@ -136,10 +122,10 @@ class _ArgumentUses:
 
     compared: list[object] = field(default_factory=list)
     contained: list[object] = field(default_factory=list)
-    """What it looks for inside the value."""
+    """What it searches for inside the value."""
     defaults: list[object] = field(default_factory=list)
     truth: bool = False
-    """Whether it tests the value for truth."""
+    """Whether it tests the truth of the value."""
     defined: bool = False
     written: bool = False
     clock_format: str | None = None
@@ -150,34 +136,34 @@ class _ArgumentReader:
 
     def __init__(self, tree: nodes.Template, names: set[str]) -> None:
         self._names = names
-        self._seen = {name: _ArgumentUses() for name in names}
+        self._uses = {name: _ArgumentUses() for name in names}
         self._tree = tree
-        self._literals = dict(_literals(tree))
-        self._carried: dict[str, frozenset[str]] = {}
-        """Variables that hold the value of arguments, by name; those of namespaces as `ns.name`."""
-        # Find the variables that hold the value of an argument, until no more are found
+        self._literals = dict(_constant_collections(tree))
+        self._sources_by_variable: dict[str, frozenset[str]] = {}
+        """The arguments whose values a variable holds, by its name; in namespaces `ns.name`."""
+        # Follow assignments until no more variables are found
         before = None
-        while before != self._carried:
-            before = dict(self._carried)
-            for target, value in _assigned(self._tree):
-                sources = self._sources(value) | self._carried.get(target, frozenset())
+        while before != self._sources_by_variable:
+            before = dict(self._sources_by_variable)
+            for target, value in _assignments(self._tree):
+                sources = self._sources(value) | self._sources_by_variable.get(target, frozenset())
                 if sources:
-                    self._carried[target] = sources
+                    self._sources_by_variable[target] = sources
         for node in tree.find_all(nodes.Node):
             if isinstance(node, nodes.Test):
-                self._tested(node)
+                self._read_test(node)
             elif isinstance(node, nodes.Compare):
-                self._compared(node)
+                self._read_comparison(node)
             elif isinstance(node, nodes.Filter) and node.name in ("default", "d"):
-                self._defaulted(node.node, node.args[0] if node.args else None)
+                self._read_default(node.node, node.args[0] if node.args else None)
             elif isinstance(node, nodes.Filter) and node.name in ("select", "reject"):
-                for seen in self._of(node.node):
+                for seen in self._uses_of(node.node):
                     seen.contained += self._constants(node.args[1]) if len(node.args) > 1 else []
             elif isinstance(node, nodes.Or):
-                self._defaulted(node.left, node.right)
+                self._read_default(node.left, node.right)
             elif isinstance(node, nodes.For) and isinstance(node.target, nodes.Name):
-                for seen in self._of(node.iter):
-                    # The constants with which the loop compares its variable.
+                for seen in self._uses_of(node.iter):
+                    # Constants that the loop compares its variable with
                     seen.contained += [
                         constant
                         for part in node.body
@@ -187,19 +173,19 @@ class _ArgumentReader:
                         for constant in self._constants(operand.expr)
                     ]
             elif isinstance(node, nodes.Output):
-                for seen in self._of(*node.nodes):
+                for seen in self._uses_of(*node.nodes):
                     seen.written = True
             elif isinstance(node, nodes.Assign):
-                self._assigned(node)
+                self._read_assignment(node)
             elif isinstance(node, nodes.Getitem):
-                for seen in self._of(node.arg):
+                for seen in self._uses_of(node.arg):
                     seen.compared += self._constants(node.node)
             if isinstance(node, nodes.If | nodes.CondExpr):
                 self._read_condition(node.test)
 
     def argument(self, name: str) -> Argument:
         """What is known about one argument."""
-        seen = self._seen[name]
+        seen = self._uses[name]
         values = [*seen.compared, *([text] for text in seen.contained), *seen.defaults]
         if len(seen.contained) > 1:
             values.append(seen.contained)
@@ -208,7 +194,7 @@ class _ArgumentReader:
         if tested and not seen.written and not texts and not seen.contained:
             values += [True, False]
         default = seen.defaults[0] if seen.defaults else None
-        # Without repeats; 1 and True are different.
+        # Distinct values; 1 and True differ.
         distinct: dict[str, object] = {}
         for value in values:
             distinct.setdefault(f"{type(value).__name__} {value!r}", value)
@@ -217,16 +203,16 @@ class _ArgumentReader:
     # Where values go
 
     def _sources(self, node: nodes.Node | None) -> frozenset[str]:
-        """The arguments whose value an expression may have or include."""
+        """The arguments whose values an expression may have or include."""
         if isinstance(node, nodes.Name):
             own = frozenset((node.name,)) if node.name in self._names else frozenset()
-            return own | self._carried.get(node.name, frozenset())
+            return own | self._sources_by_variable.get(node.name, frozenset())
         if isinstance(node, nodes.Getattr) and isinstance(node.node, nodes.Name):
-            return self._carried.get(f"{node.node.name}.{node.attr}", frozenset())
+            return self._sources_by_variable.get(f"{node.node.name}.{node.attr}", frozenset())
         parts: list[nodes.Node | None] = []
         if isinstance(node, nodes.Filter):
             parts = [node.node, *(node.args if node.name in ("default", "d") else ())]
-            if node.name not in _PASSES:
+            if node.name not in _PASS_THROUGH_FILTERS:
                 parts = []
         elif isinstance(node, nodes.CondExpr):
             parts = [node.expr1, node.expr2]
@@ -240,10 +226,10 @@ class _ArgumentReader:
 
     # What happens to them
 
-    def _of(self, *values: nodes.Node | None) -> Iterator[_ArgumentUses]:
+    def _uses_of(self, *values: nodes.Node | None) -> Iterator[_ArgumentUses]:
         for value in values:
             for name in sorted(self._sources(value)):
-                yield self._seen[name]
+                yield self._uses[name]
 
     def _read_condition(self, test: nodes.Node | None) -> None:
         if isinstance(test, nodes.And | nodes.Or):
@@ -252,25 +238,25 @@ class _ArgumentReader:
         elif isinstance(test, nodes.Not):
             self._read_condition(test.node)
         elif test is not None:
-            for seen in self._of(test):
+            for seen in self._uses_of(test):
                 seen.truth = True
 
-    def _tested(self, node: nodes.Test) -> None:
-        for seen in self._of(node.node):
-            if node.name in _TRUTHS:
-                seen.compared.append(_TRUTHS[node.name])
+    def _read_test(self, node: nodes.Test) -> None:
+        for seen in self._uses_of(node.node):
+            if node.name in _TRUTH_TESTS:
+                seen.compared.append(_TRUTH_TESTS[node.name])
             elif node.name in ("defined", "undefined", "boolean"):
                 seen.defined = True
             elif node.name in ("equalto", "eq", "==", "ne", "in") and node.args:
                 seen.compared += self._constants(node.args[0])
 
-    def _compared(self, node: nodes.Compare) -> None:
+    def _read_comparison(self, node: nodes.Compare) -> None:
         for operand in node.ops:
             if operand.op in ("in", "notin"):
-                for seen in self._of(operand.expr):
+                for seen in self._uses_of(operand.expr):
                     seen.contained += self._constants(node.expr)
             for side, other in ((node.expr, operand.expr), (operand.expr, node.expr)):
-                for seen in self._of(side):
+                for seen in self._uses_of(side):
                     if operand.op not in ("in", "notin") or side is node.expr:
                         constants = self._constants(other)
                         if operand.op in ("lt", "lteq", "gt", "gteq"):  # by size: also one more and one less
@@ -278,28 +264,28 @@ class _ArgumentReader:
                             constants = [near for number in numbers for near in (number, number + 1, number - 1)]
                         seen.compared += constants
 
-    def _defaulted(self, value: nodes.Node | None, default: nodes.Node | None) -> None:
+    def _read_default(self, value: nodes.Node | None, default: nodes.Node | None) -> None:
         if isinstance(default, nodes.Const):
-            for seen in self._of(value):
+            for seen in self._uses_of(value):
                 seen.defaults.append(default.value)
 
-    def _assigned(self, node: nodes.Assign) -> None:
-        """Record a constant or date that replaces an argument: `{% set date = '26 Jul 2024' %}`."""
+    def _read_assignment(self, node: nodes.Assign) -> None:
+        """Record a constant or a date that replaces an argument: `{% set date = '26 Jul 2024' %}`."""
         if isinstance(node.target, nodes.Name) and node.target.name in self._names:
-            seen = self._seen[node.target.name]
+            seen = self._uses[node.target.name]
             if isinstance(node.node, nodes.Const):
                 seen.defaults.append(node.node.value)
             call = next(_clock_calls(node), None)
-            seen.clock_format = seen.clock_format or (_format(call) if call is not None else None)
+            seen.clock_format = seen.clock_format or (_clock_format(call) if call is not None else None)
 
     def _constants(self, node: nodes.Node | None) -> list[object]:
-        """The constants in an expression: a constant, the entries of a list, or the keys of a dict."""
+        """The constants of an expression: itself, the items of a list or the keys of a dict."""
         if isinstance(node, nodes.Name):
             return self._literals.get(node.name, [])
-        return _plain_constants(node)
+        return _constants_in(node)
 
 
-def _plain_constants(node: nodes.Node | None) -> list[object]:
+def _constants_in(node: nodes.Node | None) -> list[object]:
     if isinstance(node, nodes.Const):  # lists of constants may have become constants
         return list(node.value) if isinstance(node.value, list | tuple | dict) else [node.value]
     items: list[nodes.Expr] = []
@@ -310,16 +296,16 @@ def _plain_constants(node: nodes.Node | None) -> list[object]:
     return [item.value for item in items if isinstance(item, nodes.Const)]
 
 
-def _literals(tree: nodes.Template) -> Iterator[tuple[str, list[object]]]:
-    """Variables that hold a list or dict of constants."""
+def _constant_collections(tree: nodes.Template) -> Iterator[tuple[str, list[object]]]:
+    """Variables set to a list or dict of constants, with these constants."""
     for node in tree.find_all(nodes.Assign):
         if isinstance(node.target, nodes.Name) and not isinstance(node.node, nodes.Const):
-            constants = _plain_constants(node.node)
+            constants = _constants_in(node.node)
             if constants:
                 yield node.target.name, constants
 
 
-def _assigned(tree: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
+def _assignments(tree: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
     """Each variable with each expression assigned to it; parameters of macros with their arguments."""
     macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
     for node in tree.find_all((nodes.Assign, nodes.Call, nodes.With)):

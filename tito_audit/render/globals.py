@@ -1,7 +1,7 @@
-"""What chat templates expect besides Jinja itself, the same for every engine.
+"""What chat templates expect besides Jinja itself, for every engine.
 
-`raise_exception`, `strftime_now`, `tojson` without HTML escapes, and `{% generation %}`. Nothing here needs an
-engine, so one can be used without importing the other.
+These are `raise_exception`, `strftime_now`, `tojson` without HTML escapes, and `{% generation %}`. Nothing here
+imports an engine, so each can be used without the other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def raise_exception(message: object) -> None:
 
 
 def strftime_now(format: str) -> str:
-    """The current time, in the format a template asks for."""
+    """The current time in this format."""
     _check_format(format)
     return datetime.now().strftime(format)
 
@@ -42,13 +42,13 @@ class Clock:
     at: datetime
 
     def __call__(self, format: str) -> str:
-        """This moment, in the format a template asks for."""
+        """The fixed moment in this format."""
         _check_format(format)
         return self.at.strftime(format)
 
 
 def _check_format(format: str) -> None:
-    if length(format) > 1000:  # the system takes hundreds of bytes for each character
+    if length(format) > 1000:  # `strftime` takes hundreds of bytes for each character
         raise LimitReached(f"the template asks for a date in a format of {length(format):,} characters")
 
 
@@ -59,15 +59,15 @@ def to_json(
     if max(indent if isinstance(indent, int) else 0, *map(length, (indent, *(separators or ())))) > 100:
         raise LimitReached("the template indents JSON by more than 100 characters")
     if not ensure_ascii and indent is None and separators is None and not sort_keys:
-        return _encode(value)  # json.dumps without making an encoder each time
+        return _encode(value)  # `json.dumps` would make an encoder each time
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def has_generation(source: str) -> bool:
-    """Whether a template says with `{% generation %}` what an assistant writes."""
+    """Whether a template marks with `{% generation %}` what the assistant writes."""
     return _GENERATION.search(source) is not None
 
 
 def without_generation(source: str) -> str:
-    """The template with `{% generation %}` replaced by an equivalent tag that every engine has."""
+    """The template with `{% generation %}` replaced by `{% with %}`, which every engine has."""
     return _GENERATION.sub(lambda tag: f"{{%{tag[1]} {tag[2] or ''}with {tag[3]}%}}", source)

@@ -1,7 +1,7 @@
-"""How long a template may run, how much it may write, and how large its values may get.
+"""Limits of a rendering: time, output, and the size of values.
 
-A list that holds another one twice, which holds another one twice, and so on, takes little memory, but sixty of
-them are written as 10 ** 18 elements. So what a template builds is measured before something reads all of it.
+A list that holds another one twice, which holds another one twice, and so on, takes little memory; sixty of them
+are written as 10 ** 18 elements. So what a template builds is measured before anything reads all of it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from traceback import clear_frames
 from types import FrameType
 from typing import Any
 
-DEEPEST = 1000
-"""Values are not nested deeper."""
+MAX_DEPTH = 1000
+"""The most levels of nested values."""
 _CONTAINERS = frozenset((list, tuple, dict))
 _SIZED: tuple[Any, ...] = (
     str,
@@ -31,80 +31,80 @@ _SIZED: tuple[Any, ...] = (
     type({}.values()),
     type({}.items()),
 )
-_ELEMENT = 4
-"""What an element takes besides its text, in characters."""
-_WORK = 32
-"""A template may build up its output in pieces, which together may be this many times the size limit."""
-_OUTPUT = 1 << 19
-_VALUE = 1 << 22
-_FOR_EACH = 16
-"""Characters that a template may write, and that one value may have; more for each that the template is given."""
-_HELD = 4 << 20
-"""Characters that a list or dict may be written with; more if the messages have more."""
-_MEMORY = 128 << 20
-"""Bytes of memory that a rendering may take, and as many more as its largest value has characters."""
-_LOOK = 1 << 22
-"""After so many characters the memory is looked at."""
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_ELEMENT_SIZE = 4
+"""What each element counts besides its text, in characters."""
+_TOTAL_FACTOR = 32
+"""All values that a rendering makes together may have this many times the size limit."""
+_BASE_OUTPUT = 1 << 19
+_BASE_VALUE = 1 << 22
+_PER_INPUT_CHARACTER = 16
+"""Characters of the output and of one value, and how many more for each character of the input."""
+_BASE_CONTAINER = 4 << 20
+"""Characters of a list or dict when written out; more for large inputs."""
+_BASE_MEMORY = 128 << 20
+"""Bytes of memory that a rendering may take; more for large inputs."""
+_MEMORY_CHECK_INTERVAL = 1 << 22
+"""The memory is checked after so many characters."""
+_PAGE_SIZE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _GRACE = 0.5
-"""How many seconds longer than the alarm the Budget's clock waits. If both raised TimeUp at once, the second would
+"""Seconds by which the Budget's clock is later than the alarm. If both raised TimeUp at once, the second would
 interrupt the handling of the first, and the caller's timer would not be restored."""
-_BUSY = 20
-"""On a busy machine a template may take this many times its limit, if it does not get the processor."""
+_BUSY_FACTOR = 20
+"""A template that does not get the processor may take this many times its limit in wall time."""
 _CHARACTERS_A_SECOND = 300_000
-"""A rendering may take its time limit, and more by what it is given. Published templates are at least ten times
+"""Large inputs get more time, one second for so many characters; published templates are at least ten times
 faster."""
-_LONGEST = 1e8
-"""Seconds that a timer can take; a longer limit is none."""
-_FREE = 0.01
-"""Seconds that a rendering may take at no cost; published templates take a tenth of a millisecond to two."""
-_FINE = 0.4
-"""What passing another limit costs, as a share of the time limit."""
+_MAX_TIMER_SECONDS = 1e8
+"""The longest time a timer takes; a longer limit is none."""
+_FREE_SECONDS = 0.01
+"""Seconds of a rendering that do not count as wasted; published templates take 0.1 to 2 ms."""
+_FINE_SHARE = 0.4
+"""Exceeding another limit counts as wasting this share of the time limit."""
 
 Measured = tuple[Any, int, int]
-"""A container, which is kept alive for its id; its size, and how deep it is nested."""
+"""A container, kept alive so that its id stays unique; its size; its depth."""
 
 
 class LimitReached(Exception):
-    """A template exceeded a limit; the message says which."""
+    """A template exceeded a limit; the message says which one."""
 
 
 class TimeUp(BaseException):
-    """The time is up. Not an Exception, so nothing inside Jinja mistakes it for a missing attribute."""
+    """The time is up. No Exception, so that nothing inside Jinja takes it for a missing attribute."""
 
 
 def length(value: Any) -> int:
-    """Characters of a text, elements of a collection, 0 for anything else."""
+    """Characters of a text, elements of a collection; 0 for anything else."""
     return len(value) if isinstance(value, _SIZED) else 0
 
 
-def written_size(value: Any, measured: dict[int, Measured] | None = None) -> tuple[int, int]:
-    """How many characters a value is written with, roughly, and how deep it is nested.
+def measure(value: Any, measured: dict[int, Measured] | None = None) -> tuple[int, int]:
+    """Roughly how many characters a value is written with, and how deep it is nested.
 
-    `measured` has the containers inside it that were measured before, by their ids, and gets the others.
+    `measured` holds containers that were measured before, by id; those measured now are added.
     """
     if type(value) not in _CONTAINERS:
-        return (len(value) if type(value) is str else 0) + _ELEMENT, 0
+        return (len(value) if type(value) is str else 0) + _ELEMENT_SIZE, 0
     measured = {} if measured is None else measured
     pending, opened = [value], set[int]()
     while True:
         container = pending[-1]
         parts = container if type(container) is not dict else (*container, *container.values())
-        size, deep, missing = _ELEMENT, 0, {}
+        size, deep, missing = _ELEMENT_SIZE, 0, {}
         for part in parts:
             kind = type(part)
             if kind is str:
-                size += len(part) + _ELEMENT
+                size += len(part) + _ELEMENT_SIZE
             elif kind not in _CONTAINERS:
-                size += _ELEMENT
+                size += _ELEMENT_SIZE
             elif (before := measured.get(id(part))) is not None:
                 size += before[1]
                 deep = max(deep, before[2])
             else:
                 missing[id(part)] = part
         if missing:
-            if len(opened) > DEEPEST or not opened.isdisjoint(missing) or id(container) in missing:
-                return size, DEEPEST + 1  # too deep, or it holds itself
+            if len(opened) > MAX_DEPTH or not opened.isdisjoint(missing) or id(container) in missing:
+                return size, MAX_DEPTH + 1  # too deep, or a container that holds itself
             opened.add(id(container))
             pending += missing.values()
             continue
@@ -117,30 +117,30 @@ def written_size(value: Any, measured: dict[int, Measured] | None = None) -> tup
 
 
 class _Clock:
-    """How much of a time limit is left, in this thread."""
+    """A limit on the CPU time of this thread, in wall time stretched by `_BUSY_FACTOR`."""
 
     def __init__(self, seconds: float, inputs: Any = None) -> None:
         self._seconds = seconds
-        self._given = inputs
+        self._inputs = inputs
         self._began = time.monotonic()
         self._used = time.thread_time()
 
     def left(self) -> float:
         """The seconds that are left; 0 or less if the time is up."""
-        left = self._left()
-        if left <= 0 and self._given is not None:  # measured only now, since few templates come this far
-            self._seconds += written_size(self._given)[0] / _CHARACTERS_A_SECOND
-            self._given = None
-            left = self._left()
+        left = self._remaining()
+        if left <= 0 and self._inputs is not None:  # measure the inputs only now: few templates run this long
+            self._seconds += measure(self._inputs)[0] / _CHARACTERS_A_SECOND
+            self._inputs = None
+            left = self._remaining()
         return 0 if left <= 0 else max(left, 0.01)
 
-    def forget(self) -> None:
-        """Let go of what the template was given."""
-        self._given = None
+    def drop_inputs(self) -> None:
+        """Release the inputs."""
+        self._inputs = None
 
-    def _left(self) -> float:
+    def _remaining(self) -> float:
         passed = time.monotonic() - self._began
-        return min(self._seconds - (time.thread_time() - self._used), self._seconds * _BUSY - passed)
+        return min(self._seconds - (time.thread_time() - self._used), self._seconds * _BUSY_FACTOR - passed)
 
 
 class Budget:
@@ -149,40 +149,39 @@ class Budget:
     def __init__(self, size_limit: int, seconds: float, inputs: Any = None) -> None:
         self.size_limit = size_limit
         """Characters of one value."""
-        self._given = inputs
-        self._left = size_limit * _WORK
-        self._until_look = _LOOK
+        self._inputs = inputs
+        self._size_left = size_limit * _TOTAL_FACTOR
+        self._until_look = _MEMORY_CHECK_INTERVAL
         self._memory: int | None = None
-        self._known: dict[int, Measured] = {}
-        self._given_size: int | None = None
-        self._most_held: int | None = None
+        self._measured: dict[int, Measured] = {}
+        self._measured_input_size: int | None = None
+        self._measured_container_limit: int | None = None
         self._clock = _Clock(seconds + _GRACE, inputs)
         self._look_at = time.monotonic() + seconds + _GRACE
 
     def spend(self, size: int) -> None:
-        """Account for a value of `size` characters or elements that is about to be made."""
-        if size > _VALUE or size > self.size_limit:
-            most = min(self.size_limit, _VALUE + _FOR_EACH * self._size_given())
+        """Count a value of `size` characters or elements that is about to be made; LimitReached or TimeUp."""
+        if size > _BASE_VALUE or size > self.size_limit:
+            most = min(self.size_limit, _BASE_VALUE + _PER_INPUT_CHARACTER * self._input_size())
             if size > most:
                 raise LimitReached(
                     f"the template makes a value of {size:,} characters or elements, past the limit of {most:,}"
                 )
-        self._left -= size
-        if self._left < 0:
+        self._size_left -= size
+        if self._size_left < 0:
             raise LimitReached(
-                f"the template makes values of more than {self.size_limit * _WORK:,} characters in all"
+                f"the template makes values of more than {self.size_limit * _TOTAL_FACTOR:,} characters in all"
             )
         self._until_look -= size
         if self._until_look < 0:
-            # LimitReached if the process has taken much memory since the first look.
-            self._until_look = _LOOK
-            resident = 0  # bytes of memory that this process holds; the system may not say
+            self._until_look = _MEMORY_CHECK_INTERVAL
+            resident = 0  # bytes of memory of this process, where /proc says
             with suppress(OSError, ValueError, IndexError), open("/proc/self/statm", "rb") as statm:  # noqa: PTH123
-                resident = int(statm.read().split()[1]) * _PAGE
+                resident = int(statm.read().split()[1]) * _PAGE_SIZE
             if self._memory is None:
                 self._memory = resident - min(size, resident)
-            if resident + size > self._memory + _MEMORY + 8 * self._most():
-                raise LimitReached(f"the template takes more than {_MEMORY >> 20:,} MB of memory")
+            if resident + size > self._memory + _BASE_MEMORY + 8 * self._container_limit():
+                raise LimitReached(f"the template takes more than {_BASE_MEMORY >> 20:,} MB of memory")
         if time.monotonic() > self._look_at:
             left = self._clock.left()
             if left <= 0:
@@ -190,92 +189,94 @@ class Budget:
             self._look_at = time.monotonic() + left
 
     def close(self) -> None:
-        """Let go of the values of the rendering, which has ended."""
-        self._known.clear()
-        self._given = None
-        self._clock.forget()
+        """Release the values of the rendering once it has ended."""
+        self._measured.clear()
+        self._inputs = None
+        self._clock.drop_inputs()
 
-    def written(self, size: int) -> None:
-        """LimitReached if the output of this size is far larger than what the template was given."""
-        if size > _OUTPUT or size > self.size_limit:
-            most = min(self.size_limit, _OUTPUT + _FOR_EACH * self._size_given())
+    def check_output(self, size: int) -> None:
+        """Raise LimitReached if an output of this size is far larger than the inputs."""
+        if size > _BASE_OUTPUT or size > self.size_limit:
+            most = min(self.size_limit, _BASE_OUTPUT + _PER_INPUT_CHARACTER * self._input_size())
             if size > most:
                 raise LimitReached(f"the template writes more than {most:,} characters")
 
-    def hold(self, value: Any) -> Any:
-        """The value; LimitReached if it is a list, tuple or dict that would be very large when written out."""
+    def check_container(self, value: Any) -> Any:
+        """The value; LimitReached if it is a list, tuple or dict that would be huge when written out."""
         if type(value) in _CONTAINERS and value:
-            size, deep = written_size(value, self._known)
-            if deep > DEEPEST:
-                raise LimitReached(f"the template nests values more than {DEEPEST:,} deep")
-            self._until_look -= 64 + 8 * len(value)  # bytes: what was measured is kept
+            size, deep = measure(value, self._measured)
+            if deep > MAX_DEPTH:
+                raise LimitReached(f"the template nests values more than {MAX_DEPTH:,} deep")
+            self._until_look -= 64 + 8 * len(value)  # the memory of `_measured`
             self.spend(len(value))
-            if size > _HELD and size > self._most():
+            if size > _BASE_CONTAINER and size > (limit := self._container_limit()):
                 raise LimitReached(
-                    f"the template makes a list or dict of {size:,} characters, past the limit of {self._most():,}"
+                    f"the template makes a list or dict of {size:,} characters, past the limit of {limit:,}"
                 )
         return value
 
-    def _most(self) -> int:
-        """The limit of a container, by what the template was given."""
-        if self._most_held is None:
-            self._most_held = _HELD + 4 * self._size_given()
-        return self._most_held
+    def _container_limit(self) -> int:
+        """The characters that a container may be written with."""
+        if self._measured_container_limit is None:
+            self._measured_container_limit = _BASE_CONTAINER + 4 * self._input_size()
+        return self._measured_container_limit
 
-    def _size_given(self) -> int:
-        if self._given_size is None:
-            self._given_size = written_size(self._given)[0]
-        return self._given_size
+    def _input_size(self) -> int:
+        if self._measured_input_size is None:
+            self._measured_input_size = measure(self._inputs)[0]
+        return self._measured_input_size
 
 
-_given_up: set[tuple[int, float]] = set()
+_too_slow: set[tuple[int, float]] = set()
 _wasted: dict[tuple[int, float], float] = {}
 
 
 @contextmanager
-def charged(source: str, seconds: float, variables: Any) -> Iterator[None]:
-    """Give a template up once its renderings have together wasted the time limit of one.
+def count_waste(source: str, seconds: float, variables: Any) -> Iterator[None]:
+    """Mark a template as too slow once its renderings have together wasted the time limit of one.
 
-    Otherwise a template that always stays a little below its limit would take hours for a log. The time is that
-    of the processor, so a busy machine does not count; passing a limit of size counts as time too.
+    Otherwise a template that stays a little below its limit would take hours for a log. Only CPU time counts, so a
+    busy machine does not matter; exceeding a size limit counts as time too.
     """
     began, fine = time.thread_time(), 0.0
     try:
         yield
     except (LimitReached, MemoryError):
-        fine = _FINE * seconds
+        fine = _FINE_SHARE * seconds
         raise
     finally:
-        seconds_wasted = time.thread_time() - began - _FREE + fine
+        seconds_wasted = time.thread_time() - began - _FREE_SECONDS + fine
         if (
             seconds_wasted > 0
-            and (seconds_wasted := seconds_wasted - written_size(variables)[0] / _CHARACTERS_A_SECOND) > 0
+            and (seconds_wasted := seconds_wasted - measure(variables)[0] / _CHARACTERS_A_SECOND) > 0
         ):
             key = hash(source), seconds
             _wasted[key] = _wasted.get(key, 0.0) + seconds_wasted
             if _wasted[key] > seconds:
-                give_up(source, seconds)
+                mark_too_slow(source, seconds)
 
 
-def give_up(source: str, seconds: float) -> None:
-    """Note that a template was not finished in this time: no part of this process runs it again."""
-    _given_up.add((hash(source), seconds))
+def mark_too_slow(source: str, seconds: float) -> None:
+    """Never run a template again in this process with this time limit."""
+    _too_slow.add((hash(source), seconds))
 
 
-def is_given_up(source: str, seconds: float) -> bool:
-    """Whether a template was not finished in this time."""
-    return (hash(source), seconds) in _given_up
+def is_too_slow(source: str, seconds: float) -> bool:
+    """Whether a template was marked as too slow for this time limit."""
+    return (hash(source), seconds) in _too_slow
 
 
-def let_go(error: BaseException) -> None:
-    """Free the values in the frames that an error passed through: Jinja makes circles of them, and large values
-    would pile up until the garbage collector runs."""
+def free_frames(error: BaseException) -> None:
+    """Free the values in the frames that an error passed through.
+
+    Jinja leaves reference cycles there, and large values would pile up until the garbage collector runs.
+    """
     link: BaseException | None = error
     while link is not None:
         clear_frames(link.__traceback__)
         link.__traceback__, link = None, link.__context__
     if isinstance(error, LimitReached | TimeUp | MemoryError):
-        gc.collect()  # the frames that Jinja replaced
+        gc.collect()  # frees the frames that Jinja replaced
 
 
 @contextmanager
@@ -302,7 +303,7 @@ def alarm(seconds: float, variables: Any = None) -> Iterator[None]:
 
     began, clock = time.monotonic(), _Clock(seconds, variables)
     handler = signal.signal(signal.SIGALRM, ring)
-    left, interval = signal.setitimer(signal.ITIMER_REAL, min(_LONGEST, seconds))
+    left, interval = signal.setitimer(signal.ITIMER_REAL, min(_MAX_TIMER_SECONDS, seconds))
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ import numpy as np
 
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import Message, ToolSpec
-from tito_audit.record.nesting import parsed_by_python
+from tito_audit.record.nesting import load_python_json
 from tito_audit.render.globals import Clock
 from tito_audit.render.template import SIZE_LIMIT, TIME_LIMIT, Template, compile_template
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ ToolArguments: TypeAlias = Literal["auto", "object", "string"]
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _REASONING_KEYS = frozenset(_REASONING)
-_TEXT = {str}
+_ONLY_TEXT = {str}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class Renderer:
         template_kwargs: Mapping[str, object] | None = None,
     ) -> str:
         """The text of these messages; RenderError when the template cannot render them."""
-        return self.accepted(
+        return self.render_chat(
             messages, tools, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
         )[1]
 
-    def accepted(
+    def render_chat(
         self,
         messages: Sequence[Message],
         tools: Sequence[ToolSpec] = (),
@@ -80,11 +80,8 @@ class Renderer:
     ) -> tuple[Chat, str]:
         """The form of the messages that the template accepted, and the text that it wrote for them."""
         template, first = self.template(bool(tools)), None
-        variables = {
-            **self.variables(tools, template_kwargs),
-            "add_generation_prompt": add_generation_prompt,
-        }
-        for chat in self._forms(messages):
+        variables = {**self.variables(tools, template_kwargs), "add_generation_prompt": add_generation_prompt}
+        for chat in self._chat_forms(messages):
             try:
                 return chat, template.run({**variables, "messages": chat})
             except RenderError as error:
@@ -98,7 +95,7 @@ class Renderer:
         *,
         add_generation_prompt: bool,
         template_kwargs: Mapping[str, object] | None = None,
-        forms: Forms | None = None,
+        forms: ChatForms | None = None,
     ) -> str | None:
         """The text of these messages by a faster engine; None if it does not know.
 
@@ -106,16 +103,18 @@ class Renderer:
         the same messages are rendered again.
         """
         variables = self.variables(tools, template_kwargs)
-        return self.accepted_fast(messages, variables, add_generation_prompt=add_generation_prompt, forms=forms)[1]
+        return self.render_chat_fast(
+            messages, variables, add_generation_prompt=add_generation_prompt, forms=forms
+        )[1]
 
-    def guess(
+    def try_render(
         self,
         messages: Sequence[Message],
         tools: Sequence[ToolSpec] = (),
         *,
         add_generation_prompt: bool,
         template_kwargs: Mapping[str, object] | None = None,
-        forms: Forms | None = None,
+        forms: ChatForms | None = None,
     ) -> str | None:
         """The text of these messages, by `render_fast` if possible; None if the template refuses."""
         how: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "template_kwargs": template_kwargs}
@@ -127,28 +126,28 @@ class Renderer:
         except RenderError:
             return None
 
-    def accepted_fast(
+    def render_chat_fast(
         self,
         messages: Sequence[Message],
         variables: Mapping[str, Any],
         *,
         add_generation_prompt: bool,
-        forms: Forms | None = None,
+        forms: ChatForms | None = None,
     ) -> tuple[Chat, str | None]:
         """What `accepted` returns, by a faster engine; no text if it does not know."""
         template = self.template(bool(variables["tools"])).fast
         if template is None:
             return [], None
-        from tito_audit.render.fast.render import GivenUp
+        from tito_audit.render.fast.render import NeedsReference
 
-        for chat in self._forms(messages, forms):
+        for chat in self._chat_forms(messages, forms):
             try:
                 return chat, template.run(
                     {**variables, "messages": chat, "add_generation_prompt": add_generation_prompt}
                 )
             except RenderError:
                 continue
-            except GivenUp:
+            except NeedsReference:
                 break
         return [], None
 
@@ -160,13 +159,13 @@ class Renderer:
             "documents": None,
             **({} if self.clock is None else {"strftime_now": self.clock}),
             **self.special_tokens,
-            **_plain({**self.template_args, **stated}),
-            "tools": self.template(bool(shown)).plain_tools(shown, _plain) if shown else None,
+            **_to_plain_json({**self.template_args, **stated}),
+            "tools": self.template(bool(shown)).convert_tools(shown, _to_plain_json) if shown else None,
         }
 
-    def opener(self, template_kwargs: Mapping[str, object] | None = None) -> str:
+    def generation_prompt(self, template_kwargs: Mapping[str, object] | None = None) -> str:
         """What a generation prompt adds after a user message; "" if nothing, or if it is unknown."""
-        return self.template(False).opener_after_user(self.variables((), template_kwargs))
+        return self.template(False).generation_prompt_after_user(self.variables((), template_kwargs))
 
     def load(self) -> None:
         """Compile every template now, so processes forked later share it."""
@@ -180,17 +179,17 @@ class Renderer:
         by_tools = with_tools and not self.without_tools and "tool_use" in self.templates
         return self.templates["tool_use" if by_tools else "default"]
 
-    def _forms(self, messages: Sequence[Message], forms: Forms | None = None) -> Iterator[Chat]:
+    def _chat_forms(self, messages: Sequence[Message], forms: ChatForms | None = None) -> Iterator[Chat]:
         """The messages in each form that a template might accept, the usual form first, without repeats."""
         if not messages:
             return
-        forms = forms or Forms()
+        forms = forms or ChatForms()
         seen: list[Chat] = []
         for no_content in ("absent", "null", "empty"):
             for parsed in {"auto": (True, False), "object": (True,), "string": (False,)}[self.tool_arguments]:
                 chat = forms.chat(messages, parsed=parsed, no_content=no_content)
                 if self.wraps_texts:
-                    chat = [as_parts(message) for message in chat]
+                    chat = [wrap_text_in_parts(message) for message in chat]
                 if chat not in seen:
                     seen.append(chat)
                     yield chat
@@ -254,11 +253,11 @@ def make_renderer(
     )
 
 
-class Forms:
+class ChatForms:
     """Messages in the forms that a template might accept, each made once; for the calls of one conversation."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, bool, str], tuple[Message, dict[str, Any]]] = {}
+        self._forms: dict[tuple[int, bool, str], tuple[Message, dict[str, Any]]] = {}
         self._plain: dict[int, tuple[Message, dict[str, Any]]] = {}
         """Messages that have one form only; a message is kept alive, so no other can get its id."""
         self.read: dict[int, Any] = {}
@@ -268,23 +267,23 @@ class Forms:
         """Messages in a form for templates; none is to be modified."""
         plain = self._plain
         for message in messages:
-            if id(message) not in plain and is_plain_text(message.wire):
+            if id(message) not in plain and has_one_form(message.wire):
                 plain[id(message)] = message, dict(message.wire)
         return [
             plain[id(message)][1]
             if id(message) in plain
-            else self.of(message, parsed=parsed, no_content=no_content)
+            else self.message_form(message, parsed=parsed, no_content=no_content)
             for message in messages
         ]
 
-    def of(self, message: Message, *, parsed: bool, no_content: str) -> dict[str, Any]:
+    def message_form(self, message: Message, *, parsed: bool, no_content: str) -> dict[str, Any]:
         """One message in a form for templates, not to be modified."""
-        if is_plain_text(message.wire):
+        if has_one_form(message.wire):
             return dict(message.wire)
         key = id(message), parsed, no_content
-        form = self._made.get(key)
+        form = self._forms.get(key)
         if form is None:  # the message is kept alive, so no other can get its id
-            plain = _plain(message.wire)
+            plain = _to_plain_json(message.wire)
             wire = {key: value for key, value in plain.items() if value is not None}
             if no_content == "null" and "content" in plain:
                 wire = {key: value for key, value in plain.items() if value is not None or key == "content"}
@@ -294,22 +293,22 @@ class Forms:
             if reasoning is not None:
                 wire = {"thinking": reasoning, **wire, "reasoning_content": reasoning}
             if parsed and isinstance(wire.get("tool_calls"), list):
-                wire["tool_calls"] = [_parsed_call(call) for call in wire["tool_calls"]]
-            form = self._made[key] = message, wire
+                wire["tool_calls"] = [_parse_call_arguments(call) for call in wire["tool_calls"]]
+            form = self._forms[key] = message, wire
         return form[1]
 
 
-def is_plain_text(wire: Mapping[str, Any]) -> bool:
+def has_one_form(wire: Mapping[str, Any]) -> bool:
     """Whether a message has only texts, none of which the forms rename: all its forms are the same."""
     return (
         type(wire) is dict
-        and set(map(type, wire.values())) == _TEXT
+        and set(map(type, wire.values())) == _ONLY_TEXT
         and "content" in wire
         and _REASONING_KEYS.isdisjoint(wire)
     )
 
 
-def as_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+def wrap_text_in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message in a form for templates, with its text as a list of one part; results of tools stay texts."""
     content = message.get("content")
     if message["role"] == "tool" or (content is not None and not isinstance(content, str)):
@@ -317,24 +316,24 @@ def as_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": [] if content is None else [{"type": "text", "text": content}]}
 
 
-def _parsed_call(call: Any) -> Any:
+def _parse_call_arguments(call: Any) -> Any:
     """A tool call with its arguments as an object; unchanged if they are not JSON."""
     if not isinstance(call, dict):
         return call
     if isinstance(call.get("function"), dict):
-        return {**call, "function": _parsed_call(call["function"])}
+        return {**call, "function": _parse_call_arguments(call["function"])}
     arguments = call.get("arguments", {})
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {**call, "arguments": {}}
     if not isinstance(arguments, str):
         return call
     try:
-        return {**call, "arguments": parsed_by_python(arguments)}
+        return {**call, "arguments": load_python_json(arguments)}
     except ValueError:
         return call
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_json(value: Any) -> Any:
     """A value in plain JSON types; the value itself if it already is one.
 
     Arrays of a Parquet row become lists; anything else becomes the name of its type.
@@ -346,20 +345,20 @@ def _plain(value: Any) -> Any:
         out = value
         for key, item in value.items():
             if type(item) not in _SCALARS:
-                plain = _plain(item)
+                plain = _to_plain_json(item)
                 if plain is not item:
                     out = dict(value) if out is value else out
                     out[key] = plain
         return out
     if kind is list:
-        items = [_plain(item) for item in value]
+        items = [_to_plain_json(item) for item in value]
         return value if all(map(is_, items, value)) else items
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _to_plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_plain_json(item) for item in value]
     if isinstance(value, np.generic | np.ndarray):
-        return _plain(value.tolist())
+        return _to_plain_json(value.tolist())
     for basic in (str, int, float):
         if isinstance(value, basic):
             return basic(value)

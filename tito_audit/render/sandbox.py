@@ -1,9 +1,9 @@
 """The Jinja environment that chat templates expect, with resource limits.
 
-It has what transformers provides: trimmed blocks, `{% break %}` and `{% continue %}`, `{% generation %}`, `tojson`
-without HTML escapes, `raise_exception`, `strftime_now`. Chat templates come from strangers: besides running in
-Jinja's own immutable sandbox, everything that makes a value much larger than its inputs asks the Budget first.
-This module imports jinja2 and is itself imported late.
+It provides what transformers does: trimmed blocks, `{% break %}` and `{% continue %}`, `{% generation %}`,
+`tojson` without HTML escapes, `raise_exception`, `strftime_now`. Chat templates come from strangers, so it is
+Jinja's immutable sandbox, and everything that may make a value much larger than its inputs asks the Budget first.
+This module imports jinja2, so it is imported late.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from jinja2.utils import Namespace
 from markupsafe import Markup
 
 from tito_audit.render.globals import GENERATION, raise_exception, strftime_now, to_json
-from tito_audit.render.limits import Budget, LimitReached, length, written_size
+from tito_audit.render.limits import Budget, LimitReached, length, measure
 
-_OF_DICTS = frozenset(dir(dict))
-"""Attributes of every dict, whatever it holds."""
-_OF_TEXTS = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"}
-_OF_LOOPS = frozenset(("depth", "first", "index", "index0", "last", "length", "revindex", "revindex0"))
-"""Harmless attributes of texts and of `loop`; Jinja wraps those that format."""
-_WIDE = frozenset(("center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes", "indent", "batch", "slice"))
-"""Filters and methods that fill up to a width."""
-_LONGER = frozenset(("e", "escape", "forceescape", "urlencode", "urlize"))
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+"""Attributes that every dict has."""
+_TEXT_METHODS = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"}
+_LOOP_ATTRIBUTES = frozenset(("depth", "first", "index", "index0", "last", "length", "revindex", "revindex0"))
+"""Harmless attributes of texts and of `loop`; Jinja must wrap `format` and `format_map`."""
+_PADDING = frozenset(("center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes", "indent", "batch", "slice"))
+"""Filters and methods that pad to a width."""
+_ESCAPING = frozenset(("e", "escape", "forceescape", "urlencode", "urlize"))
 """Filters that make a text up to six times longer."""
 _TEXTS = frozenset((str, bytes, Markup))
 _WIDE_FIELD = re.compile(r"\d{7}")
 _NESTED_FIELD = re.compile(r"\*|\{[^{}]*\{")
-_MOST_BITS = 100_000
+_MAX_BITS = 100_000
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` … `{% endgeneration %}`: writes its content, in its own scope."""
+    """`{% generation %}` … `{% endgeneration %}`: writes its content in a scope of its own."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja reads a plain set
 
@@ -57,7 +57,7 @@ class _GenerationTag(Extension):
 
 
 class _Generator(CodeGenerator):
-    """Compiles `a ~ b` to a call of the environment, which checks the budget."""
+    """Compiles `a ~ b`, lists, dicts and tuples to calls of the environment, which check the budget."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.join_texts((")
@@ -67,12 +67,12 @@ class _Generator(CodeGenerator):
         self.write("))")
 
     def visit_List(self, node: nodes.List, frame: Frame) -> None:
-        self.write("environment.hold(")
+        self.write("environment.check_container(")
         super().visit_List(node, frame)
         self.write(")")
 
     def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
-        self.write("environment.hold(")
+        self.write("environment.check_container(")
         super().visit_Dict(node, frame)
         self.write(")")
 
@@ -80,7 +80,7 @@ class _Generator(CodeGenerator):
         if node.ctx != "load":
             super().visit_Tuple(node, frame)
             return
-        self.write("environment.hold(")
+        self.write("environment.check_container(")
         super().visit_Tuple(node, frame)
         self.write(")")
 
@@ -97,53 +97,53 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         )
         self.budget = budget
         self.marks_generation = False
-        """Whether what `{% generation %}` writes is put between the two marks of `GENERATION`."""
+        """Whether to put what `{% generation %}` writes between the marks of `GENERATION`."""
         self.filters["tojson"] = to_json
-        self.filters = {name: self._guarded(name, function) for name, function in self.filters.items()}
+        self.filters = {name: self._limit_filter(name, function) for name, function in self.filters.items()}
         self.globals["raise_exception"] = raise_exception
         self.globals["strftime_now"] = strftime_now
         self.globals["dict"] = _Dict()
         self.globals["namespace"] = _Namespace
         del self.globals["lipsum"]
 
-    def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The filter, within the budget."""
+    def _limit_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter that checks the budget before and after."""
         leading = 1 if hasattr(function, "jinja_pass_arg") else 0
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            if name in _MAKING:
-                args = tuple(map(self._listed, args))
-                self.budget.spend(_size_made(name, args[leading], (*args[leading + 1 :], *kwargs.values())))
-            return self.within_budget(function(*args, **kwargs))
+            if name in _GROWING:
+                args = tuple(map(self._list_generator, args))
+                self.budget.spend(_estimate_size(name, args[leading], (*args[leading + 1 :], *kwargs.values())))
+            return self.check_result(function(*args, **kwargs))
 
         vars(guarded).update(getattr(function, "__dict__", {}))
         return guarded
 
-    def _listed(self, value: Any) -> Any:
-        """A generator's items as a list, which can be measured before use; other values unchanged."""
-        return self.budget.hold(list(value)) if isinstance(value, GeneratorType) else value
+    def _list_generator(self, value: Any) -> Any:
+        """A generator as a list, which can be measured before use; any other value unchanged."""
+        return self.budget.check_container(list(value)) if isinstance(value, GeneratorType) else value
 
     def getattr(self, obj: Any, attribute: str) -> Any | Undefined:
-        """What Jinja's sandbox returns for `obj.attribute`, with a shortcut for the most frequent cases."""
+        """What Jinja's sandbox returns for `obj.attribute`, with shortcuts for frequent cases."""
         kind = type(obj)
-        if kind is dict and attribute not in _OF_DICTS:
+        if kind is dict and attribute not in _DICT_ATTRIBUTES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if (kind is str and attribute in _OF_TEXTS) or (kind is LoopContext and attribute in _OF_LOOPS):
+        if (kind is str and attribute in _TEXT_METHODS) or (kind is LoopContext and attribute in _LOOP_ATTRIBUTES):
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call something from a template, within the budget."""
+        """Call a function or method for a template, within the budget."""
         method = getattr(__obj, "__wrapped__", __obj)  # Jinja wraps str.format
         name, owner = getattr(method, "__name__", ""), getattr(method, "__self__", None)
         if name == "join":
-            args = tuple(map(__self._listed, args))
-        __self.budget.hold(args)
+            args = tuple(map(__self._list_generator, args))
+        __self.budget.check_container(args)
         if kwargs:
-            __self.budget.hold(kwargs)
-        if name in _MAKING and isinstance(owner, str | bytes | int):
-            __self.budget.spend(_size_made(name, owner, (*args, *kwargs.values())))
-        return __self.within_budget(super().call(__context, __obj, *args, **kwargs))
+            __self.budget.check_container(kwargs)
+        if name in _GROWING and isinstance(owner, str | bytes | int):
+            __self.budget.spend(_estimate_size(name, owner, (*args, *kwargs.values())))
+        return __self.check_result(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """The result of an operator, within the budget."""
@@ -151,25 +151,25 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             self.budget.spend(length(left) + length(right))
         elif operator == "%":
             if isinstance(left, str | bytes):
-                self.budget.spend(_size_made("format", left, right if isinstance(right, tuple) else (right,)))
+                self.budget.spend(_estimate_size("format", left, right if isinstance(right, tuple) else (right,)))
         elif isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() + right.bit_length() if operator == "*" else left.bit_length() * right
-            if bits > _MOST_BITS and abs(left) > 1:
+            if bits > _MAX_BITS and abs(left) > 1:
                 raise LimitReached(f"the template makes a number of {bits:,} bits")
         elif operator == "*":
-            self.budget.spend(max(length(left) * _number(right), length(right) * _number(left)))
-        return self.budget.hold(self.binop_table[operator](left, right))
+            self.budget.spend(max(length(left) * _positive_int(right), length(right) * _positive_int(left)))
+        return self.budget.check_container(self.binop_table[operator](left, right))
 
-    def hold(self, value: Any) -> Any:
-        """A list, tuple or dict that the template wrote, within the budget."""
-        return self.budget.hold(value)
+    def check_container(self, value: Any) -> Any:
+        """A list, tuple or dict literal; LimitReached if it is too large."""
+        return self.budget.check_container(value)
 
-    def within_budget(self, value: Any) -> Any:
-        """What a filter or a call returned, within the budget."""
+    def check_result(self, value: Any) -> Any:
+        """What a filter or a call returned; LimitReached if it is too large."""
         if type(value) in _TEXTS:
             self.budget.spend(len(value))
             return value
-        return self.budget.hold(value)
+        return self.budget.check_container(value)
 
     def join_texts(self, parts: tuple[Any, ...]) -> str:
         """`a ~ b ~ c` as one text."""
@@ -184,24 +184,24 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return "".join(pieces)
 
 
-_MAKING = _WIDE | _LONGER | {"format", "format_map", "join", "replace", "tojson", "translate", "wordwrap"}
+_GROWING = _PADDING | _ESCAPING | {"format", "format_map", "join", "replace", "tojson", "translate", "wordwrap"}
 """Filters and methods that can make a value much larger than what they are given."""
 
 
-def _size_made(name: str, value: Any, arguments: Sequence[Any]) -> int:
-    """The most characters or elements that a filter or method makes of a value; too high rather than too low."""
-    size, widest = length(value), max(map(_number, arguments), default=0)
-    if name in _LONGER:
-        return 6 * _longest(value)
+def _estimate_size(name: str, value: Any, arguments: Sequence[Any]) -> int:
+    """An upper bound of the characters or elements that a filter or method makes of a value."""
+    size, widest = length(value), max(map(_positive_int, arguments), default=0)
+    if name in _ESCAPING:
+        return 6 * _text_length(value)
     if name == "tojson":
-        size, deep = written_size(value)
+        size, deep = measure(value)
         return size * (1 + deep * max(widest, *(len(text) for text in arguments if isinstance(text, str)), 0) // 4)
     if name == "join":  # the items, or what is put between them
         other = arguments[0] if arguments else ""
         other = other if length(other) else str(other)
-        return _longest(value) + _longest(other) + size * length(other)
-    longest = max(map(_longest, arguments), default=0)
-    if name in _WIDE:
+        return _text_length(value) + _text_length(other) + size * length(other)
+    longest = max(map(_text_length, arguments), default=0)
+    if name in _PADDING:
         lines = sum(map(value.count, "\n\t")) if isinstance(value, str) else size
         return size + (2 + lines) * max(widest, longest)
     if name == "replace":
@@ -209,7 +209,7 @@ def _size_made(name: str, value: Any, arguments: Sequence[Any]) -> int:
         old, new = (*arguments, "", "")[:2]
         return len(text) + (text.count(old) if isinstance(old, type(text)) else len(text)) * length(new)
     if name in ("translate", "wordwrap"):
-        return _longest(value) * (1 + longest)
+        return _text_length(value) * (1 + longest)
     pattern = str(value)
     if _WIDE_FIELD.search(pattern):
         raise LimitReached("the template formats a value with a width past 1,000,000")
@@ -217,17 +217,17 @@ def _size_made(name: str, value: Any, arguments: Sequence[Any]) -> int:
     return len(pattern) + (pattern.count("%") + pattern.count("{")) * longest
 
 
-def _number(value: object) -> int:
+def _positive_int(value: object) -> int:
     return max(value, 0) if type(value) is int else 0
 
 
-def _longest(value: object) -> int:
-    """Characters of a text; of anything else as many as it takes to write it."""
-    return len(value) if isinstance(value, str | bytes) else written_size(value)[0]
+def _text_length(value: object) -> int:
+    """Characters of a text, or that it takes to write anything else."""
+    return len(value) if isinstance(value, str | bytes) else measure(value)[0]
 
 
 class _Dict:
-    """`dict` for templates: makes dicts, but is not a class with attributes to walk."""
+    """`dict` for templates: makes dicts, but is no class with attributes to explore."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)

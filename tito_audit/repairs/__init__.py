@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from tito_audit.registry import plugins
+from tito_audit.registry import load_plugins
 from tito_audit.repair import Repair
-from tito_audit.unknown import unknown
+from tito_audit.unknown import unknown_name
 
 __all__ = ["all_repairs", "repair_named"]
 
@@ -14,7 +14,7 @@ __all__ = ["all_repairs", "repair_named"]
 @cache
 def all_repairs() -> tuple[Repair, ...]:
     """Every repair, in the order in which they are tried."""
-    repairs = plugins(__name__, Repair, lambda repair: repair.name)
+    repairs = load_plugins(__name__, Repair, lambda repair: repair.name)
     return tuple(sorted(repairs, key=lambda repair: (repair.precedence, repair.name)))
 
 
@@ -23,4 +23,4 @@ def repair_named(name: str) -> Repair:
     names = {repair.name: repair for repair in all_repairs()}
     if name in names:
         return names[name]
-    raise unknown("repair", name, names, flag="--with")
+    raise unknown_name("repair", name, names, flag="--with")

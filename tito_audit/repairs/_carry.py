@@ -16,8 +16,8 @@ from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
 from tito_audit.record.column import Alignment, Column, ColumnRole
 from tito_audit.record.finding import Finding, Severity
-from tito_audit.record.moved import Moved, moved_row
-from tito_audit.record.repaired import RepairedRollout, unmended
+from tito_audit.record.move_row import MovedRow, move_row
+from tito_audit.record.repaired import RepairedRollout, unrepaired
 from tito_audit.record.rollout import TrainingRow, Turn
 
 PERHAPS_INVERTED = (
@@ -59,7 +59,7 @@ def chain_tokens(turns: Sequence[Turn], chain: Sequence[int], tail: Ids) -> Chai
 
 def rebuild_row(
     row: TrainingRow, view: RowView | None, target: ChainTokens, turns: Sequence[Turn], trained: Collection[int]
-) -> Moved:
+) -> MovedRow:
     """Rebuild the training row on the tokens of a chain: the mask trains the `trained` turns, with their logprobs.
 
     Values of the old row stay with their tokens unless the calls say otherwise. If the row has a logprob column, a
@@ -107,7 +107,7 @@ def rebuild_row(
         boundary = int(sampled[0]) if len(sampled) else len(target.ids)
         after = np.flatnonzero(source >= row.prompt_length)
         boundary = min(boundary, int(after[0]) if len(after) else len(source))
-    return moved_row(row, target.ids, source, loss_mask=mask, logprobs=logprobs, prompt_length=boundary)
+    return move_row(row, target.ids, source, loss_mask=mask, logprobs=logprobs, prompt_length=boundary)
 
 
 def untrained_turns(evidence: Evidence, chain: Sequence[int], findings: Sequence[Finding]) -> set[int]:
@@ -194,7 +194,7 @@ UNTRAINED = frozenset({"MSK402", "MSK404"})
 
 def with_row(evidence: Evidence, row: TrainingRow) -> tuple[RepairedRollout, ...]:
     """The rollout with another training row, as the only part of a proposal."""
-    return (unmended(replace(evidence.rollout, training_row=row)),)
+    return (unrepaired(replace(evidence.rollout, training_row=row)),)
 
 
 def column_of(row: TrainingRow, role: ColumnRole) -> Column | None:
@@ -212,7 +212,7 @@ def edit_row(row: TrainingRow, *, loss_mask: Mask | None = None, logprobs: Logpr
     compact = [column.name for column in row.columns if column.alignment is Alignment.SAMPLED]
     if compact and mask is not None and row.loss_mask is not None and (mask & ~row.loss_mask).any():
         raise RecordError(f"column {compact[0]!r} holds trained tokens only and has no entry for others")
-    new = moved_row(
+    new = move_row(
         row,
         row.token_ids,
         np.arange(len(row.token_ids)),

@@ -9,7 +9,7 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids, Offsets
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Finding, Where
-from tito_audit.record.moved import moved_row
+from tito_audit.record.move_row import move_row
 from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._carry import UNTRAINED, column_of, with_row
 from tito_audit.settings.model import RepairChoices
@@ -81,7 +81,7 @@ def canonical(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
     logprobs = None
     if row.logprobs is not None:
         logprobs = np.where(unknown | (source < 0), np.nan, row.logprobs[source])
-    moved = moved_row(row, ids, source, loss_mask=mask, logprobs=logprobs)
+    moved = move_row(row, ids, source, loss_mask=mask, logprobs=logprobs)
     notes = [f"{many(len(differences), 'span')} of the row replaced"]
     if row.loss_mask is not None and moved.row.loss_mask is not None:
         trained = int(row.loss_mask.sum())

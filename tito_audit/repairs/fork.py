@@ -9,7 +9,7 @@ from tito_audit.chains.fork import fork_cost, fork_rows
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import empty_ids
 from tito_audit.record.finding import Finding
-from tito_audit.record.moved import Moved
+from tito_audit.record.move_row import MovedRow
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._carry import chain_tokens, rebuild_row, untrained_turns
@@ -66,7 +66,7 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
         return None
     placed: set[int] = set()
     parts: list[RepairedRollout] = []
-    moves: list[Moved] = []
+    moves: list[MovedRow] = []
     for row in rows:
         # A rollout of its own, without the calls that an earlier row holds.
         own = tuple(k for k in row.calls if k not in placed)

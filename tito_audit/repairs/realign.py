@@ -13,9 +13,9 @@ from tito_audit.evidence.logprob_values import IMPOSSIBLE, first_covered
 from tito_audit.evidence.logprobs import ROUNDING, logprob_shifts
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Logprobs, Mask
-from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, spread
+from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, expand
 from tito_audit.record.finding import Finding, Where
-from tito_audit.record.repaired import unmended
+from tito_audit.record.repaired import unrepaired
 from tito_audit.record.rollout import TrainingRow, Turn
 from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._carry import UNTRAINED, column_of, edit_row
@@ -242,7 +242,7 @@ def realign(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
             raise RecordError("; ".join(progress.problems))
         return None
     adds = UNTRAINED if progress.untrained else frozenset()
-    return Proposal((unmended(rollout),), notes=tuple(progress.notes), adds=adds)
+    return Proposal((unrepaired(rollout),), notes=tuple(progress.notes), adds=adds)
 
 
 def _any_of(findings: Sequence[Finding], code: str, where: Where) -> bool:
@@ -279,7 +279,7 @@ def _with_mask_back(evidence: Evidence, row: TrainingRow, progress: _Progress) -
     logprobs = row.logprobs
     for column in compact:
         if column.role is ColumnRole.LOGPROBS:
-            logprobs = spread(column.values, Alignment.SAMPLED, full=len(back), trained=back)
+            logprobs = expand(column.values, Alignment.SAMPLED, full=len(back), trained=back)
     return replace(moved, columns=columns, logprobs=logprobs)
 
 
@@ -332,7 +332,7 @@ def _with_fitted_row(evidence: Evidence, row: TrainingRow, progress: _Progress) 
             fitted = replace(column, values=values, alignment=alignment)
             columns = tuple(fitted if old is column else old for old in row.columns)
             length, trained = row.prompt_length, row.loss_mask
-            logprobs = spread(values, alignment, full=full, prompt_length=length, trained=trained)
+            logprobs = expand(values, alignment, full=full, prompt_length=length, trained=trained)
             return replace(row, logprobs=logprobs, columns=columns)
     raise unprovable_entry(column.name)
 

@@ -14,7 +14,7 @@ from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.column import Alignment, Column, ColumnRole
 from tito_audit.record.finding import Finding
 from tito_audit.record.model_scores import RECORDED, ModelScores
-from tito_audit.record.repaired import unmended
+from tito_audit.record.repaired import unrepaired
 from tito_audit.record.rollout import TrainingRow, Turn
 from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._carry import column_of, edit_row
@@ -84,7 +84,7 @@ def rescore(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
         )
     unsafe = "recorded logprobs would be replaced" if replaced else ""
     return Proposal(
-        (unmended(rollout),),
+        (unrepaired(rollout),),
         Safety.UNSAFE if unsafe else Safety.SAFE,
         unsafe,
         tuple(notes),

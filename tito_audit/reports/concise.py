@@ -10,22 +10,22 @@ from __future__ import annotations
 from typing import TextIO
 
 from tito_audit.record.finding import Severity
-from tito_audit.report import Report, ReportOptions, Takes
+from tito_audit.report import Report, ReportOptions, ResultSink
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import inert, visible
-from tito_audit.terminal.place import range_of
+from tito_audit.terminal.place import token_range
 from tito_audit.terminal.verdict import verdict
 
 _COLORS = {Severity.ERROR: 31, Severity.WARNING: 33, Severity.NOTE: 36}
 
 
-def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> ResultSink[None]:
     """Write each new finding immediately, without those in the baseline, then the verdict."""
     while (result := (yield)) is not None:
         for finding in result.findings:
             if not finding.known:
                 hit = finding.hit
-                tokens = range_of(finding)
+                tokens = token_range(finding)
                 turn = "-" if hit.turn is None else hit.turn
                 place = (
                     f"{visible(str(finding.place))}:{turn}:{'-' if tokens is None else f'{tokens[0]}-{tokens[1]}'}"

@@ -6,12 +6,12 @@ import shutil
 import tempfile
 from typing import TextIO
 
-from tito_audit.report import Report, ReportOptions, Takes
+from tito_audit.report import Report, ReportOptions, ResultSink
 from tito_audit.report_objects import as_json, finding_object, summary_object
 from tito_audit.summary import Summary
 
 
-def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> ResultSink[None]:
     """Write `{"summary": …, "findings": […]}`, one finding per line.
 
     The summary comes first but is known last, so findings wait in a temporary file, not in memory.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from tito_audit.report import Report, ReportOptions, Takes
+from tito_audit.report import Report, ReportOptions, ResultSink
 from tito_audit.report_objects import as_json, finding_object, summary_object
 from tito_audit.summary import Summary
 
 
-def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> ResultSink[None]:
     """Write each finding immediately, then `{"summary": …}`."""
     while (result := (yield)) is not None:
         for finding in result.findings:

@@ -6,14 +6,14 @@ passes otherwise; rate limits and required coverage have their own suite.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 from xml.sax.saxutils import escape, quoteattr
 
 from tito_audit.record.finding import Finding, Result, Severity
-from tito_audit.report import Report, ReportOptions, Takes
+from tito_audit.report import Report, ReportOptions, ResultSink
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import cut, visible
 from tito_audit.terminal.place import place_words
@@ -36,31 +36,31 @@ _TEXT = 1_000
 
 
 @dataclass(slots=True)
-class _Case:
+class _RuleCase:
     failing: int = 0
     counts: Counter[Severity] = field(default_factory=Counter)
     """Findings that are not in the baseline."""
     in_baseline: int = 0
     skips: Counter[str] = field(default_factory=Counter)
-    """Rollouts it could not check, by reason."""
+    """By reason: rollouts that it could not check."""
     worst: Shortlist[Finding] = field(default_factory=lambda: Shortlist(_SHOWN))
 
 
 @dataclass(slots=True)
-class _Suite:
+class _FileSuite:
     rollouts: int = 0
     rows_unreadable: int = 0
     tokens: int = 0
-    cases: dict[str, _Case] = field(default_factory=dict)
+    cases: defaultdict[str, _RuleCase] = field(default_factory=lambda: defaultdict(_RuleCase))
 
     def add(self, result: Result, options: ReportOptions) -> None:
         self.rollouts += result.rollout is not None
         self.rows_unreadable += result.rollout is None and not result.of_log
         self.tokens += result.counts.get("tokens", 0)
         for skip in result.skips:
-            self._case(skip.code).skips[skip.because] += 1
+            self.cases[skip.code].skips[skip.because] += 1
         for finding in result.findings:
-            case = self._case(finding.code)
+            case = self.cases[finding.code]
             if finding.known:
                 case.in_baseline += finding.times
                 continue
@@ -69,14 +69,11 @@ class _Suite:
             case.counts[finding.severity] += finding.times
             case.worst.offer(finding.severity + (len(Severity) if fails else 0), finding.hit.cause, finding)
 
-    def _case(self, code: str) -> _Case:
-        return self.cases.setdefault(code, _Case())
 
-
-def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> ResultSink[None]:
     """Read all results, keeping a few findings of each rule and file, then write the suites."""
-    suites: dict[str, _Suite] = {}
-    rest = _Suite()
+    suites: dict[str, _FileSuite] = {}
+    rest = _FileSuite()
     files: set[str] = set()
     while (result := (yield)) is not None:
         file = result.place.file
@@ -84,16 +81,16 @@ def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
             files.add(file)
             rest.add(result, options)
         else:
-            suites.setdefault(file, _Suite()).add(result, options)
+            suites.setdefault(file, _FileSuite()).add(result, options)
     for file in summary.files[:_SUITES]:
-        suites.setdefault(file, _Suite())
+        suites.setdefault(file, _FileSuite())
     for file, suite in suites.items():
         for code in options.ran(file) if options.ran is not None else ():
-            suite.cases.setdefault(code, _Case())
+            suite.cases.setdefault(code, _RuleCase())
     named = list(suites.items())
     if files:
         named.append((f"{many(len(files), 'more file')}", rest))
-    # Name, kind, words and whether it failed, of limits on all files together and of required coverage.
+    # Limits on all files together, and required coverage: name, kind, words, and whether it failed.
     limits, gate = list[tuple[str, str, str, bool]](), summary.gate
     for rate in gate.rates if gate is not None else ():
         limits.append((f"limit {rate.limit}", "limit", rate_words(rate), rate.failed))
@@ -102,11 +99,11 @@ def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
         limits.append((required_name(count), "coverage", words, count.failed))
     cases = [case for _, suite in named for case in suite.cases.values()]
     failures = sum(case.failing > 0 for case in cases) + sum(failed for *_, failed in limits)
-    xml = _Xml(out)
+    xml = _XmlWriter(out)
     tests, time = len(cases) + len(limits), f"{summary.seconds:.3f}"
     xml.start("testsuites", name="tito-audit", tests=tests, failures=failures, errors=0, time=time)
     for name, suite in named:
-        _suite(xml, name, suite, options)
+        _write_suite(xml, name, suite, options)
     if summary.gate is not None:
         name, failures = "tito-audit: all files", sum(failed for *_, failed in limits)
         xml.start("testsuite", name=name, tests=len(limits), failures=failures, errors=0, skipped=0)
@@ -123,10 +120,10 @@ def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
     xml.end("testsuites")
 
 
-def _suite(xml: _Xml, name: str, suite: _Suite, options: ReportOptions) -> None:
+def _write_suite(xml: _XmlWriter, name: str, suite: _FileSuite, options: ReportOptions) -> None:
     cases = sorted(suite.cases.items())
     failures = sum(case.failing > 0 for _, case in cases)
-    skipped = sum(_skipped(case, suite) for _, case in cases)
+    skipped = sum(_is_skipped(case, suite) for _, case in cases)
     xml.start("testsuite", name=name, tests=len(cases), failures=failures, errors=0, skipped=skipped)
     xml.start("properties")
     for key in ("rollouts", "rows_unreadable", "tokens"):
@@ -138,8 +135,8 @@ def _suite(xml: _Xml, name: str, suite: _Suite, options: ReportOptions) -> None:
         if case.failing:
             first = next(iter(case.worst))
             xml.text("failure", _case_lines(case), type=code, message=f"{_counts(case)}: {first.hit.message}")
-        elif _skipped(case, suite):
-            because = _reasons(case) or "no rollout could be checked"
+        elif _is_skipped(case, suite):
+            because = _skip_reasons(case) or "no rollout could be checked"
             xml.text("skipped", [because], message=because)  # Jenkins shows the attribute, GitLab the text
         elif case.counts or case.in_baseline or case.skips:
             xml.text("system-out", _case_lines(case))
@@ -147,38 +144,35 @@ def _suite(xml: _Xml, name: str, suite: _Suite, options: ReportOptions) -> None:
     xml.end("testsuite")
 
 
-def _skipped(case: _Case, suite: _Suite) -> bool:
+def _is_skipped(case: _RuleCase, suite: _FileSuite) -> bool:
     """Whether the rule could not check any rollout of the file."""
     findings = case.in_baseline or sum(case.counts.values())
     return not findings and sum(case.skips.values()) >= suite.rollouts
 
 
-def _counts(case: _Case) -> str:
-    counts = [
-        many(case.counts[severity], severity.word)
-        for severity in sorted(Severity, reverse=True)
-        if case.counts[severity]
-    ]
+def _counts(case: _RuleCase) -> str:
+    counts = [many(case.counts[severity], severity.word) for severity in sorted(case.counts, reverse=True)]
     return ", ".join(counts) or "nothing found"
 
 
-def _reasons(case: _Case) -> str:
+def _skip_reasons(case: _RuleCase) -> str:
+    """`no logprobs (40 rollouts), no loss mask (2 rollouts)`: the most common reasons."""
     most = sorted(case.skips.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN]
     return ", ".join(f"{reason} ({many(number, 'rollout')})" for reason, number in most)
 
 
-def _case_lines(case: _Case) -> Iterator[str]:
+def _case_lines(case: _RuleCase) -> Iterator[str]:
     yield _counts(case) + (f"; {many(case.in_baseline, 'known finding')} left out" if case.in_baseline else "")
     for finding in case.worst:
         yield f"{finding.severity.word}, {place_words(finding)}: {finding.hit.message}"
     if case.worst.left_out:
         yield f"and {case.worst.left_out:,} more"
     if case.skips:
-        yield f"not checked: {_reasons(case)}"
+        yield f"not checked: {_skip_reasons(case)}"
 
 
-class _Xml:
-    """Writes elements; all values are made visible, so none holds characters that XML forbids."""
+class _XmlWriter:
+    """Writes XML elements; `visible` keeps out all characters that XML forbids."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out

@@ -14,18 +14,18 @@ from textwrap import wrap
 from typing import TextIO
 
 from tito_audit.record.finding import Severity
-from tito_audit.report import Report, ReportOptions, Takes
+from tito_audit.report import Report, ReportOptions, ResultSink
 from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.escape import cut, inert, visible
 from tito_audit.terminal.verdict import cause_lines, covered_share, required_name, skip_lines, verdict
 from tito_audit.terminal.words import many, rate_number
-from tito_audit.terminal.worst import Worst, by_weight, entry_lines
+from tito_audit.terminal.worst import WorstFindings, entry_lines, log_codes_first
 
 _TICKS = re.compile("`+")
 LIMIT = 65_000
 """Maximum characters of the page; GitHub accepts 65,536 for a comment."""
 _SHORT = 6_000
-"""Maximum characters of a section other than the findings."""
+"""Maximum characters of a section other than the worst findings."""
 _RULES = 60
 """Maximum rows of the table by rule."""
 _WIDTH = 100
@@ -35,13 +35,13 @@ _NOTHING = "⚠️"
 _CAUSE_SIGNS = {Severity.ERROR: "🔴", Severity.WARNING: "🟡", Severity.NOTE: "⚪", None: ""}
 
 
-def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> ResultSink[None]:
     """Read all results, then write one page; only the worst findings are kept in memory."""
-    worst = Worst()
+    worst = WorstFindings()
     while (result := (yield)) is not None:
         worst.add(finding for finding in result.findings if not finding.known)
-    before = "\n".join(chain(_head(summary), _gate(summary.gate), _table(summary, options)))
-    after = "\n".join(_tail(summary))
+    before = "\n".join(chain(_heading(summary), _gate_section(summary.gate), _rule_table(summary, options)))
+    after = "\n".join(_folded_lists(summary))
     chosen = worst.pick(options.worst)
     room, shown = LIMIT - len(before) - len(after) - 200, ""
     if chosen:  # as the terminal shows them, as many as fit
@@ -60,14 +60,16 @@ def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
     out.write("\n".join(part for part in (before, shown, after) if part).rstrip() + "\n")
 
 
-def _head(summary: Summary) -> Iterator[str]:
+def _heading(summary: Summary) -> Iterator[str]:
+    """The verdict as a heading, its causes, and what was scanned."""
     judged = verdict(summary)
     yield f"### {_SIGNS.get(judged.word, _NOTHING)} tito-audit: {judged.word}\n"
-    yield f"**{_title(judged.parts[0])}**{_title(''.join(f'; {part}' for part in judged.parts[1:]))}\n"
+    first, *rest = map(_escape, judged.parts)
+    yield "; ".join([f"**{first}**", *rest]) + "\n"
     causes = cause_lines(summary)
     if causes:
         listed = ((_CAUSE_SIGNS.get(cause.severity, ""), cause) for cause in causes)
-        yield "".join(f"- {sign} {_title(c.words)} {', '.join(map(code, c.codes))}\n" for sign, c in listed)
+        yield "".join(f"- {sign} {_escape(c.words)} {', '.join(map(code, c.codes))}\n" for sign, c in listed)
     files = " ".join(code(file) for file in summary.files[:_FILES])
     if len(summary.files) > _FILES:
         files += f" and {many(len(summary.files) - _FILES, 'more file')}"
@@ -82,12 +84,12 @@ def _head(summary: Summary) -> Iterator[str]:
         yield f"A sample: {sampled.rows:,} of {many(sampled.of, 'row')} audited.\n"
 
 
-def _gate(gate: Gate | None) -> Iterator[str]:
-    """Why the gate failed, the limits, and the state of the baseline."""
+def _gate_section(gate: Gate | None) -> Iterator[str]:
+    """Why the gate failed, its limits and required coverage, and the state of the baseline."""
     if gate is None:
         return
     if gate.because:
-        yield folded("Why it failed, by rule", _block(gate.because, _SHORT)) + "\n"
+        yield folded("Why it failed, by rule", _code_block(gate.because, _SHORT)) + "\n"
     if gate.rates:
         yield "| limit | findings | of | rate | |\n| --- | ---: | ---: | ---: | --- |"
         for rate in gate.rates[:_RULES]:
@@ -111,42 +113,42 @@ def _gate(gate: Gate | None) -> Iterator[str]:
         yield words + (", updated.\n" if gate.updated else ".\n")
 
 
-def _table(summary: Summary, options: ReportOptions) -> Iterator[str]:
+def _rule_table(summary: Summary, options: ReportOptions) -> Iterator[str]:
     if not summary.findings:
         return
     baseline = summary.gate is not None and summary.gate.baseline is not None
     names = ["errors", "warnings", "notes", *(["known"] if baseline else []), "rollouts", "tokens"]
     yield "| code | what | " + " | ".join(names) + " |"
     yield "| --- | --- |" + " ---: |" * len(names)
-    for code_ in by_weight(summary.findings)[:_RULES]:
-        count = summary.findings[code_]
-        of_known = [count.known] if baseline else []
+    for rule_code in log_codes_first(summary.findings)[:_RULES]:
+        count = summary.findings[rule_code]
+        in_baseline = [count.known] if baseline else []
         new = (count.new[severity] for severity in sorted(Severity, reverse=True))
-        numbers = [*new, *of_known, count.rollouts, count.tokens]
-        cells = [code(code_), _title(options.titles.get(code_, "")), *(f"{number:,}" for number in numbers)]
+        numbers = (f"{number:,}" for number in (*new, *in_baseline, count.rollouts, count.tokens))
+        cells = [code(rule_code), _escape(options.titles.get(rule_code, "")), *numbers]
         yield f"| {' | '.join(cells)} |"
     if len(summary.findings) > _RULES:
         yield f"\nand {many(len(summary.findings) - _RULES, 'more rule')}"
     yield ""
 
 
-def _tail(summary: Summary) -> Iterator[str]:
-    """What was not checked, fixed baseline entries, notices."""
+def _folded_lists(summary: Summary) -> Iterator[str]:
+    """Folded lists: rules that could not run, fixed findings of the baseline, notices."""
     lines = skip_lines(summary)
     if lines:
         title = f"Not checked everywhere: {many(len(summary.skipped), 'rule')}"
-        yield folded(title, _block(lines, _SHORT))
+        yield folded(title, _code_block(lines, _SHORT))
     fixed = summary.gate.fixed if summary.gate is not None else ()
     if fixed:
         lines = [f"{finding.code} {finding.file}:{finding.row} {finding.message}" for finding in fixed]
-        yield folded(f"Fixed: {many(len(lines), 'finding')} of the baseline", _block(lines, _SHORT))
+        yield folded(f"Fixed: {many(len(lines), 'finding')} of the baseline", _code_block(lines, _SHORT))
     if summary.notices:
         title = f"{many(len(summary.notices), 'notice')}"
-        yield folded(title, _block(summary.notices, _SHORT))
+        yield folded(title, _code_block(summary.notices, _SHORT))
 
 
-def _block(lines: Iterable[str], limit: int) -> str:
-    """The lines as a code block of about `limit` characters, the rest of them counted."""
+def _code_block(lines: Iterable[str], limit: int) -> str:
+    """The lines as a code block of at most about `limit` characters; lines that do not fit are counted."""
     shown: list[str] = []
     left = 0
     for line in lines:
@@ -159,32 +161,32 @@ def _block(lines: Iterable[str], limit: int) -> str:
     return fenced([*shown, *([f"… and {left:,} more"] if left else [])])
 
 
-def _title(text: str) -> str:
-    """Our own text with Markdown characters escaped."""
+def _escape(text: str) -> str:
+    """Our own text (never a log's) with Markdown characters escaped."""
     return "".join(f"\\{char}" if char in "\\`*_[]<>|~@#&!" else char for char in visible(text))
 
 
 def code(text: str, limit: int = 120) -> str:
-    """The text as inline code for a line or a table cell, on one line and cut to `limit` characters."""
+    """The text as inline code for a line or table cell: visible, on one line, cut to `limit` characters."""
     shown = cut(visible(text), limit).replace("|", "\\x7c")  # a bar ends a cell even in code
-    ticks = "`" * (_longest(shown) + 1)
+    ticks = "`" * (_longest_run_of_ticks(shown) + 1)
     blank = " " if not shown or shown[0] in "` " or shown[-1] in "` " else ""
     return f"{ticks}{blank}{shown or '∅'}{blank}{ticks}"
 
 
 def fenced(lines: Iterable[str]) -> str:
-    """The lines as a code block; each is made visible and cut."""
+    """The lines as a code block, each made visible and cut."""
     shown = [cut(inert(visible(line)), 400) for line in lines]
-    fence = "`" * max(3, max(map(_longest, shown), default=0) + 1)
+    fence = "`" * max(3, max(map(_longest_run_of_ticks, shown), default=0) + 1)
     return "\n".join([f"{fence}text", *shown, fence])
 
 
 def folded(title: str, body: str, *, open: bool = False) -> str:
-    """A foldable section; `title` is our own text, not a log's."""
+    """A section that folds; `title` is our own text, never a log's."""
     return f"<details{' open' if open else ''}><summary>{title}</summary>\n\n{body}\n\n</details>\n"
 
 
-def _longest(text: str) -> int:
+def _longest_run_of_ticks(text: str) -> int:
     return max((len(run) for run in _TICKS.findall(text)), default=0)
 
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TextIO
 
 from tito_audit.record.finding import Severity
-from tito_audit.report import Report, ReportOptions, Takes
+from tito_audit.report import Report, ReportOptions, ResultSink
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.verdict import verdict
@@ -27,16 +27,16 @@ _FAMILY = 3
 """Characters of a code that name its family."""
 
 
-def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> ResultSink[None]:
     """Read all results, counting what each family of rules covers, then write the gauges."""
-    lacking: Counter[str] = Counter()  # rollouts that a family of rules does not cover; "": none does
+    uncovered: Counter[str] = Counter()  # by family of rules: rollouts that it does not cover; "": that none does
     while (result := (yield)) is not None:
         if result.of_log:
             continue
         if result.rollout is None or not result.counts.get("tokens"):
-            lacking[""] += 1
+            uncovered[""] += 1
         else:
-            lacking.update({skip.code[:_FAMILY] for skip in (*result.skips, *result.partial) if skip.applies})
+            uncovered.update({skip.code[:_FAMILY] for skip in (*result.skips, *result.partial) if skip.applies})
     gauge = partial(_write_gauge, out)
     rows = summary.rollouts + summary.rows_unreadable
     gauge("files", "Logs that were read.", [({}, len(summary.files))])
@@ -61,7 +61,7 @@ def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
     labelled = [({"severity": severity.word}, number) for severity, number in hit]
     gauge("rollouts_with_findings", "Rollouts with findings that are not in the baseline.", labelled)
     families = sorted({code[:_FAMILY] for code in summary.codes})
-    covered = [({"family": name}, rows - lacking[""] - lacking[name]) for name in families]
+    covered = [({"family": name}, rows - uncovered[""] - uncovered[name]) for name in families]
     gauge("covered_rollouts", "Rollouts that a family of rules covers.", covered)
     if summary.gate is not None:
         gate = summary.gate

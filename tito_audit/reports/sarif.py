@@ -14,11 +14,11 @@ from typing import Any, TextIO
 from urllib.parse import quote
 
 from tito_audit.record.finding import Finding, Severity, Side, Where
-from tito_audit.report import Report, ReportOptions, Takes
-from tito_audit.report_objects import as_json, fields
+from tito_audit.report import Report, ReportOptions, ResultSink
+from tito_audit.report_objects import as_json, pick
 from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.escape import cut, visible
-from tito_audit.terminal.place import line_of, place_words, range_of
+from tito_audit.terminal.place import line_number, place_words, token_range
 from tito_audit.terminal.verdict import required_name, skip_lines
 from tito_audit.terminal.words import many
 from tito_audit.terminal.worst import Shortlist
@@ -35,7 +35,7 @@ _NOTIFICATIONS = 100
 _FIXED = 1_000
 
 
-def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> ResultSink[None]:
     """Read all results, then write one run, one result per line."""
     shortlist: Shortlist[Finding] = Shortlist(RESULTS)
     while (result := (yield)) is not None:
@@ -47,9 +47,9 @@ def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
         worst[finding.code] = max(finding.severity, worst.get(finding.code, Severity.NOTE))
     codes = sorted(worst)
     head = as_json({"$schema": _SCHEMA, "version": "2.1.0"})[:-1]
-    rules = [_rule(code, worst[code], options) for code in codes]
+    rules = [_rule_object(code, worst[code], options) for code in codes]
     # The category, which separates alerts of different sets of logs: their common folder.
-    posix = [_within_sources(file).as_posix() for file in summary.files]
+    posix = [_relative_to_sources(file).as_posix() for file in summary.files]
     try:
         shared = os.path.commonpath(posix) if posix else ""
     except ValueError:  # some absolute, some not
@@ -59,18 +59,18 @@ def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
         "tool": {"driver": {"name": "tito-audit", "version": VERSION, "semanticVersion": VERSION, "rules": rules}},
         "automationDetails": {"id": (f"tito-audit/{visible(named)}/" if named else "tito-audit/")},
         "columnKind": "unicodeCodePoints",
-        "invocations": [_invocation(summary, shortlist.left_out)],
-        "properties": _properties(summary, shortlist.left_out),
+        "invocations": [_invocation_object(summary, shortlist.left_out)],
+        "properties": _run_properties(summary, shortlist.left_out),
     }
     out.write(f'{head},"runs":[\n{as_json(run)[:-1]},"results":[')
     between = "\n"
-    for value in _results(shortlist, codes, summary.gate):
+    for value in _result_objects(shortlist, codes, summary.gate):
         out.write(between + as_json(value))
         between = ",\n"
     out.write("\n]}]}\n")
 
 
-def _rule(code: str, worst: Severity, options: ReportOptions) -> dict[str, Any]:
+def _rule_object(code: str, worst: Severity, options: ReportOptions) -> dict[str, Any]:
     title = options.titles.get(code) or code
     manual = options.docs.get(code, "")
     more = f"`tito-audit explain {code}` says what it means and what fixes it."
@@ -87,7 +87,7 @@ def _rule(code: str, worst: Severity, options: ReportOptions) -> dict[str, Any]:
     }
 
 
-def _results(findings: Shortlist[Finding], codes: list[str], gate: Gate | None) -> Iterator[dict[str, Any]]:
+def _result_objects(findings: Shortlist[Finding], codes: list[str], gate: Gate | None) -> Iterator[dict[str, Any]]:
     index = {code: number for number, code in enumerate(codes)}
     seen: Counter[tuple[str, str]] = Counter()
     for finding in findings:
@@ -101,18 +101,18 @@ def _results(findings: Shortlist[Finding], codes: list[str], gate: Gate | None) 
             "level": finding.severity.word,
             # `[text](address)` would be a link.
             "message": {"text": message.replace("](", "]\\x28") + where},
-            "locations": [_location(finding)],
+            "locations": [_location_object(finding)],
             # Code scanning recognizes an alert by primaryLocationLineHash only.
             "partialFingerprints": {
                 "titoAudit/v1": fingerprint,
                 "primaryLocationLineHash": f"{fingerprint}:{seen[finding.place.file, fingerprint]}",
             },
             "properties": {
-                **fields(finding.place, "row item"),
-                **fields(hit, "turn where start end"),
+                **pick(finding.place, "row item"),
+                **pick(hit, "turn where start end"),
                 "cause": cut(hit.cause, _PIECE),
-                "recorded": _side(hit.recorded) | {"label": hit.labels[0]},
-                "canonical": _side(hit.canonical) | {"label": hit.labels[1]},
+                "recorded": _side_object(hit.recorded) | {"label": hit.labels[0]},
+                "canonical": _side_object(hit.canonical) | {"label": hit.labels[1]},
                 "becauseOf": finding.because_of,
                 "repair": finding.repair,
             },
@@ -124,14 +124,14 @@ def _results(findings: Shortlist[Finding], codes: list[str], gate: Gate | None) 
         yield result
 
 
-def _location(finding: Finding) -> dict[str, Any]:
-    # A path as a URI: relative to the source root, where scans start; outside of it a file: URI.
+def _location_object(finding: Finding) -> dict[str, Any]:
+    # Relative to the source root, where scans start; a `file:` URI outside of it.
     file = finding.place.file
     if "://" in file:
         scheme, _, rest = file.partition("://")
         artifact = {"uri": f"{scheme}://{quote(rest)}"}
     else:
-        path = _within_sources(file)
+        path = _relative_to_sources(file)
         try:
             data = os.fsencode(path.as_posix())
         except UnicodeEncodeError:
@@ -141,25 +141,25 @@ def _location(finding: Finding) -> dict[str, Any]:
         else:
             artifact = {"uri": quote(data), "uriBaseId": "%SRCROOT%"}
     physical: dict[str, Any] = {"artifactLocation": artifact}
-    line = line_of(finding.place)
+    line = line_number(finding.place)
     if line is not None:
         physical["region"] = {"startLine": line}
     place, hit = finding.place, finding.hit
     parts = [f"row {place.row}", *([f"item {place.item}"] if place.item else [])]
     parts += [] if hit.turn is None else [f"turn {hit.turn}"]
-    if hit.where is Where.LOG or range_of(finding) is not None:
+    if hit.where is Where.LOG or token_range(finding) is not None:
         parts.append("training row" if hit.where is Where.ROW else str(hit.where))
     logical = {"name": parts[-1], "fullyQualifiedName": "/".join(parts), "kind": "element"}
     return {"physicalLocation": physical, "logicalLocations": [logical]}
 
 
-def _within_sources(file: str) -> PurePath:
-    """The path, relative to the source root if it is inside: that folder differs by machine."""
+def _relative_to_sources(file: str) -> PurePath:
+    """The path, relative to the working folder if it is inside: that folder differs from machine to machine."""
     path, root = PurePath(file), os.getcwd()  # noqa: PTH109
     return path.relative_to(root) if path.is_absolute() and path.is_relative_to(root) else path
 
 
-def _side(side: Side) -> dict[str, Any]:
+def _side_object(side: Side) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "ids": list(side.ids[:_TOKENS]),
         "pieces": [cut(piece, _PIECE) for piece in side.pieces[:_TOKENS]],
@@ -168,7 +168,7 @@ def _side(side: Side) -> dict[str, Any]:
     return {**shown, "leftOut": left} if left > 0 else shown
 
 
-def _invocation(summary: Summary, left_out: int) -> dict[str, Any]:
+def _invocation_object(summary: Summary, left_out: int) -> dict[str, Any]:
     texts = [("note", notice) for notice in summary.notices]
     texts += [("note", f"Not checked: {line}") for line in skip_lines(summary)]
     if len(texts) > _NOTIFICATIONS:
@@ -187,13 +187,13 @@ def _invocation(summary: Summary, left_out: int) -> dict[str, Any]:
     return invocation
 
 
-def _properties(summary: Summary, left_out: int) -> dict[str, Any]:
-    """Counts of the run, the gate's verdict, and the baseline findings that are gone.
+def _run_properties(summary: Summary, left_out: int) -> dict[str, Any]:
+    """The property bag of the run: counts, the gate's verdict, and the baseline findings that are gone.
 
-    The latter are not results with state `absent`: code scanning ignores states and would open an alert for each.
+    These are no results with state `absent`: code scanning ignores the state and would open an alert for each.
     """
     counts: dict[str, Any] = {
-        **fields(summary, "rollouts turns tokens"),
+        **pick(summary, "rollouts turns tokens"),
         "generatedTokens": summary.generated_tokens,
         "rowsUnreadable": summary.rows_unreadable,
         "withoutIds": summary.without_ids,
@@ -214,7 +214,7 @@ def _properties(summary: Summary, left_out: int) -> dict[str, Any]:
             for each in gate.coverage
         ]
     if gate is not None and gate.baseline is not None:
-        counts["fixed"] = [fields(each, "fingerprint code file row times") for each in gate.fixed[:_FIXED]]
+        counts["fixed"] = [pick(each, "fingerprint code file row times") for each in gate.fixed[:_FIXED]]
         counts["fixedLeftOut"] = max(len(gate.fixed) - _FIXED, 0)
     return counts
 

@@ -10,11 +10,11 @@ from rich.text import Text
 
 from tito_audit.evidence.sft import ROWS
 from tito_audit.record.finding import Severity
-from tito_audit.report import Report, ReportOptions, Takes
+from tito_audit.report import Report, ReportOptions, ResultSink
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.mismatch import mismatch_lines
-from tito_audit.terminal.page import STYLES, finding_lines, page_to, print_commands, print_list, ruled_table
+from tito_audit.terminal.page import STYLES, finding_lines, open_page, print_commands, print_list, ruled_table
 from tito_audit.terminal.verdict import (
     cause_lines,
     coverage_words,
@@ -25,18 +25,18 @@ from tito_audit.terminal.verdict import (
     verdict,
 )
 from tito_audit.terminal.words import many, percent
-from tito_audit.terminal.worst import Curable, by_weight, more_words, next_steps
+from tito_audit.terminal.worst import NewFindings, log_codes_first, more_words, next_steps
 
 _FILES = 3
 """Maximum files named in the header."""
-_TAKEN = 4
+_READ_AS = 4
 """Maximum lines about the formats of files."""
 _KEYS = 8
 """Maximum keys named of one format."""
 _WIDE = 80
 """Terminal columns from which all numbers of the table fit."""
 _CAUSES = 3
-"""Maximum causes that a verdict names: where there are more, a table counts each rule."""
+"""Maximum causes that a verdict names; with more, a table counts the findings of each rule."""
 _NOTICES = 20
 _FIXED = 5
 """Maximum fixed findings listed."""
@@ -46,20 +46,20 @@ _WORST_FIRST = sorted(Severity, reverse=True)
 _VERDICTS = {"failed": "bold red", "passed": "bold green", "clean": "bold green", "findings": "bold yellow"}
 
 
-def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> ResultSink[None]:
     """Read all results, then write one page; only the worst findings are kept in memory.
 
     Notes are shown where `options` say so or where they decide whether the scan fails.
     """
-    curable, in_baseline = Curable(), 0
+    new_findings, in_baseline = NewFindings(), 0
     while (result := (yield)) is not None:
-        curable.add(result)
+        new_findings.add(result)
         in_baseline += sum(finding.known for finding in result.findings)
     gate = summary.gate
     counting = gate is not None and (gate.fail_on == Severity.NOTE.word or any(rate.failed for rate in gate.rates))
     least = Severity.NOTE if options.notes or counting else Severity.WARNING
     causes = cause_lines(summary, least=least)
-    with page_to(out, options) as console:
+    with open_page(out, options) as console:
         for line in _header(summary, in_baseline):
             console.print(line)
         if causes:
@@ -75,15 +75,15 @@ def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
                 console.print(Text.assemble(lead, part), soft_wrap=True)
         if len(causes) > _CAUSES or (options.notes and causes):
             console.print()
-            console.print(_table(summary, options, least))
-        worst = curable.worst.pick(options.worst, least)
+            console.print(_rule_table(summary, options, least))
+        worst = new_findings.worst.pick(options.worst, least)
         for entry in worst:
             console.print()
             for line in finding_lines(entry.finding, console):
                 console.print(line, soft_wrap=True)
             if more := more_words(entry):
                 console.print(Text(f"  {visible(more)}", style="dim"), soft_wrap=True)
-        for title, lines in _lists(summary):
+        for title, lines in _titled_lists(summary):
             print_list(console, title, lines)
         if summary.skipped and (summary.compared or summary.uncompared):  # else one notice is enough
             if options.not_checked:
@@ -96,7 +96,7 @@ def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
             notices[_NOTICES:] = [f"… and {len(notices) - _NOTICES:,} more notices"]
         print_list(console, "Notices", notices)
         first, browse = (worst[0].finding if worst else None), len(causes) > _CAUSES
-        steps = next_steps(first, curable, summary, browse=browse, least=least)
+        steps = next_steps(first, new_findings, summary, browse=browse, least=least)
         print_commands(console, "Next", [f"{step.command}   {step.says}" for step in steps])
         console.print()
         judged = verdict(summary, see_notes="" if least is Severity.NOTE else ": see --notes")
@@ -106,18 +106,18 @@ def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
 
 
 def _header(summary: Summary, in_baseline: int) -> Iterator[Text]:
-    """What was audited, and how; and how many findings are in the baseline."""
+    """Lines on what was audited and how, and on how many findings the baseline has."""
     files = ", ".join(summary.files[:_FILES])
     if len(summary.files) > _FILES:
         files += f" and {many(len(summary.files) - _FILES, 'more file')}"
     yield Text("tito-audit ", style="bold").append(visible(files))
-    # `read as nemo_gym: responses_create_params, response.output (12 rows)`; similar files share a line.
+    # `read as nemo_gym: responses_create_params, response.output (12 rows)`; files read alike share a line.
     alike: dict[tuple[tuple[str, tuple[str, ...]], ...], list[str]] = {}
     for file, formats in summary.taken.items():
-        alike.setdefault(tuple((name, taken.told_by) for name, taken in formats.items()), []).append(file)
+        alike.setdefault(tuple((name, count.told_by) for name, count in formats.items()), []).append(file)
     # First what a reader should check: files read as several formats, or by plain column names.
     doubtful = sorted(alike.items(), key=lambda item: (len(item[0]) == 1, all(n != "generic" for n, _ in item[0])))
-    for kinds, logs in doubtful[:_TAKEN]:
+    for kinds, logs in doubtful[:_READ_AS]:
         line = Text()
         if len(alike) > 1:
             line.append(visible(logs[0]) + (f" and {len(logs) - 1:,} more" if len(logs) > 1 else "") + " ")
@@ -128,8 +128,8 @@ def _header(summary: Summary, in_baseline: int) -> Iterator[Text]:
             line.append(visible(f": {named}" if named else ""))
             line.append(f" ({many(sum(summary.taken[log][name].rows for log in logs), 'row')})")
         yield line
-    if len(alike) > _TAKEN:
-        yield Text(f"and {len(alike) - _TAKEN:,} more kinds of files; tito-audit inspect FILE explains each")
+    if len(alike) > _READ_AS:
+        yield Text(f"and {len(alike) - _READ_AS:,} more kinds of files; tito-audit inspect FILE explains each")
     for sentence in summary.joined:
         yield Text(visible(sentence))
     parts = [many(summary.rollouts, "rollout")]
@@ -158,8 +158,8 @@ def _header(summary: Summary, in_baseline: int) -> Iterator[Text]:
             yield Text(f"{name} was updated: {gate.added:,} accepted, {gate.gone:,} gone")
 
 
-def _lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
-    """Lists by title: why a trainer's logprobs differ, what was fixed since the baseline, and the limits."""
+def _titled_lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
+    """Titles with lines: why a trainer's logprobs differ, what was fixed since the baseline, the limits."""
     # By column, where LPR509 says that they do.
     for column, mismatch in summary.mismatches.items() if "LPR509" in summary.findings else ():
         lines = [f"{share:>6}  {words}" for share, words in mismatch_lines(mismatch)]
@@ -184,7 +184,7 @@ def _lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
     yield "Limits", [*map(rate_words, gate.rates), *(visible(coverage_words(count)) for count in gate.coverage)]
 
 
-def _table(summary: Summary, options: ReportOptions, least: Severity) -> Table:
+def _rule_table(summary: Summary, options: ReportOptions, least: Severity) -> Table:
     table = ruled_table()
     table.add_column("code", no_wrap=True)
     table.add_column("what", ratio=1, min_width=12 if options.width >= _WIDE else 8)
@@ -196,14 +196,14 @@ def _table(summary: Summary, options: ReportOptions, least: Severity) -> Table:
         columns.pop()
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    for code in by_weight(summary.findings):
+    for code in log_codes_first(summary.findings):
         count = summary.findings[code]
         worst = max((severity for severity in Severity if count.new[severity]), default=Severity.NOTE)
         if worst < least:
             continue
         what = visible(options.titles.get(code, ""))
-        of_them = [count.known] if any_known else []
-        numbers = (*(count.new[severity] for severity in shown), *of_them, count.rollouts, count.tokens)
+        in_baseline = [count.known] if any_known else []
+        numbers = (*(count.new[severity] for severity in shown), *in_baseline, count.rollouts, count.tokens)
         table.add_row(
             Text(code, style=STYLES[worst]), what, *(f"{number:,}" for number in numbers[: len(columns)])
         )

@@ -1,4 +1,4 @@
-"""The HTML page of `rescore`: one file without scripts, with the plot of recorded against rescored logprobs."""
+"""The HTML page of `rescore`: one file without scripts, with a plot of recorded against rescored logprobs."""
 
 from __future__ import annotations
 
@@ -25,60 +25,60 @@ from tito_audit.rescore.summary import (
     RescoreSummary,
     after_rows,
     agreement_rows,
-    around,
     drifted_rows,
     mismatch_cells,
+    reach_lines,
 )
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import many, percent
 
-_SIDE = 9
+_SQUARE = 9
 """Width of a square of the plot, in pixels."""
-_EDGE = 34
+_MARGIN = 34
 _SHADES = 8
-_BARS = 24
-"""Causes drawn; the table has all."""
-_WIDTH = 360
+_MAX_BARS = 24
+"""How many causes have a bar; the table has all."""
+_BAR_WIDTH = 360
 Pieces = Callable[[tuple[int, ...]], str]
 
 
 def page(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) -> str:
-    """The page; every text from a log is escaped."""
+    """The HTML page, with every text from a log escaped; `pieces` writes ids as text."""
     assets = files("tito_audit.rescore").joinpath("assets")
     style, html = (assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.html"))
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     model = f", model {summary.model}" if summary.model else ""
     parts = [
-        f"<h1>tito-audit rescore</h1><p class='quiet'>{_shown(summary.provider + model)}</p>",
-        f"<p class='verdict {'bad' if summary.failed else 'good'}'>{_shown(verdict)}</p>",
-        f"<p class='quiet'>{_shown(', '.join(map(str, summary.scan.files)))}</p>",
+        f"<h1>tito-audit rescore</h1><p class='quiet'>{_escape(summary.provider + model)}</p>",
+        f"<p class='verdict {'bad' if summary.failed else 'good'}'>{_escape(verdict)}</p>",
+        f"<p class='quiet'>{_escape(', '.join(map(str, summary.scan.files)))}</p>",
     ]
 
     def add(name: str, title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], *more: str) -> None:
-        """Add a section with a table, if it has rows: a figure comes before, and what explains it after."""
+        """Add a section with a table, unless it has no rows. `more`: a figure before it, and legends after it."""
         if not rows:
             return
-        head = "".join(f'<th scope="col">{_shown(name)}</th>' for name in heads)
-        body = "".join("<tr>" + "".join(f"<td>{_shown(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        head = "".join(f'<th scope="col">{_escape(name)}</th>' for name in heads)
+        body = "".join("<tr>" + "".join(f"<td>{_escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
         table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-        legend = "".join(f"<p class='quiet'>{_shown(line)}</p>" for line in more[1:])
+        legend = "".join(f"<p class='quiet'>{_escape(line)}</p>" for line in more[1:])
         parts.append(_section(name, title, "".join(more[:1]) + table + legend))
 
     rows = list(agreement_rows(summary, len(summary.by_turn)))
     add(
         *("recorded", "Recorded against rescored logprobs", AGREEMENT_HEADS, rows),
-        *(_plot(summary), AGREEMENT_LEGEND),
+        *(_density_plot(summary), AGREEMENT_LEGEND),
     )
     shares = list(mismatch_cells(summary))
     add("mismatch", "Why they differ: shares of the difference", MISMATCH_HEADS, shares)
     priced = list(drifted_rows(summary))
-    add("price", "What drift costs, in nats", DRIFTED_HEADS, priced, _bars(summary), DRIFTED_LEGEND)
+    add("price", "What drift costs, in nats", DRIFTED_HEADS, priced, _cause_bars(summary), DRIFTED_LEGEND)
     title, after = "What drift does to the sampled tokens after it", list(after_rows(summary))
-    add("after", title, AFTER_HEADS, after, "", AFTER_LEGEND, *around(summary))
+    add("after", title, AFTER_HEADS, after, "", AFTER_LEGEND, *reach_lines(summary))
     rows = [
         (
-            place_words(place, price),
+            describe_place(place, price),
             pieces(price.segments[0].sampled_ids),
             f"{price.sampled:.2f}",
             pieces(price.segments[0].other_ids),
@@ -100,9 +100,9 @@ def page(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) -> s
         *summary.scan.notices,
     ]
     if notes:
-        items = "".join(f"<li>{_shown(note)}</li>" for note in notes)
+        items = "".join(f"<li>{_escape(note)}</li>" for note in notes)
         parts.append(_section("notes", "Notes", f"<ul>{items}</ul>"))
-    shown = _shown(summary.model or summary.provider)
+    shown = _escape(summary.model or summary.provider)
     return Template(html).substitute(policy=policy, model=shown, style=style, body="\n".join(parts))
 
 
@@ -111,7 +111,7 @@ def most_expensive(summary: RescoreSummary, worst: int) -> list[tuple[Place, Pri
     return [(at, price) for at, price in summary.most_expensive(worst) if math.isfinite(price.difference)]
 
 
-def place_words(place: Place, price: Price) -> str:
+def describe_place(place: Place, price: Price) -> str:
     """`TOK101 run.jsonl:3 turn 2 completion 14:16`."""
     hit = price.finding.hit
     turn = "" if hit.turn is None else f" turn {hit.turn}"
@@ -124,49 +124,49 @@ def _section(name: str, title: str, inside: str) -> str:
     )
 
 
-def _plot(summary: RescoreSummary) -> str:
-    """The density of tokens by both logprobs; equal ones lie on the line."""
-    size = BINS * _SIDE
+def _density_plot(summary: RescoreSummary) -> str:
+    """How many tokens have each pair of logprobs, as a heat map with a line where both are equal."""
+    size = BINS * _SQUARE
     most = math.log1p(max(summary.plot.values(), default=0))
     squares = "".join(
         f'<rect class="shade{1 + min(int(math.log1p(number) / most * _SHADES), _SHADES - 1)}" '
-        f'x="{_EDGE + x * _SIDE}" y="{(BINS - 1 - y) * _SIDE}" width="{_SIDE}" height="{_SIDE}">'
-        f"<title>recorded {_from(x)}, rescored {_from(y)}: {many(number, 'token')}</title></rect>"
+        f'x="{_MARGIN + x * _SQUARE}" y="{(BINS - 1 - y) * _SQUARE}" width="{_SQUARE}" height="{_SQUARE}">'
+        f"<title>recorded {_bin_range(x)}, rescored {_bin_range(y)}: {many(number, 'token')}</title></rect>"
         for (x, y), number in sorted(summary.plot.items())
     )
     marks = "".join(
-        f'<text x="{_EDGE + at * size // 4}" y="{size + 16}" text-anchor="middle">{value}</text>'
-        f'<text x="{_EDGE - 6}" y="{size - at * size // 4 + 4}" text-anchor="end">{value}</text>'
+        f'<text x="{_MARGIN + at * size // 4}" y="{size + 16}" text-anchor="middle">{value}</text>'
+        f'<text x="{_MARGIN - 6}" y="{size - at * size // 4 + 4}" text-anchor="end">{value}</text>'
         for at, value in enumerate(range(LOWEST, 1, -LOWEST // 4))
     )
     return (
-        f'<figure><svg viewBox="0 0 {_EDGE + size + 16} {size + 40}" role="img" '
+        f'<figure><svg viewBox="0 0 {_MARGIN + size + 16} {size + 40}" role="img" '
         f'aria-label="Recorded logprobs across, rescored ones up">'
-        f'<rect class="frame" x="{_EDGE}" y="0" width="{size}" height="{size}"/>{squares}'
-        f'<path class="equal" d="M{_EDGE} {size}L{_EDGE + size} 0"/>{marks}'
-        f'<text x="{_EDGE + size // 2}" y="{size + 34}" text-anchor="middle">recorded logprob, nats</text></svg>'
+        f'<rect class="frame" x="{_MARGIN}" y="0" width="{size}" height="{size}"/>{squares}'
+        f'<path class="equal" d="M{_MARGIN} {size}L{_MARGIN + size} 0"/>{marks}'
+        f'<text x="{_MARGIN + size // 2}" y="{size + 34}" text-anchor="middle">recorded logprob, nats</text></svg>'
         "<figcaption>Tokens by recorded logprob (across) and the model's (up); on the line both are equal. "
         f"Darker: more tokens (logarithmic). Values below {LOWEST} count as {LOWEST}.</figcaption></figure>"
     )
 
 
-def _from(square: int) -> str:
+def _bin_range(square: int) -> str:
     width = -LOWEST / BINS
     return f"{LOWEST + square * width:g} to {LOWEST + (square + 1) * width:g}"
 
 
-def _bars(summary: RescoreSummary) -> str:
-    """A bar for each cause: how much its spans change the summed logprob."""
+def _cause_bars(summary: RescoreSummary) -> str:
+    """A bar for each cause, as long as the change of the summed logprob; "" where nothing changes."""
     changes = [(cause, cause.other - cause.sampled) for cause in summary.causes.values() if cause.segments]
-    ranked = sorted(changes, key=lambda pair: -abs(pair[1]))[:_BARS]
+    ranked = sorted(changes, key=lambda pair: -abs(pair[1]))[:_MAX_BARS]
     most = max((abs(change) for _, change in ranked), default=0)
     if not most:
         return ""
     rows = []
     for number, (cause, change) in enumerate(ranked):
         label = f"{cause.code} {visible(cause.cause)}"
-        name = _shown(label if len(label) <= 34 else label[:33] + "…")
-        width = max(round(_WIDTH * abs(change) / most), 1)
+        name = _escape(label if len(label) <= 34 else label[:33] + "…")
+        width = max(round(_BAR_WIDTH * abs(change) / most), 1)
         y = number * 24
         rows.append(
             f'<text x="236" y="{y + 15}" text-anchor="end">{name}</text>'
@@ -175,12 +175,12 @@ def _bars(summary: RescoreSummary) -> str:
             f'<text x="{250 + width}" y="{y + 15}">{change:+.1f}</text>'
         )
     return (
-        f'<figure><svg viewBox="0 0 {260 + _WIDTH + 60} {24 * len(ranked)}" role="img" '
+        f'<figure><svg viewBox="0 0 {260 + _BAR_WIDTH + 60} {24 * len(ranked)}" role="img" '
         f'aria-label="Change of the summed logprob by cause">{"".join(rows)}</svg><figcaption>Change of '
         "the summed logprob of all drifted tokens, in nats: of what replaced them, minus of what was "
         "sampled.</figcaption></figure>"
     )
 
 
-def _shown(text: str) -> str:
+def _escape(text: str) -> str:
     return escape(visible(text))

@@ -1,4 +1,4 @@
-"""Results of rescoring: a model's values compared with the recorded ones, and the price of each drift finding."""
+"""Results of rescoring: recorded logprobs compared with a model's, and the price of each drift finding."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from tito_audit.record.mismatch import RowMismatch
 from tito_audit.record.rollout import Place
 from tito_audit.rescore.plan import Scorable, Unscored
 
-BOUND = 0.05
+TOLERANCE = 0.05
 """The mean |difference| up to which two engines with the same weights agree: NeMo-RL's tests hold the mean of
 exp(|difference|) below 1.05 (`token_mult_prob_error`)."""
-FEWEST = 8
-"""The fewest tokens whose mean is judged."""
+MIN_TOKENS = 8
+"""With fewer tokens no disagreement is reported."""
 EDGES = (0.1, 1.0)
-"""Differences above these are counted."""
+"""The differences above each of these are counted."""
 NEAR = (0, 4, 16, 64)
-"""Distances in tokens after a difference; each counts up to the next."""
+"""Distances from the last drifted token, in tokens; each stands for those up to the next."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ScorePair:
-    """Recorded and model logprobs of one call or row; only tokens that have both."""
+class LogprobPair:
+    """The recorded and the model's logprobs of those tokens of a call or row that have both."""
 
     where: Where
     turn: int | None
-    at: Ids
+    positions: Ids
     """`[N]` positions in the completion or the row."""
     turns: Ids
     """`[N]` the call that sampled each token; -1 where unknown."""
@@ -43,11 +43,11 @@ class ScorePair:
     model: Logprobs
     """`[N]`"""
     drifted: Mask
-    """`[N]` True from the first token that was not sampled on: there the model sees another context."""
+    """`[N]` True from the first token that was not sampled on: from there the model saw another context."""
 
     @property
     def differences(self) -> Logprobs:
-        """Model minus recorded, before any drift."""
+        """`[M]` model minus recorded, of the tokens before any drift."""
         return (self.model - self.recorded)[~self.drifted]
 
 
@@ -66,12 +66,12 @@ class Agreement:
     above: tuple[float, ...]
     """The share of tokens that differ by more than each of `EDGES`."""
     disagrees: bool
-    """Whether the mean |difference|, less two standard errors, is above the tolerance."""
+    """Whether the mean |difference| is above the tolerance by two standard errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Sums over the differences of logprobs, the model's or other side's minus the recorded ones."""
+    """Sums over differences of logprobs: the model's, or those of other tokens, minus the recorded ones."""
 
     tokens: int = 0
     total: float = 0.0
@@ -105,32 +105,31 @@ class Sums:
             self.k3 + other.k3,
         )
 
-    def agreement(self, tolerance: float = BOUND) -> Agreement | None:
+    def agreement(self, tolerance: float = TOLERANCE) -> Agreement | None:
         """How the two columns agree; None without any token."""
         n = self.tokens
         if not n:
             return None
         mean, size = self.total / n, self.size / n
         spread = math.sqrt(max(self.squares - n * size * size, 0) / (n - 1)) if n > 1 else 0.0
-        above = n >= FEWEST and size - 2 * spread / math.sqrt(n) > tolerance
+        above = n >= MIN_TOKENS and size - 2 * spread / math.sqrt(n) > tolerance
         shares = tuple(count / n for count in self.above)
         return Agreement(n, mean, size, self.largest, -mean, self.k3 / n, shares, above)
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One span of tokens that differ, with the summed logprob of each side in its own context."""
+    """One span of drifted tokens, with the summed logprob of each side in its own context."""
 
     sampled_ids: tuple[int, ...]
     other_ids: tuple[int, ...]
     sampled: float
-    """Of what was sampled; NaN where these tokens were not sampled but given."""
+    """Of what was sampled; NaN if the model did not sample these tokens."""
     other: float
-    """Of the tokens in the training row, the next prompt, the template's text or the re-encoded text."""
+    """Of the tokens that the training row, next prompt, template or re-encoding has instead."""
 
     @property
     def difference(self) -> float:
-        """Other minus sampled."""
         return self.other - self.sampled
 
 
@@ -143,30 +142,29 @@ class Price:
     """Where the other tokens come from: `re-encoding`, `next prompt`, `training row`, `template`."""
     segments: tuple[Segment, ...]
     behind: Sums
-    """Of the equal sampled tokens after it, up to the next difference."""
+    """Of the equal sampled tokens after it, up to the next drifted token."""
     share: float
-    """The finding's share of all that its turn or row changes: the absolute differences of its segments among
-    those of all segments and of all equal tokens; NaN where nothing changes."""
+    """The share of the finding in all that its turn or row changes: the absolute differences of its segments among
+    those of all segments and equal tokens; NaN where nothing changes."""
 
     @property
     def sampled(self) -> float:
-        """The summed logprob of what was sampled; NaN where these tokens were given."""
+        """The summed logprob of what was sampled; NaN if the model did not sample some of it."""
         return float(sum(segment.sampled for segment in self.segments))
 
     @property
     def other(self) -> float:
-        """The summed logprob of the other tokens; NaN where they replace tokens that were given."""
+        """The summed logprob of the other tokens; NaN if they replace tokens that were not sampled."""
         return float(sum(segment.other for segment in self.segments))
 
     @property
     def difference(self) -> float:
-        """Other minus sampled."""
         return self.other - self.sampled
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedSum:
-    """A whole turn or row with drift: the summed logprob of everything sampled in it, and of what replaced it."""
+    """A turn or row with drift: the summed logprob of all that was sampled in it, and of what replaced it."""
 
     where: Where
     turn: int | None
@@ -180,47 +178,52 @@ class RescoredRollout:
 
     place: Place
     error: str = ""
-    """Why the row could not be read; else "" """
-    compared: Sequence[ScorePair] = ()
+    """Why the row could not be read; "" if it was."""
+    compared: Sequence[LogprobPair] = ()
     agreement: Agreement | None = None
-    """Over all compared tokens before any drift; None without any."""
+    """Over all compared tokens before any drift; None if there are none."""
     prices: list[Price] = field(default_factory=list)
     unpriced: Counter[str] = field(default_factory=Counter)
-    """By reason: drift findings without a price."""
+    """How many drift findings have no price, by reason."""
     changed: list[ChangedSum] = field(default_factory=list)
-    """The turns and rows in which tokens drifted."""
     near: list[Sums] = field(default_factory=lambda: [Sums() for _ in NEAR])
-    """How equal sampled tokens change, by their distance from the last difference before them: see `NEAR`."""
+    """How equal sampled tokens change, by their distance from the last drifted token (`NEAR`)."""
     unscored: list[Unscored] = field(default_factory=list)
     findings: Sequence[Finding] = ()
-    """LPR507 and LPR509, judged by the model's values."""
+    """LPR507 and LPR509, judged by the model's logprobs."""
     mismatches: Sequence[RowMismatch] = ()
     """Why the recorded logprobs differ from the model's."""
     explanation: str = ""
-    """The proven explanation of a disagreement; else "" """
+    """The proven explanation of a disagreement; "" if there is none."""
     scored_tokens: int = 0
-    """Recorded tokens with a value of the model."""
+    """How many sampled tokens the model scored."""
     weight_versions: Sequence[str] = ()
 
     @property
     def missing(self) -> int:
-        """Sampled tokens with a value of the model and without a recorded one."""
-        return self.scored_tokens - sum(len(pair.at) for pair in self.compared)
+        """How many tokens the model scored that have no recorded logprob."""
+        return self.scored_tokens - sum(len(pair.positions) for pair in self.compared)
+
+    @property
+    def judged(self) -> list[LogprobPair]:
+        """The calls whose logprobs are judged; the row only if no call has logprobs."""
+        calls = [pair for pair in self.compared if pair.where is Where.COMPLETION and len(pair.positions)]
+        return calls or [pair for pair in self.compared if pair.where is Where.ROW]
 
 
 # Recorded logprobs compared with a model's: how well they agree, and what explains it if they do not.
 
 _ROUNDING = 1e-3
-_CERTAIN = -1.0
-"""A recorded 0.0 is a logprob if the model's is above this; else it is a placeholder."""
+_ALMOST_CERTAIN = -1.0
+"""A recorded 0.0 is taken for a placeholder unless the model's logprob is above this."""
 
 
-def compared(part: Scorable, scores: Logprobs) -> ScorePair:
-    """The recorded and the model's logprobs of the tokens that have both; `scores` `[T]` belong to `part.ids`."""
+def pair_logprobs(part: Scorable, scores: Logprobs) -> LogprobPair:
+    """Pair the recorded logprobs of a call or row with the model's, `scores` `[T]` of `part.ids`."""
     model = scores[part.offset :]
     recorded = part.recorded if part.recorded is not None else np.full(len(model), np.nan)
     at = np.flatnonzero(part.sampled & is_logprob(recorded, model, part.sentinel) & np.isfinite(model))
-    return ScorePair(
+    return LogprobPair(
         part.where, part.turn, at.astype(np.int32), part.turns[at], recorded[at], model[at], part.drifted[at]
     )
 
@@ -232,49 +235,43 @@ def is_logprob(recorded: Logprobs, model: Logprobs, sentinel: float | None) -> M
     """
     with np.errstate(invalid="ignore"):
         out = np.isfinite(recorded) & (recorded <= _ROUNDING) & (recorded > LOWEST_LOGPROB)
-        certain = ~(model <= _CERTAIN)
+        certain = ~(model <= _ALMOST_CERTAIN)
     for fill in (*IMPOSSIBLE, *(() if sentinel is None else (sentinel,))):
         out &= (recorded != fill) | ((fill == 0) & certain)
     return np.asarray(out & ((recorded != 0) | certain))
 
 
-def used(sequences: Sequence[ScorePair]) -> list[ScorePair]:
-    """The calls to compare; the row only if no call has logprobs."""
-    calls = [sequence for sequence in sequences if sequence.where is Where.COMPLETION and len(sequence.at)]
-    return calls or [sequence for sequence in sequences if sequence.where is Where.ROW]
-
-
-def explained(sequences: Sequence[ScorePair], tolerance: float = BOUND) -> str:
-    """The explanation that brings all tokens within the tolerance; "" if there is none."""
-    ways = []
-    for far in (1, -1, 2, -2):
-        place = "place" if abs(far) == 1 else "places"
-        side = "behind" if far > 0 else "ahead of"
-        words = f"the recorded logprobs are {abs(far)} {place} {side} their tokens"
-        ways.append((words, [_slid(sequence, far) for sequence in sequences]))
+def explain_disagreement(pairs: Sequence[LogprobPair], tolerance: float = TOLERANCE) -> str:
+    """A mistake in the recorded logprobs which, undone, brings them within the tolerance; "" if there is none."""
+    explanations = []
+    for shift in (1, -1, 2, -2):
+        place = "place" if abs(shift) == 1 else "places"
+        side = "behind" if shift > 0 else "ahead of"
+        words = f"the recorded logprobs are {abs(shift)} {place} {side} their tokens"
+        explanations.append((words, [_shifted_differences(pair, shift) for pair in pairs]))
     conversions: list[tuple[str, Callable[[Logprobs], Logprobs]]] = [
         ("the recorded logprobs are logarithms of base 2", partial(np.multiply, math.log(2))),
         ("the recorded logprobs are logarithms of base 10", partial(np.multiply, math.log(10))),
         ("the recorded values are probabilities, not logprobs", np.log),
     ]
     with np.errstate(divide="ignore", invalid="ignore"):
-        for words, meant in conversions:
-            ways.append((words, [np.abs(s.model - meant(s.recorded))[~s.drifted] for s in sequences]))
-    for words, parts in ways:
+        for words, convert in conversions:
+            explanations.append((words, [np.abs(p.model - convert(p.recorded))[~p.drifted] for p in pairs]))
+    for words, parts in explanations:
         sizes = np.concatenate(parts)
-        if len(sizes) >= FEWEST and sizes.mean() <= tolerance:
+        if len(sizes) >= MIN_TOKENS and sizes.mean() <= tolerance:
             return words
     return ""
 
 
-def _slid(seq: ScorePair, far: int) -> Logprobs:
-    """The absolute differences if each recorded value belonged to the token `far` places before it."""
-    here, there = slice(max(-far, 0), -far if far > 0 else None), slice(max(far, 0), far if far < 0 else None)
-    inside = (np.abs(seq.at[there] - seq.at[here]) == abs(far)) & (seq.turns[here] == seq.turns[there])
-    return np.asarray(np.abs(seq.model[here] - seq.recorded[there])[inside & ~seq.drifted[here]], np.float64)
+def _shifted_differences(pair: LogprobPair, shift: int) -> Logprobs:
+    """The absolute differences if each recorded logprob belonged to the token `shift` places before it."""
+    here = slice(max(-shift, 0), -shift if shift > 0 else None)
+    there = slice(max(shift, 0), shift if shift < 0 else None)
+    gap = np.abs(pair.positions[there] - pair.positions[here])
+    inside = (gap == abs(shift)) & (pair.turns[here] == pair.turns[there]) & ~pair.drifted[here]
+    return np.asarray(np.abs(pair.model[here] - pair.recorded[there])[inside], np.float64)
 
-
-# Whether recorded logprobs are the model's at another temperature, proved from its top tokens.
 
 _COARSE = np.arange(0.1, 2.55, 0.05)
 _FINE = np.arange(-0.05, 0.055, 0.01)
@@ -282,26 +279,26 @@ _VOCABULARY = 2**18
 """More tokens than any model has."""
 
 
-def fitted(recorded: Logprobs, model: Logprobs, top: Logprobs, tolerance: float) -> float | None:
-    """The temperature at which the model gives the recorded values within the tolerance; None if none is proved.
+def fit_temperature(recorded: Logprobs, model: Logprobs, top: Logprobs, tolerance: float) -> float | None:
+    """The temperature at which the model gives the recorded logprobs within the tolerance; None if none is proved.
 
-    `recorded` and `model` `[N]` are the logprobs of some tokens, the model's at temperature 1; `top` `[N, K]` the
-    likeliest tokens' logprobs, -inf where there are fewer.
+    `recorded` and `model` `[N]` are logprobs of the same tokens, the model's at temperature 1; `top` `[N, K]` are
+    those of the likeliest tokens, -inf where there are fewer.
 
-    The mass outside the likeliest tokens bounds the normalization from both sides: a temperature counts only if
-    these bounds are within the tolerance and temperature 1 does not fit.
+    The mass outside the likeliest tokens bounds the normalization from both sides. A temperature is proved only if
+    these bounds are within the tolerance of each other, and temperature 1 does not fit.
     """
-    agreed = Sums.of(model - recorded).agreement(tolerance)
-    if agreed is None or not agreed.disagrees:
+    agreement = Sums.of(model - recorded).agreement(tolerance)
+    if agreement is None or not agreement.disagrees:
         return None
-    coarse = min(_COARSE.tolist(), key=lambda t: _error(recorded, model, top, t)[0])
-    best = min((coarse + _FINE).tolist(), key=lambda t: _error(recorded, model, top, t)[0])
-    error, width = _error(recorded, model, top, best)
+    coarse = min(_COARSE.tolist(), key=lambda t: _fit_error(recorded, model, top, t)[0])
+    best = min((coarse + _FINE).tolist(), key=lambda t: _fit_error(recorded, model, top, t)[0])
+    error, width = _fit_error(recorded, model, top, best)
     return round(best, 2) if error <= tolerance and width <= tolerance else None
 
 
-def _error(recorded: Logprobs, model: Logprobs, top: Logprobs, temperature: float) -> tuple[float, float]:
-    """The mean |difference| from the middle of the possible values, and the mean width of their range."""
+def _fit_error(recorded: Logprobs, model: Logprobs, top: Logprobs, temperature: float) -> tuple[float, float]:
+    """The mean |difference| from the middle of the possible logprobs, and the mean width of their range."""
     power = 1 / temperature
     rest = np.clip(1 - np.exp(top).sum(axis=1), 0, 1)
     inside = np.exp(top * power).sum(axis=1)

@@ -1,4 +1,4 @@
-"""What to score of a rollout: calls and row as recorded, and with the other tokens of each drift."""
+"""What to score of a rollout: its calls and row as recorded, and with the tokens that drift put in their place."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tito_audit.chains.links import chain_to, parents_of
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Finding, Where
-from tito_audit.record.rollout import TrainingRow, seen_by_loss
-from tito_audit.viewer.replacements import SAMPLED, SEEN, Key, Replaced, replaced
+from tito_audit.record.rollout import TrainingRow, effective_loss_mask
+from tito_audit.viewer.replacements import WAS_SAMPLED, WAS_SEEN, Replacement, SequenceKey, find_replacements
 
 DRIFT = ("TOK", "SEQ", "TPL")
-"""Families of findings that have a price."""
+"""Families of rules whose findings have a price."""
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
-    """A sequence to score, and from which position on."""
+class ScoreQuery:
+    """A sequence to score, and the first position to score."""
 
     ids: Ids
     """`[T]`"""
@@ -30,7 +30,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Unscored:
-    """A sequence that could not be scored, with the reason."""
+    """A call or row that could not be scored, with the reason."""
 
     where: Where
     turn: int | None
@@ -44,82 +44,81 @@ class Scorable:
     where: Where
     turn: int | None
     ids: Ids
-    """`[T]` of a call, its prompt and its completion."""
+    """`[T]` the row, or prompt and completion of the call."""
     offset: int
     """Where the completion begins in `ids`; 0 for a row."""
     recorded: Logprobs | None
-    """`[T - offset]`; None if nothing was recorded."""
+    """`[T - offset]` the recorded logprobs; None if there are none."""
     sampled: Mask
-    """`[T - offset]` the tokens whose logprobs count: a completion's, or a row's trained tokens."""
+    """`[T - offset]` the tokens whose logprobs count: those of a completion, or the trained ones of a row."""
     drifted: Mask
     """`[T - offset]` True from the first token that was not sampled on."""
     turns: Ids
     """`[T - offset]` the call that sampled each token; -1 where unknown."""
     sentinel: float | None = None
-    """The placeholder for a missing logprob."""
+    """The value that stands for a missing logprob."""
 
     @property
-    def want(self) -> Want:
+    def query(self) -> ScoreQuery:
         """The sequence, from its first sampled token on."""
         first = int(self.sampled.argmax()) if self.sampled.any() else len(self.sampled)
-        return Want(self.ids, max(self.offset + first, 1))
+        return ScoreQuery(self.ids, max(self.offset + first, 1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cut:
-    """A span of a sequence and its replacement on the other side."""
+class ReplacedSpan:
+    """A span of a sequence, and the span of other tokens in its place."""
 
     start: int
     end: int
     other_start: int
     other_end: int
     sampled: bool
-    """Whether these tokens were sampled."""
-    replaced: Replaced
+    """Whether the model sampled these tokens."""
+    replaced: Replacement
     finding: Finding | None
-    """None where its rule is not selected."""
+    """None if its rule is not selected."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OtherTokens:
-    """A recorded sequence, and the same with other tokens."""
+class SequencePair:
+    """A sequence as recorded, and with the other tokens of its drift."""
 
-    key: Key
+    key: SequenceKey
     ids: Ids
     """`[T]` as recorded."""
     other: Ids
-    """`[U]` with every difference applied."""
-    cuts: tuple[Cut, ...]
+    """`[U]` the same with all spans replaced."""
+    spans: tuple[ReplacedSpan, ...]
     swapped: bool
-    """Whether the other tokens are the sampled ones, because the recorded prompt or row holds something else."""
+    """Whether `other` has what was sampled, because the recorded prompt or row has something else."""
     same: Mask
-    """`[T]` True for equal tokens that were sampled, from the first difference on."""
+    """`[T]` True for sampled tokens that both sides have, from the first span on."""
 
     @property
-    def wants(self) -> tuple[Want, Want]:
-        """Both sequences, from the first difference or the first equal sampled token on."""
-        whole = any(cut.sampled for cut in self.cuts)
-        first = self.cuts[0].start if whole else int(self.same.argmax())
-        moved = self.cuts[0].other_start if whole else int(self.positions[first])
-        return Want(self.ids, max(first, 1)), Want(self.other, max(moved, 1))
+    def queries(self) -> tuple[ScoreQuery, ScoreQuery]:
+        """Both sequences, from the first span on; from the first equal token on if no span was sampled."""
+        any_sampled = any(span.sampled for span in self.spans)
+        first = self.spans[0].start if any_sampled else int(self.same.argmax())
+        other_first = self.spans[0].other_start if any_sampled else int(self.positions[first])
+        return ScoreQuery(self.ids, max(first, 1)), ScoreQuery(self.other, max(other_first, 1))
 
     @property
     def positions(self) -> Ids:
-        """`[T]` the position of each equal token on the other side; values inside a difference are meaningless."""
-        moved = np.arange(len(self.ids), dtype=np.int64)
-        for cut in self.cuts:
-            moved[cut.end :] = np.arange(len(self.ids) - cut.end) + cut.other_end
-        return moved.astype(np.int32)
+        """`[T]` the position of each equal token in `other`; meaningless inside a span."""
+        positions = np.arange(len(self.ids), dtype=np.int64)
+        for span in self.spans:
+            positions[span.end :] = np.arange(len(self.ids) - span.end) + span.other_end
+        return positions.astype(np.int32)
 
 
-def parts_of(evidence: Evidence, vocabulary: int | None) -> tuple[list[Scorable], list[Unscored]]:
-    """The calls and the row of a rollout that can be scored, and those that cannot; `vocabulary` is the number of
-    ids that there are, if known."""
+def scorable_parts(evidence: Evidence, vocabulary: int | None) -> tuple[list[Scorable], list[Unscored]]:
+    """The calls and the row that can be scored, and those that cannot; `vocabulary` is its size, if known."""
     parts: list[Scorable] = []
     unscored: list[Unscored] = []
 
     def add(part: Scorable) -> None:
-        if not _in_range(part.ids, vocabulary):
+        if not _in_vocabulary(part.ids, vocabulary):
             size = "every vocabulary" if vocabulary is None else f"the vocabulary of {vocabulary:,}"
             unscored.append(Unscored(part.where, part.turn, f"it holds ids outside {size}"))
         elif part.sampled.any():
@@ -135,7 +134,7 @@ def parts_of(evidence: Evidence, vocabulary: int | None) -> tuple[list[Scorable]
             size, start = len(turn.completion_ids), len(turn.prompt_ids)
             ids = np.concatenate([turn.prompt_ids, turn.completion_ids])
             sampled = np.ones(size, np.bool_)
-            sampled[: 1 - min(start, 1)] = False  # nothing predicts the first token of all
+            sampled[: 1 - min(start, 1)] = False  # nothing predicts the first token of a sequence
             drifted, turns = np.zeros(size, np.bool_), np.full(size, number, np.int32)
             sentinel = next((column.sentinel for column in turn.columns if column.role == "logprobs"), None)
             place = (Where.COMPLETION, number, ids, start)
@@ -159,20 +158,19 @@ def parts_of(evidence: Evidence, vocabulary: int | None) -> tuple[list[Scorable]
 
 def trained_in_row(evidence: Evidence, row: TrainingRow) -> Mask | None:
     """`[T]` the tokens of the row that are in the loss; without a mask, those that were sampled."""
-    inside = seen_by_loss(row)
-    return inside if inside is not None or evidence.row is None else evidence.row.sampled
+    in_loss = effective_loss_mask(row)
+    return in_loss if in_loss is not None or evidence.row is None else evidence.row.sampled
 
 
-def _in_range(ids: Ids, vocabulary: int | None) -> bool:
+def _in_vocabulary(ids: Ids, vocabulary: int | None) -> bool:
     return bool((ids >= 0).all()) and (vocabulary is None or bool((ids < vocabulary).all()))
 
 
-def pairs_of(evidence: Evidence, drift: Sequence[Finding], vocabulary: int | None) -> Iterator[OtherTokens]:
-    """The calls and the row of a rollout in which tokens drifted, each with the other tokens."""
+def drift_pairs(evidence: Evidence, drift: Sequence[Finding], vocabulary: int | None) -> Iterator[SequencePair]:
+    """The calls and the row of a rollout in which tokens drifted, each beside the same with other tokens."""
     turns, row = evidence.rollout.turns, evidence.rollout.training_row
-    for key, several in (replaced(evidence, drift) if drift else {}).items():
-        # The recorded sequence of a key, with the completion after a prompt; where positions count from; which of
-        # its tokens were sampled.
+    for key, several in (find_replacements(evidence, drift) if drift else {}).items():
+        # The recorded sequence, a prompt with its completion; where positions count from; what was sampled of it.
         (where, turn), offset = key, 0
         ids: Ids | None = None
         if where is Where.ROW and row is not None:
@@ -181,28 +179,27 @@ def pairs_of(evidence: Evidence, drift: Sequence[Finding], vocabulary: int | Non
         elif turn is not None and (prompt := turns[turn].prompt_ids) is not None:
             ids, offset = turns[turn].seen_ids, len(prompt) if where is Where.COMPLETION else 0
             sampled = np.arange(0 if ids is None else len(ids)) >= len(prompt)
-        # Tokens after a completion are not in its call: such a difference shows in the next prompt.
+        # What comes after a completion is not in its call: it is replaced in the next prompt.
         inside = [swap for swap in several if not swap.after]
-        # Split by whether they restore what was sampled.
-        for swapped in (False, True):
-            swaps = [swap for swap in inside if (swap.against in (SAMPLED, SEEN)) is swapped]
+        for swapped in (False, True):  # replacements that restore what was sampled are a pair of their own
+            swaps = [swap for swap in inside if (swap.against in (WAS_SAMPLED, WAS_SEEN)) is swapped]
             if ids is None or not swaps:
                 continue
-            pair = _pair(evidence, key, (ids, sampled, offset), swaps, drift, swapped=swapped)
-            fits = _in_range(ids, vocabulary) and _in_range(pair.other, vocabulary)
-            if fits and any(cut.finding for cut in pair.cuts) and not np.array_equal(ids, pair.other):
+            pair = _sequence_pair(evidence, key, (ids, sampled, offset), swaps, drift, swapped=swapped)
+            fits = _in_vocabulary(ids, vocabulary) and _in_vocabulary(pair.other, vocabulary)
+            if fits and any(span.finding for span in pair.spans) and not np.array_equal(ids, pair.other):
                 yield pair
 
 
-def _pair(
+def _sequence_pair(
     evidence: Evidence,
-    key: Key,
+    key: SequenceKey,
     recorded: tuple[Ids, Mask, int],
-    swaps: Sequence[Replaced],
+    swaps: Sequence[Replacement],
     drift: Sequence[Finding],
     *,
     swapped: bool,
-) -> OtherTokens:
+) -> SequencePair:
     (ids, sampled, offset), (where, turn) = recorded, key
     pieces: list[Ids] = []
     places: list[tuple[int, int, int, int]] = []
@@ -214,23 +211,23 @@ def _pair(
         places.append((start, end, size - len(swap.canonical), size))
         at = end
     other = np.concatenate([*pieces, ids[at:]]).astype(np.int32)
-    theirs = _sampled_before(evidence, turn, other) if swapped and where is Where.PROMPT else None
+    sampled_in_other = _sampled_in_prompt(evidence, turn, other) if swapped and where is Where.PROMPT else None
     same = sampled.copy()
     same[: max(places[0][0], 1)] = False
-    cuts = []
+    spans = []
     for (start, end, other_start, other_end), swap in zip(places, swaps, strict=True):
-        if swap.against == SEEN:
-            was_sampled = theirs is not None and _touched(theirs, other_start, other_end)
+        if swap.against == WAS_SEEN:
+            was_sampled = sampled_in_other is not None and _was_sampled(sampled_in_other, other_start, other_end)
         else:
-            was_sampled = swap.against == SAMPLED or _touched(sampled, start, end)
-        finding = next((f for f in drift if f.code == swap.code and _belongs(evidence, key, swap, f)), None)
-        cuts.append(Cut(start, end, other_start, other_end, was_sampled, swap, finding))
+            was_sampled = swap.against == WAS_SAMPLED or _was_sampled(sampled, start, end)
+        finding = next((f for f in drift if f.code == swap.code and _is_about(evidence, key, swap, f)), None)
+        spans.append(ReplacedSpan(start, end, other_start, other_end, was_sampled, swap, finding))
         same[start:end] = False
-    return OtherTokens(key, ids, other, tuple(cuts), swapped, same)
+    return SequencePair(key, ids, other, tuple(spans), swapped, same)
 
 
-def _sampled_before(evidence: Evidence, turn: int | None, other: Ids) -> Mask | None:
-    """`[U]` the sampled tokens of a prompt as the call saw it; None if it is not what the previous call saw."""
+def _sampled_in_prompt(evidence: Evidence, turn: int | None, other: Ids) -> Mask | None:
+    """`[U]` the tokens of a prompt that earlier calls sampled; None if it does not begin with the call before."""
     link = next((link for link in evidence.links if link.turn == turn), None)
     if link is None or link.parent is None:
         return None
@@ -246,18 +243,19 @@ def _sampled_before(evidence: Evidence, turn: int | None, other: Ids) -> Mask | 
     return out
 
 
-def _touched(sampled: Mask, start: int, end: int) -> bool:
-    """Whether tokens of a span were sampled; a place between two tokens counts as its neighbours do."""
+def _was_sampled(sampled: Mask, start: int, end: int) -> bool:
+    """Whether a token of a span was sampled; for an empty span, whether both neighbours were."""
     if start == end:
         return bool(sampled[max(start - 1, 0) : end + 1].all()) and start < len(sampled)
     return bool(sampled[start:end].any())
 
 
-def _belongs(evidence: Evidence, key: Key, swap: Replaced, finding: Finding) -> bool:
+def _is_about(evidence: Evidence, key: SequenceKey, swap: Replacement, finding: Finding) -> bool:
+    """Whether a finding reports this replacement."""
     hit, (where, turn) = finding.hit, key
-    if swap.against == SEEN:
+    if swap.against == WAS_SEEN:
         return hit.turn == turn
-    if swap.against == SAMPLED:
+    if swap.against == WAS_SAMPLED:
         # Its tokens were trained in the row after the token before it, or before the token after it.
         view, before, after = evidence.row, swap.start - 1, swap.end
         if view is None or hit.where is not Where.COMPLETION:

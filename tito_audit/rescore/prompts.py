@@ -12,13 +12,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from tito_audit.align.drift import align
+from tito_audit.align.alignment import align
 from tito_audit.errors import ProviderError
 from tito_audit.evidence.differences import difference, stretches
 from tito_audit.evidence.images import has_images
 from tito_audit.evidence.model import Against, Evidence, Explained
 from tito_audit.evidence.reference import pieces_of
-from tito_audit.join import lines_of
+from tito_audit.join import rows_behind
 from tito_audit.provider import SamplingParams
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity, Where
@@ -26,29 +26,29 @@ from tito_audit.record.message import Message
 from tito_audit.record.prefix import common_prefix, same_ids
 from tito_audit.record.rollout import IdsFrom, Place, Turn
 from tito_audit.rescore.journal import REFUSALS
-from tito_audit.rescore.model import BOUND
-from tito_audit.rescore.run import ModelRun, ModelWork
-from tito_audit.run.check import explain
+from tito_audit.rescore.model import TOLERANCE
+from tito_audit.rescore.run import AuditedRollout, ModelRun
+from tito_audit.run.check import explain_differences
 from tito_audit.storage.row import RawRow
-from tito_audit.ways.observed import prompt_messages
+from tito_audit.ways.observations import prompt_messages
 
 _MAJORITY = -0.6
 """A token with a logprob above this has more than half of the probability, so it is the top choice."""
 _ROUNDING = 1e-3
-_CHANGES_CHOICE = (
+_CHOICE_FIELDS = (
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_tokens"),
     *("ignore_eos", "allowed_token_ids", "structured_outputs", "response_format", "structural_tag", "regex"),
     *("json_schema", "ebnf", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "forced"),
     *("guided_decoding", "thinking_token_budget", "output_format"),
 )
-"""Fields of requests and of the gateway's log with which a likely token need not be the model's own top choice."""
+"""Fields of a request or of the gateway's log that let something else than the model choose a token."""
 _STATED_IN = ("sampling", "sampling_params", "request", "extra_body")
-_MOST_SEEN = 1 << 18
-"""How many calls are remembered, whose ids later prompts may keep."""
+_MAX_SEEN = 1 << 18
+"""How many calls are remembered, as later prompts may begin with their ids."""
 
 
 class Question(StrEnum):
-    """What a server is asked about a call."""
+    """How a call is compared with a server."""
 
     IDS = "sent as ids"
     MESSAGES = "sent as messages"
@@ -57,10 +57,10 @@ class Question(StrEnum):
 
 @runtime_checkable
 class RenderingProvider(Protocol):
-    """A provider whose server turns chat requests into prompts, and repeats the ids that it was given."""
+    """A provider whose server renders chat requests, and repeats the prompt ids that it was sent."""
 
     async def render(self, chat_request: Mapping[str, Any]) -> Sequence[int]:
-        """The ids of the prompt that a chat request leads to; ProviderError if the server refuses."""
+        """The ids of the prompt of a chat request; ProviderError if the server refuses."""
         ...
 
 
@@ -74,9 +74,9 @@ class PromptDifference:
     where: Where
     start: int
     end: int
-    """The tokens of the log that the server has not, half-open."""
+    """The tokens of the log that the server does not have, half-open."""
     code: str
-    """The rule that the cause belongs to; "" where there is none."""
+    """The rule that names the cause; "" if none does."""
     cause: str
     what: str
     recorded: tuple[int, ...]
@@ -89,18 +89,18 @@ class PromptDifference:
 
 @dataclass(slots=True)
 class AskedRollout:
-    """What a server says of the calls of one rollout."""
+    """How the calls of one rollout compare with a server."""
 
     place: Place
     compared: list[Question] = field(default_factory=list)
-    """One for every call and question that was compared."""
+    """An entry for every comparison that was made."""
     differences: list[PromptDifference] = field(default_factory=list)
     skipped: list[tuple[Question, str]] = field(default_factory=list)
-    """One for every call and question that was not compared, with the reason."""
+    """An entry for every comparison that could not be made, with the reason."""
     spliced: int = 0
-    """Calls whose prompt differs only in tokens that it keeps from the call before."""
+    """How many prompts differ only in tokens that they keep from an earlier call."""
     replayed: int = 0
-    """Tokens that were replayed."""
+    """How many tokens were sampled again."""
 
     def add(self, question: Question, differences: Iterable[PromptDifference] = ()) -> None:
         self.compared.append(question)
@@ -119,10 +119,10 @@ class PromptSummary:
     rollouts: int = 0
     compared: Counter[Question] = field(default_factory=Counter)
     differing: Counter[Question] = field(default_factory=Counter)
-    """Calls with a difference."""
+    """How many calls have a difference."""
     differences: list[PromptDifference] = field(default_factory=list)
     skipped: dict[tuple[Question, str], tuple[int, Place]] = field(default_factory=dict)
-    """By question and reason: how many calls were not compared, and where the first is."""
+    """How many calls were not compared, and the first of them, by question and reason."""
     spliced: int = 0
     replayed: int = 0
 
@@ -140,13 +140,13 @@ class PromptSummary:
 
 @dataclass(eq=False)
 class PromptRun(ModelRun[AskedRollout]):
-    """The rollouts of logs with what a server says of their prompts; `summary` is complete after the last one."""
+    """Compares the prompts of logs with a server, rollout by rollout; `summary` is complete after the last one."""
 
     _: KW_ONLY
     replay: int = 8
     """How many tokens of a greedy answer are sampled again."""
     _seen: dict[tuple[int, bytes], None] = field(default_factory=dict, init=False)
-    """Prompt and answer of the latest calls, each as its length and hash, the oldest first."""
+    """The latest calls, the oldest first: the length and hash of prompt and answer."""
 
     def __post_init__(self) -> None:
         self.summary: PromptSummary = PromptSummary(self.provider.name, self.provider.model)
@@ -157,7 +157,7 @@ class PromptRun(ModelRun[AskedRollout]):
             (_, because), (number, place) = next(iter(self.summary.skipped.items()))
             raise ProviderError(f"No prompt was compared. {place}: {because} ({number} in all).")
 
-    async def compare(self, work: ModelWork) -> AskedRollout:
+    async def compare(self, work: AuditedRollout) -> AskedRollout:
         evidence, result = work.evidence, AskedRollout(work.place)
         if evidence is None:
             result.skip(Question.IDS, f"the row cannot be read: {work.error}")
@@ -170,29 +170,30 @@ class PromptRun(ModelRun[AskedRollout]):
             result.skip(Question.IDS, "it holds images, which ids cannot send")
         if result.skipped:
             return result
-        greedy = stated_greedy(work.raw, len(evidence.rollout.turns))
-        # Before the first question: a prompt of a later rollout may keep the ids of these calls.
-        for seen in [ids for turn in evidence.rollout.turns if (ids := turn.seen_ids) is not None]:
-            self._seen[len(seen), blake2b(seen.tobytes(), digest_size=8).digest()] = None
-        while len(self._seen) > _MOST_SEEN:
+        greedy = greedy_calls(work.raw, len(evidence.rollout.turns))
+        # Before the first await: prompts of later rollouts may begin with the ids of these calls.
+        for turn in evidence.rollout.turns:
+            if (seen := turn.seen_ids) is not None:
+                self._seen[len(seen), blake2b(seen.tobytes(), digest_size=8).digest()] = None
+        while len(self._seen) > _MAX_SEEN:
             del self._seen[next(iter(self._seen))]
         for k, turn in enumerate(evidence.rollout.turns):
             if turn.prompt_ids is None or not len(turn.prompt_ids):
                 result.skip(Question.IDS, "the log does not hold the prompt")
                 continue
-            await self._by_ids(result, work, evidence, k, greedy[k])
-            await self._by_messages(result, work, evidence, k, turn.prompt_ids)
+            await self._ask_by_ids(result, work, evidence, k, greedy[k])
+            await self._ask_by_messages(result, work, evidence, k, turn.prompt_ids)
         return result
 
-    async def _by_ids(
-        self, result: AskedRollout, work: ModelWork, evidence: Evidence, k: int, stated: bool | None
+    async def _ask_by_ids(
+        self, result: AskedRollout, work: AuditedRollout, evidence: Evidence, k: int, stated: bool | None
     ) -> None:
-        """Add what came of a prompt sent as ids: the prompt that the server saw, and its answer."""
+        """Send a prompt as ids; compare what the server saw, and how its greedy answer begins."""
         turn = evidence.rollout.turns[k]
         prompt, completion = turn.prompt_ids, turn.completion_ids
         assert prompt is not None
         repeats = isinstance(self.provider, RenderingProvider)
-        certain = min(self.replay, _greedy_start(turn, stated))
+        certain = min(self.replay, _count_greedy(turn, stated))
         if not repeats:
             result.skip(Question.IDS, f"{self.provider.name} does not repeat the prompt that it was given")
         if self.replay and not certain:
@@ -204,7 +205,7 @@ class PromptRun(ModelRun[AskedRollout]):
             answer = await self.provider.generate(prompt.tolist(), how)
         except ProviderError as error:
             if error.prompt_seen is not None:
-                theirs = _as_ids(error.prompt_seen)
+                theirs = _clip_ids(error.prompt_seen)
                 result.add(Question.IDS, _differences(Question.IDS, work, evidence, k, prompt, theirs))
             elif error.status in REFUSALS:
                 result.skip(Question.IDS, str(error).split("\n")[0])
@@ -222,8 +223,8 @@ class PromptRun(ModelRun[AskedRollout]):
         at = next((i for i in range(size) if completion[i] != answer.output_ids[i]), size)
         result.replayed += min(at + 1, size)
         tops = dict(answer.top_logprobs[at]) if at < size and answer.top_logprobs is not None else {}
-        # Two runs of one model may choose differently between tokens that it likes as much.
-        if at == size or max(tops.values(), default=0.0) - tops.get(int(completion[at]), -np.inf) <= BOUND:
+        # Two runs of one model may choose differently between equally likely tokens.
+        if at == size or max(tops.values(), default=0.0) - tops.get(int(completion[at]), -np.inf) <= TOLERANCE:
             result.add(Question.REPLAY)
             return
         what = "the server's top choice is another token"
@@ -237,10 +238,10 @@ class PromptRun(ModelRun[AskedRollout]):
         differs = PromptDifference(Question.REPLAY, *where, "", "another choice", what, *sides)
         result.add(Question.REPLAY, (differs,))
 
-    async def _by_messages(
-        self, result: AskedRollout, work: ModelWork, evidence: Evidence, k: int, prompt: Ids
+    async def _ask_by_messages(
+        self, result: AskedRollout, work: AuditedRollout, evidence: Evidence, k: int, prompt: Ids
     ) -> None:
-        """Add how a prompt compares with what the server writes for the messages."""
+        """Compare a prompt with what the server renders for its messages."""
         rollout, question = evidence.rollout, Question.MESSAGES
         messages = prompt_messages(rollout, k)
         if not messages:
@@ -252,27 +253,27 @@ class PromptRun(ModelRun[AskedRollout]):
         else:
             renderer = work.auditor.renderer_for(rollout)
             arguments = {**(renderer.template_args if renderer is not None else {}), **rollout.template_kwargs}
-            request: dict[str, Any] = {"messages": [_sent(message) for message in messages]}
+            request: dict[str, Any] = {"messages": [_request_message(message) for message in messages]}
             if rollout.tools:
                 request["tools"] = [dict(tool) for tool in rollout.tools]
             if arguments:
                 request["chat_template_kwargs"] = arguments
             try:
-                written = _as_ids(await self.provider.render(request))
+                written = _clip_ids(await self.provider.render(request))
             except ProviderError as error:
                 if error.status not in (*REFUSALS, 404, 405):
                     raise
                 result.skip(question, str(error).split("\n")[0])
                 return
             every = _differences(question, work, evidence, k, prompt, written)
-            # What a prompt keeps of an earlier call is as it was sampled, however the server would write it.
-            before = self._kept_by(prompt) if every else 0
+            # The ids that a prompt keeps of an earlier call are right, however the server would write them.
+            before = self._longest_seen_prefix(prompt) if every else 0
             differing = [differs for differs in every if differs.start >= before]
             result.spliced += bool(every) and not differing
             result.add(question, differing)
 
-    def _kept_by(self, prompt: Ids) -> int:
-        """How many ids a prompt has from the longest earlier call of the log that it begins with."""
+    def _longest_seen_prefix(self, prompt: Ids) -> int:
+        """The length of the longest earlier call that a prompt begins with; 0 if it begins with none."""
         longest, hashed, at = 0, blake2b(digest_size=8), 0
         for length in sorted({length for length, _ in self._seen if length <= len(prompt)}):
             hashed.update(prompt[at:length].tobytes())
@@ -282,13 +283,13 @@ class PromptRun(ModelRun[AskedRollout]):
         return longest
 
 
-def _as_ids(server: Sequence[int]) -> Ids:
-    """A server's ids as an array; those that no vocabulary has are its largest number."""
+def _clip_ids(server: Sequence[int]) -> Ids:
+    """A server's ids as an array; ids above int32, which no vocabulary has, become its largest number."""
     return np.array([min(token, np.iinfo(np.int32).max) for token in server], np.int32)
 
 
-def _sent(message: Message) -> dict[str, Any]:
-    """A message as a request holds it: arguments as text, and reasoning under both names that servers read."""
+def _request_message(message: Message) -> dict[str, Any]:
+    """A message for a chat request: arguments as text, and reasoning under both names that servers read."""
     sent = dict(message.wire)
     if message.reasoning is not None:
         sent["reasoning"] = message.reasoning
@@ -303,9 +304,9 @@ def _sent(message: Message) -> dict[str, Any]:
 
 
 def _differences(
-    question: Question, work: ModelWork, evidence: Evidence, k: int, prompt: Ids, server: Ids
+    question: Question, work: AuditedRollout, evidence: Evidence, k: int, prompt: Ids, server: Ids
 ) -> tuple[PromptDifference, ...]:
-    """Where a server's prompt is not the log's, each place with the cause that a rule names."""
+    """Where a server's prompt differs from the log's, with the causes that rules name."""
     place = evidence.rollout.place
     if same_ids(prompt, server):
         return ()
@@ -325,31 +326,33 @@ def _differences(
         for stretch in stretches(ours_in_text, theirs_in_text, align(ours_in_text, theirs_in_text))
     ]
     # The audit may have met the same difference from what the template of -t writes, and proved its cause.
-    own = {_key(e): e for e in evidence.explained if (e.difference.where, e.difference.turn) == (Where.PROMPT, k)}
+    here = (Where.PROMPT, k)
+    own = {_place(e): e for e in evidence.explained if (e.difference.where, e.difference.turn) == here}
     unlike = k in evidence.rendered and not own and question is Question.MESSAGES
     also = "; the chat template of -t writes what the log holds, so the server has another one" if unlike else ""
     unexplained = replace(evidence, differences=differences, explained=(), memo={})
     out = []
-    for explained in explain(unexplained, work.auditor.rules).explained:
-        start, end, *sides = _key(explained)
-        named = own.get(_key(explained), explained)
+    for explained in explain_differences(unexplained, work.auditor.rules).explained:
+        start, end, *sides = _place(explained)
+        named = own.get(_place(explained), explained)
         cause = (named.code, named.cause, named.what + also)
         out.append(PromptDifference(question, place, k, Where.PROMPT, start, end, *cause, *sides))
     return tuple(out)
 
 
-def _key(explained: Explained) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
-    """The same for one difference that was met twice."""
+def _place(explained: Explained) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+    """Identifies a difference: its start and end, and the ids of both sides."""
     place = explained.difference
     return place.start, place.end, tuple(place.recorded.ids.tolist()), tuple(place.canonical.ids.tolist())
 
 
-# What is certain about a greedy answer.
+# Which tokens were certainly sampled greedily.
 
 
-def stated_greedy(raw: RawRow, calls: int) -> list[bool | None]:
-    """For each call, whether its row states temperature 0; False if it states what changes the choice, or None."""
-    lines: list[Any] = [line.value for line in lines_of(raw)]
+def greedy_calls(raw: RawRow, calls: int) -> list[bool | None]:
+    """Whether each call was sampled greedily: True if the log states temperature 0, None if it states nothing, and
+    False if it states something that lets another than the top token win."""
+    lines: list[Any] = [line.value for line in rows_behind(raw)]
     row = lines[0] if len(lines) == 1 else None
     if isinstance(row, Mapping):
         lines = next((row[name] for name in ("calls", "records") if isinstance(row.get(name), list)), lines)
@@ -361,20 +364,19 @@ def stated_greedy(raw: RawRow, calls: int) -> list[bool | None]:
         while waiting:
             stated.append(waiting.pop())
             waiting += [inner for name in _STATED_IN[::-1] if isinstance(inner := stated[-1].get(name), Mapping)]
-        temperature = next(
-            (place["temperature"] for place in stated if place.get("temperature") is not None), None
-        )
+        temperatures = (holder.get("temperature") for holder in stated)
+        temperature = next((value for value in temperatures if value is not None), None)
         zero = True if type(temperature) in (int, float) and not temperature else None
-        greedy.append(False if any(map(_changes_choice, stated)) else zero)
+        greedy.append(False if any(map(_restricts_choice, stated)) else zero)
     return greedy
 
 
-def _changes_choice(stated: Mapping[str, Any]) -> bool:
-    """Whether something else than the model has a say in which token is sampled."""
+def _restricts_choice(stated: Mapping[str, Any]) -> bool:
+    """Whether a request has penalties, biases, a grammar or forced calls, which change the top token."""
     choice, text, tools = (stated.get(name) for name in ("tool_choice", "text", "tools"))
     forms = [stated.get("response_format"), text.get("format") if isinstance(text, Mapping) else None]
     named = [form for form in forms if isinstance(form, Mapping) and form.get("type") != "text"]
-    others = (stated.get(name) for name in _CHANGES_CHOICE if name != "response_format")
+    others = (stated.get(name) for name in _CHOICE_FIELDS if name != "response_format")
     listed = tools if isinstance(tools, list) else ()
     functions = [tool.get("function", tool) for tool in listed if isinstance(tool, Mapping)]
     return bool(
@@ -385,8 +387,8 @@ def _changes_choice(stated: Mapping[str, Any]) -> bool:
     )
 
 
-def _greedy_start(turn: Turn, stated: bool | None) -> int:
-    """How many tokens an answer begins with that were certainly the top choice of the model that sampled it."""
+def _count_greedy(turn: Turn, stated: bool | None) -> int:
+    """How many of the first tokens of an answer were certainly the model's top choice."""
     ids, values = turn.completion_ids, turn.completion_logprobs
     if ids is None or turn.ids_from is not IdsFrom.LOGGED or stated is False:
         return 0

@@ -1,4 +1,4 @@
-"""The result of a whole rescoring, counted rollout by rollout."""
+"""The counts of a rescoring, and their tables for the terminal and the HTML page."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.finding import Finding
-from tito_audit.record.mismatch import Mismatch, MismatchCause
+from tito_audit.record.mismatch import LogMismatch, MismatchCause
 from tito_audit.record.rollout import Place
-from tito_audit.rescore.journal import Counts
-from tito_audit.rescore.model import BOUND, EDGES, NEAR, Agreement, Price, RescoredRollout, Sums, used
+from tito_audit.rescore.journal import RequestCounts
+from tito_audit.rescore.model import EDGES, NEAR, TOLERANCE, Agreement, Price, RescoredRollout, Sums
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.mismatch import mismatch_rows
 from tito_audit.terminal.words import percent, unsigned
 
 LOWEST = -20
-"""Lower logprobs count as this one in the plot."""
+"""The lowest logprob of the plot; lower ones are drawn there."""
 BINS = 40
 WORST = 20
-"""Prices kept in full."""
+"""How many prices are kept in full."""
 
 
 @dataclass(slots=True)
@@ -35,16 +35,16 @@ class CausePrice:
     cause: str
     findings: int = 0
     segments: int = 0
-    """Of sampled tokens."""
+    """How many spans of sampled tokens drifted."""
     sampled_tokens: int = 0
     other_tokens: int = 0
     sampled: float = 0.0
     """The summed logprob of what was sampled."""
     other: float = 0.0
     likelier: int = 0
-    """Segments of which the other tokens are likelier."""
+    """How many segments have likelier other tokens."""
     lowest: float = 0.0
-    """The lowest logprob of the other tokens of one segment."""
+    """The lowest summed logprob of the other tokens of a segment."""
     behind: Sums = field(default_factory=Sums)
 
     def add(self, price: Price) -> None:
@@ -67,49 +67,49 @@ class RescoreSummary:
 
     provider: str
     model: str | None
-    tolerance: float = BOUND
+    tolerance: float = TOLERANCE
     scan: Summary = field(default_factory=Summary)
     """Files, tokenizer and notices."""
     rollouts: int = 0
     scored: int = 0
-    """Rollouts with something scored."""
+    """How many rollouts have a token that was scored."""
     scored_tokens: int = 0
     missing: int = 0
-    """Sampled tokens without a recorded logprob that the model scored."""
+    """How many scored tokens have no recorded logprob."""
     unreadable: int = 0
     disagreeing: int = 0
-    """Rollouts whose logprobs disagree with the model's."""
+    """How many rollouts disagree with the model."""
     sums: Sums = field(default_factory=Sums)
     by_turn: dict[int, Sums] = field(default_factory=dict)
     plot: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """How many tokens lie in each square of recorded and model's logprob, counted from `LOWEST` up."""
+    """How many tokens are in each bin of recorded and model's logprob; bins count from `LOWEST` up."""
     causes: dict[tuple[str, str], CausePrice] = field(default_factory=dict)
     worst: list[tuple[Place, Price]] = field(default_factory=list)
     unpriced: Counter[str] = field(default_factory=Counter)
     near: list[Sums] = field(default_factory=lambda: [Sums() for _ in NEAR])
     changed: int = 0
-    """Turns and rows with drift."""
+    """How many turns and rows have drift."""
     changes: list[float] = field(default_factory=list)
-    """The change of the summed logprob of each of them."""
+    """How the summed logprob of each of them changes."""
     unscored: dict[str, tuple[int, Place]] = field(default_factory=dict)
-    """By reason: how many calls and rows could not be scored, and where the first is."""
+    """How many calls and rows could not be scored, and the first of them, by reason."""
     findings: list[Finding] = field(default_factory=list)
-    """LPR507 and LPR509, judged by the model's values."""
-    mismatch: Mismatch | None = None
+    """LPR507 and LPR509, judged by the model's logprobs."""
+    mismatch: LogMismatch | None = None
     """Why the recorded logprobs differ from the model's; None if none were compared."""
     explanations: Counter[str] = field(default_factory=Counter)
     weight_versions: Counter[str] = field(default_factory=Counter)
-    counts: Counts = field(default_factory=Counts)
+    counts: RequestCounts = field(default_factory=RequestCounts)
     seconds: float = 0.0
 
     @property
     def agreement(self) -> Agreement | None:
-        """How all compared tokens agree; None where none could be compared."""
+        """How all compared tokens agree; None if there are none."""
         return self.sums.agreement(self.tolerance)
 
     @property
     def failed(self) -> bool:
-        """Whether recorded logprobs disagree with the model, or something with ids could not be scored."""
+        """Whether recorded logprobs disagree with the model's, or something could not be read or scored."""
         whole = self.agreement
         disagrees = self.disagreeing > 0 or (whole is not None and whole.disagrees)
         return disagrees or bool(self.unscored) or self.unreadable > 0
@@ -117,14 +117,14 @@ class RescoreSummary:
     def add(self, result: RescoredRollout) -> None:
         if result.error:
             self.unreadable += 1
-            self._unscored(f"the row cannot be read: {result.error}", result.place)
+            self._count_unscored(f"the row cannot be read: {result.error}", result.place)
             return
         self.rollouts += 1
         self.scored += result.scored_tokens > 0
         self.scored_tokens += result.scored_tokens
         self.missing += result.missing
         self.disagreeing += result.agreement is not None and result.agreement.disagrees
-        for sequence in used(result.compared):
+        for sequence in result.judged:
             undrifted = ~sequence.drifted
             differences = sequence.differences
             self.sums += Sums.of(differences)
@@ -144,17 +144,17 @@ class RescoreSummary:
         self.changed += len(result.changed)
         self.changes += [swap.other - swap.sampled for swap in result.changed]
         for missing in result.unscored:
-            self._unscored(missing.because, result.place)
+            self._count_unscored(missing.because, result.place)
         self.findings += result.findings
         for mismatch in result.mismatches:
-            self.mismatch = self.mismatch or Mismatch(mismatch.sampler)
+            self.mismatch = self.mismatch or LogMismatch(mismatch.sampler)
             self.mismatch.add(mismatch, result.place)
         if result.explanation:
             self.explanations[result.explanation] += 1
         self.weight_versions.update(result.weight_versions)
 
     def most_expensive(self, most: int) -> list[tuple[Place, Price]]:
-        """The findings with the largest change, the worst first."""
+        """The `most` findings that change the summed logprob most, the worst first."""
 
         def size(entry: tuple[Place, Price]) -> float:
             difference = entry[1].difference
@@ -162,7 +162,7 @@ class RescoreSummary:
 
         return sorted(self.worst, key=size, reverse=True)[:most]
 
-    def _unscored(self, because: str, place: Place) -> None:
+    def _count_unscored(self, because: str, place: Place) -> None:
         number, first = self.unscored.get(because, (0, place))
         self.unscored[because] = (number + 1, first)
 
@@ -178,7 +178,7 @@ def _bins(values: Logprobs) -> list[int]:
 
 _EDGES = tuple(f"> {edge:g}" for edge in EDGES)
 _NEAR = ("1st", "5th", "17th", "65th")
-"""The first tokens of the distances of `NEAR`."""
+"""The ordinals of `NEAR`, counted from 1."""
 Row = tuple[str, ...]
 
 AGREEMENT_HEADS: Row = ("", "tokens", "mean", "max", "k1", "k3", *_EDGES)
@@ -208,7 +208,7 @@ def mismatch_cells(summary: RescoreSummary) -> Iterator[Row]:
 
 
 def agreement_rows(summary: RescoreSummary, turns: int) -> Iterator[Row]:
-    """How recorded logprobs agree with the model's: in all, then turn by turn; from `turns` on, together."""
+    """How recorded logprobs agree with the model's: in all, in each of the first `turns` turns, and after them."""
     by_turn = sorted(summary.by_turn.items())
     named = [("no turn" if turn < 0 else f"turn {turn}", sums) for turn, sums in by_turn[:turns]]
     later = [sums for _, sums in by_turn[turns:]]
@@ -223,30 +223,30 @@ def agreement_rows(summary: RescoreSummary, turns: int) -> Iterator[Row]:
 
 
 def drifted_rows(summary: RescoreSummary) -> Iterator[Row]:
-    """How the logprobs of the drifted tokens themselves change, by rule and cause."""
-    for cause in _causes(summary):
+    """How the logprobs of the drifted tokens change, by rule and cause."""
+    for cause in _sorted_causes(summary):
         cells: Row = ("–",) * 5
         if cause.segments:
             cells = (
                 f"{cause.sampled_tokens:,} → {cause.other_tokens:,}",
-                _per(cause.sampled, cause.sampled_tokens),
-                _per(cause.other, cause.other_tokens),
+                _mean(cause.sampled, cause.sampled_tokens),
+                _mean(cause.other, cause.other_tokens),
                 f"{(cause.other - cause.sampled) / cause.segments:+.2f}",
                 percent(cause.likelier / cause.segments),
             )
-        yield _name(cause), f"{cause.findings:,}", *cells
+        yield _title(cause), f"{cause.findings:,}", *cells
 
 
 def after_rows(summary: RescoreSummary) -> Iterator[Row]:
     """How the logprobs of equal sampled tokens after the drift change, by rule and cause."""
-    for cause in _causes(summary):
+    for cause in _sorted_causes(summary):
         after = cause.behind
         if after.tokens:
-            yield _name(cause), f"{after.tokens:,}", f"{after.size / after.tokens:.3f}", f"{after.largest:.2f}"
+            yield _title(cause), f"{after.tokens:,}", f"{after.size / after.tokens:.3f}", f"{after.largest:.2f}"
 
 
-def around(summary: RescoreSummary) -> Iterator[str]:
-    """How far the change reaches, and how whole turns change."""
+def reach_lines(summary: RescoreSummary) -> Iterator[str]:
+    """Sentences on how far the change reaches beyond the drift, and how whole turns change."""
     near = [
         f"{reach.size / reach.tokens:.3f} from the {first} token on"
         for first, reach in zip(_NEAR, summary.near, strict=True)
@@ -262,13 +262,13 @@ def around(summary: RescoreSummary) -> Iterator[str]:
         )
 
 
-def _causes(summary: RescoreSummary) -> list[CausePrice]:
+def _sorted_causes(summary: RescoreSummary) -> list[CausePrice]:
     return sorted(summary.causes.values(), key=lambda cause: (cause.code, -cause.findings))
 
 
-def _name(cause: CausePrice) -> str:
+def _title(cause: CausePrice) -> str:
     return visible(f"{cause.code} {cause.cause}".rstrip())
 
 
-def _per(total: float, tokens: int) -> str:
+def _mean(total: float, tokens: int) -> str:
     return f"{total / tokens:.2f}" if tokens else "–"

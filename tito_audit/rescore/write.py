@@ -1,4 +1,4 @@
-"""Writes a rescored log: the repair `rescore` on every row, each proven like any repair."""
+"""Writes a rescored log: the repair `rescore` on every row, proved like any other repair."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ from tito_audit.record.model_scores import ModelScores
 from tito_audit.record.outcome import Outcome
 from tito_audit.rescore.journal import ScoreJournal
 from tito_audit.rescore.model import is_logprob
-from tito_audit.rescore.plan import parts_of
+from tito_audit.rescore.plan import scorable_parts
 from tito_audit.run.progress import Progress
 from tito_audit.run.repair import Repairs, repair_rollouts
 from tito_audit.settings.model import RepairSettings, Settings
-from tito_audit.storage import dataset_metadata, find_logs, output_path, refuse_taken, target_paths
+from tito_audit.storage import dataset_metadata, find_logs, output_path, refuse_existing, target_paths
 from tito_audit.version import VERSION
-
-# A model's scores for the repair `rescore`, from the journal of a rescoring.
 
 
 @dataclass(frozen=True, slots=True)
-class ScoresOf:
-    """A model's scores of a rollout, from the journal; no provider is called."""
+class JournalScores:
+    """Looks up a model's scores of a rollout in the journal; calls no provider."""
 
     journal: ScoreJournal
     source: str
@@ -45,18 +43,16 @@ class ScoresOf:
         recorded: dict[int | None, Mask] = {}
         versions: set[str] = set()
         row: Logprobs | None = None
-        for part in parts_of(evidence, None)[0]:
-            scores = self.journal.get(part.want)
+        for part in scorable_parts(evidence, None)[0]:
+            scores = self.journal.get(part.query)
             if scores is None or scores.logprobs is None:
                 continue
             values = np.where(part.sampled, scores.logprobs[part.offset :], np.nan)
             versions.update(() if scores.weight_version is None else (scores.weight_version,))
-            # True where the log has a logprob, not a gap or a placeholder.
             if part.recorded is None:
-                stated = np.zeros(len(values), np.bool_)
+                recorded[part.turn] = np.zeros(len(values), np.bool_)
             else:
-                stated = is_logprob(part.recorded, values, part.sentinel)
-            recorded[part.turn] = stated
+                recorded[part.turn] = is_logprob(part.recorded, values, part.sentinel)
             if part.where is Where.ROW:
                 row = values
             elif part.turn is not None:
@@ -72,28 +68,28 @@ _TABLES = (".parquet", ".arrow", ".arrows", ".feather")
 
 
 def check_target(logs: Sequence[str], out: str, *, force: bool) -> None:
-    """SetupError if a file to be written exists or is one of the logs."""
+    """StorageError if a file to write is one of the logs, or exists and `force` is not set."""
     files = find_logs(list(logs))
     targets = target_paths(list(logs), files, output_path(out))
-    refuse_taken({**targets, **dataset_metadata(list(logs), targets)}, overwrite=force)
+    refuse_existing({**targets, **dataset_metadata(list(logs), targets)}, overwrite=force)
 
 
-def scores_of(logs: Sequence[str], journal: ScoreJournal, model: str, *, replaces: bool = False) -> ScoresOf:
-    """The scores for the repair, with their source: `model` in words, today's date and our version."""
+def scores_of(logs: Sequence[str], journal: ScoreJournal, model: str, *, replaces: bool = False) -> JournalScores:
+    """The scores for the repair; their source names the model, the date and our version."""
     today = datetime.now(UTC).date().isoformat()
     tables = any(file.name.endswith(_TABLES) for file in find_logs(list(logs)))
-    return ScoresOf(journal, f"{model} on {today} (tito-audit {VERSION})", replaces, not tables)
+    return JournalScores(journal, f"{model} on {today} (tito-audit {VERSION})", replaces, not tables)
 
 
-class Filling:
-    """The writing of a rescored log, row by row, and what was written: complete after the last one."""
+class RescoredLog:
+    """Writes a rescored log row by row; its counts are complete after the last one."""
 
     def __init__(
         self,
         logs: Sequence[str],
         out: str,
         settings: Settings,
-        scores: ScoresOf,
+        scores: JournalScores,
         *,
         force: bool = False,
         progress: Progress | None = None,
@@ -104,7 +100,7 @@ class Filling:
         self.run: Repairs = repair_rollouts(list(logs), out, replace(settings, jobs=1), how, progress)
         self.rows = self.changed = 0
         self.refused = Counter[str]()
-        """By reason: rows left unchanged although the model has logprobs for them."""
+        """How many rows stay as they were although the model has logprobs for them, by reason."""
 
     def __iter__(self) -> Iterator[Outcome]:
         for outcome in self.run:
@@ -116,5 +112,5 @@ class Filling:
 
     @property
     def files(self) -> Sequence[tuple[Path, Path]]:
-        """(log, file written for it)"""
+        """Each log and the file that was written for it."""
         return self.run.written

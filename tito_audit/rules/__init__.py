@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from tito_audit.registry import plugins
+from tito_audit.registry import load_plugins
 from tito_audit.rule import Rule
 
 __all__ = ["FAMILIES", "all_rules", "rule_of"]
@@ -22,7 +22,7 @@ FAMILIES = {
 @cache
 def all_rules() -> tuple[Rule, ...]:
     """Every rule, by code."""
-    return tuple(sorted(plugins(__name__, Rule, lambda rule: rule.code), key=lambda rule: rule.code))
+    return tuple(sorted(load_plugins(__name__, Rule, lambda rule: rule.code), key=lambda rule: rule.code))
 
 
 def rule_of(code: str) -> Rule | None:

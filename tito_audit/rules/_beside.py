@@ -9,10 +9,10 @@ import numpy as np
 
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids, Mask, Offsets
-from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens
-from tito_audit.record.by_name import version_column
 from tito_audit.record.column import Column
 from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.policy_columns import version_column
+from tito_audit.record.token_extras import NO_EXTRAS, TokenExtras
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class TokenSequence:
     """Where the response begins; None if nothing says."""
     fed: int | None
     """How many tokens the previous call was fed, all but its last one; None for a row and for the first call."""
-    beside: BesideTokens
+    beside: TokenExtras
     columns: tuple[Column, ...]
     """The columns of the row or of the call."""
     where: Where
@@ -54,14 +54,14 @@ class TokenSequence:
 def token_sequences(evidence: Evidence) -> Iterator[TokenSequence]:
     """The training row, and each call with a completion, if values are logged beside them."""
     row, fed = evidence.rollout.training_row, None
-    if row is not None and row.beside is not NOTHING_BESIDE:
+    if row is not None and row.extras is not NO_EXTRAS:
         sampled = np.zeros(len(row.token_ids), np.bool_) if row.loss_mask is None else row.loss_mask
-        yield TokenSequence(row.token_ids, sampled, row.prompt_length, None, row.beside, row.columns, Where.ROW)
+        yield TokenSequence(row.token_ids, sampled, row.prompt_length, None, row.extras, row.columns, Where.ROW)
     for number, turn in enumerate(evidence.rollout.turns):
         seen = turn.seen_ids
-        if turn.completion_ids is not None and turn.beside is not NOTHING_BESIDE:
+        if turn.completion_ids is not None and turn.extras is not NO_EXTRAS:
             ids = turn.completion_ids if seen is None else seen
             start = len(ids) - len(turn.completion_ids)
             sampled = np.arange(len(ids)) >= start
-            yield TokenSequence(ids, sampled, start, fed, turn.beside, turn.columns, Where.COMPLETION, number)
+            yield TokenSequence(ids, sampled, start, fed, turn.extras, turn.columns, Where.COMPLETION, number)
         fed = None if seen is None else len(seen) - 1

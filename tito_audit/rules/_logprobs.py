@@ -16,7 +16,7 @@ from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.memo import memoized
-from tito_audit.record.rollout import seen_by_loss
+from tito_audit.record.rollout import effective_loss_mask
 from tito_audit.record.runs import Run, trained_runs
 from tito_audit.rules._words import head
 
@@ -173,7 +173,7 @@ def sampled_values(evidence: Evidence) -> list[SampledValues]:
     if row is None or row.logprobs is None:
         return parts
     # By the mask, else by what was sampled.
-    in_loss = seen_by_loss(row) if row.loss_mask is not None else view.sampled if view is not None else None
+    in_loss = effective_loss_mask(row) if row.loss_mask is not None else view.sampled if view is not None else None
     if in_loss is not None:
         spans = trained_runs(in_loss if view is None else in_loss & view.sampled)
         expected, shifted = view.expected_logprobs if view is not None else None, bool(logprob_shifts(evidence))

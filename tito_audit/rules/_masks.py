@@ -14,7 +14,7 @@ from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import Alignment, ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.memo import memoized
-from tito_audit.record.reading import places, slides_in_words
+from tito_audit.record.reading import describe_slides, shift_in_words
 from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
@@ -81,19 +81,21 @@ def judged_mask(evidence: Evidence) -> JudgedMask | None:
     missing = added = np.zeros(len(trained), np.bool_)
     judged, left = judgement(evidence), left_out(evidence)
     in_slide = np.full(len(view.sampled), bool(slide))
-    if slide and not view.proven and judged is not None and judged.fit is not None and not judged.slide.of_row:
+    if slide and not view.proven and judged is not None and judged.fit is not None and not judged.slide.whole_row:
         spans = [judged.spans[number] for number in judged.fit.answers]
         in_slide[: max(spans[0].start + min(slide, 0), 0)] = False
         in_slide[spans[-1].ends[-1] + max(slide, 0) :] = False
     slide_words = ""
     if slide:
-        by_part = judged is not None and not view.proven and not judged.slide.of_row
+        by_part = judged is not None and not view.proven and not judged.slide.whole_row
         where = judged.slide.where if judged is not None and by_part else ""
-        slide_words = f"{'the trained runs are' if by_part else 'every trained run is'} {places(slide)}{where}"
+        slide_words = (
+            f"{'the trained runs are' if by_part else 'every trained run is'} {shift_in_words(slide)}{where}"
+        )
     readings: list[str] = []
     if judged is not None and not view.proven and judged.is_ambiguous:
         slides = [fit.slide for fit in judged.fits]
-        readings = slides_in_words(slides) if any(slide.mask for slide in slides) else []
+        readings = describe_slides(slides) if any(slide.mask for slide in slides) else []
     on_purpose = missing if left is None else left.tokens & ~in_slide
     rewritten = _rewritten(view, trained)
     if not in_slide.all():

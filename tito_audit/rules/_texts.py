@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, partial
+from operator import itemgetter
 
 import numpy as np
 
@@ -80,7 +81,7 @@ def spelled_calls(evidence: Evidence) -> frozenset[int]:
     if vocabulary is None or vocabulary.prefix is not Prefix.NEVER or not calls:
         return frozenset()
     joined = np.concatenate([ids for _, _, ids in calls])
-    data, ends, at, start = vocabulary.data(joined), vocabulary.byte_lengths(joined).cumsum(), 0, 0
+    data, ends, at, start = vocabulary.bytes_of(joined), vocabulary.byte_lengths(joined).cumsum(), 0, 0
     for number, turn, ids in calls:
         at += len(ids)
         text = data[start : (start := int(ends[at - 1]))].decode("utf-8", "replace")
@@ -137,11 +138,8 @@ def without_prefill(evidence: Evidence, number: int, text: str) -> str:
 @memoized
 def _prefills(evidence: Evidence) -> dict[int | None, str]:
     """The prefill of each turn that has one."""
-    return {
-        each.turn: each.recorded.data.decode("utf-8", "replace").strip()
-        for each in evidence.differences
-        if each.known_cause is PREFILL
-    }
+    prefills = [each for each in evidence.differences if each.known_cause is PREFILL]
+    return {each.turn: each.recorded.data.decode("utf-8", "replace").strip() for each in prefills}
 
 
 @memoized
@@ -234,12 +232,8 @@ def first_difference(evidence: Evidence, number: int, text: str) -> tuple[int, s
     ids = evidence.rollout.turns[number].completion_ids
     assert evidence.vocabulary is not None
     assert ids is not None
-    best, *others = decodings(evidence, number, text)
-    prefix = _common_prefix(best.text, text)
-    for decoding in others:
-        common = _common_prefix(decoding.text, text)
-        if common > prefix:
-            best, prefix = decoding, common
+    ways = decodings(evidence, number, text)
+    prefix, best = max(((_common_prefix(way.text, text), way) for way in ways), key=itemgetter(0))
     ends = evidence.vocabulary.byte_lengths(ids[best.kept_at]).cumsum()
     kept = int(ends.searchsorted(len(text[:prefix].encode("utf-8", "surrogatepass")), side="right"))
     position = int(best.kept_at[kept]) if kept < len(best.kept_at) else len(ids)
@@ -276,9 +270,9 @@ def _broken_decodings(evidence: Evidence, number: int) -> list[Decoding]:
             else:
                 together += (_decode_strictly(run), alone[-1])
                 run = b""
-        for text in ("".join(alone), "".join((*together, _decode_strictly(run)))):
-            ways.append(Decoding(partial(str, text), kept_at))
-        ways.append(Decoding(partial(vocabulary.data(ids[kept_at]).decode, "utf-8", "ignore"), kept_at))
+        texts = "".join(alone), "".join((*together, _decode_strictly(run)))
+        ways += [Decoding(partial(str, text), kept_at) for text in texts]
+        ways.append(Decoding(partial(vocabulary.bytes_of(ids[kept_at]).decode, "utf-8", "ignore"), kept_at))
         for size in range(len(kept_at) - 1, -1, -1):
             if not alone[size].endswith(_BROKEN):
                 break

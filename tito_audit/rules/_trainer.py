@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.mismatch import LogprobColumns, limits_of
+from tito_audit.align.mismatch import LogprobColumns, active_limits
 from tito_audit.evidence.logprob_values import IMPOSSIBLE, LOWEST_LOGPROB
 from tito_audit.evidence.logprobs import ROUNDING, logprob_shifts
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
-from tito_audit.record.by_name import SAMPLING, WEIGHTS, over_row, trainer_columns, version_column
 from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.finding import Where
 from tito_audit.record.memo import memoized
 from tito_audit.record.mismatch import MismatchCause, RowMismatch
-from tito_audit.record.rollout import seen_by_loss
+from tito_audit.record.policy_columns import SAMPLING, WEIGHTS, expand_to_row, trainer_columns, version_column
+from tito_audit.record.rollout import effective_loss_mask
 from tito_audit.record.runs import trained_runs
 from tito_audit.terminal.words import decimal, listed
 
@@ -61,11 +61,11 @@ def logprob_pairs(evidence: Evidence) -> list[LogprobPair]:
     row, view = evidence.rollout.training_row, evidence.row
     with_both: list[LogprobPair] = []
     if row is not None and row.logprobs is not None and not logprob_shifts(evidence):
-        inside = seen_by_loss(row)
+        inside = effective_loss_mask(row)
         if inside is None:
             inside = np.ones(len(row.token_ids), np.bool_) if view is None else view.sampled
         for column in trainer_columns(row.columns):
-            trainer = _without_empty_column(over_row(column, row))
+            trainer = _without_empty_column(expand_to_row(column, row))
             at: Offsets = (inside & _have_both(row.logprobs, trainer, row.sentinel)).nonzero()[0]
             if len(at):
                 drifted = np.zeros(len(at), np.bool_) if view is None or not view.proven else view.drifted[at]
@@ -164,7 +164,7 @@ def notes_on_causes(evidence: Evidence, mismatch: RowMismatch) -> Iterator[tuple
         yield MismatchCause.TEMPERATURE, f"the log says temperature {decimal(degrees, 3)}: {words}"
     elif MismatchCause.TEMPERATURE in causes and degrees:
         yield MismatchCause.TEMPERATURE, f"the log says temperature {decimal(degrees, 3)}, which fits"
-    limits = listed([f"{name.replace('_', '-')} {decimal(logged[name], 3)}" for name in limits_of(logged)])
+    limits = listed([f"{name.replace('_', '-')} {decimal(logged[name], 3)}" for name in active_limits(logged)])
     if MismatchCause.TRUNCATED in causes and logged:
         top_p = logged.get("top_p", 1.0) if mismatch.mass is not None else 1.0
         mass, words = mismatch.mass, f"the log says {limits}"
@@ -177,7 +177,7 @@ def notes_on_causes(evidence: Evidence, mismatch: RowMismatch) -> Iterator[tuple
         words = f"the log says temperature {decimal(degrees or 1.0, 3)} with {limits}: the trainer left both out"
         yield MismatchCause.TEMPERED, words
     row, turns = evidence.rollout.training_row, evidence.rollout.turns
-    besides = (holder.beside for holder in (*(() if row is None else (row,)), *turns))
+    besides = (holder.extras for holder in (*(() if row is None else (row,)), *turns))
     if MismatchCause.UNKNOWN in causes and any(len(beside.routing) == 1 for beside in besides):
         words = "the log has the experts of one side only; log the other's as `trainer_routed_experts`"
         yield MismatchCause.UNKNOWN, words
@@ -193,14 +193,14 @@ def _rerouted(evidence: Evidence, pair: LogprobPair) -> Mask | None:
     if pair.turn is not None:
         turn = rollout.turns[pair.turn]
         before = 0 if turn.prompt_ids is None else len(turn.prompt_ids)
-        sides = turn.beside.routing
+        sides = turn.extras.routing
     else:
-        sides = () if row is None else row.beside.routing
+        sides = () if row is None else row.extras.routing
         for turn in reversed(rollout.turns):
             seen = turn.seen_ids
             begins = seen is not None and np.array_equal(pair.ids[: len(seen)], seen)
-            if len(sides) == 1 and turn.beside.routing and begins:
-                sides = (*sides, turn.beside.routing[0])
+            if len(sides) == 1 and turn.extras.routing and begins:
+                sides = (*sides, turn.extras.routing[0])
     if len(sides) != 2 or len({(side.start, side.experts.shape[1:]) for side in sides}) > 1:
         return None
     start, size = sides[0].start, min(len(side.experts) for side in sides)
@@ -220,12 +220,12 @@ def _set_sizes(evidence: Evidence, pair: LogprobPair) -> Logprobs | None:
     rollout = evidence.rollout
     row, size = rollout.training_row, len(pair.ids)
     if pair.turn is not None:
-        sets, places = rollout.turns[pair.turn].beside.sets, [np.arange(size)]
+        sets, places = rollout.turns[pair.turn].extras.kept_sets, [np.arange(size)]
     elif row is None or row.loss_mask is None:
         return None
     else:
         start = int(row.loss_mask.argmax()) if row.prompt_length is None else row.prompt_length
-        sets, places = row.beside.sets, [np.arange(size), np.arange(start, size), row.loss_mask.nonzero()[0]]
+        sets, places = row.extras.kept_sets, [np.arange(size), np.arange(start, size), row.loss_mask.nonzero()[0]]
     for each in sets:
         counts = np.diff(each.offsets)
         for at in places:
@@ -246,7 +246,7 @@ def _versions(evidence: Evidence, pair: LogprobPair) -> Logprobs:
         values = None if column is None else column.values.astype(np.float64)
     else:
         column = None if row is None else version_column(row.columns)
-        values = None if column is None or row is None else over_row(column, row)
+        values = None if column is None or row is None else expand_to_row(column, row)
         names, spans = tuple(map(str, rollout.stated.policy_versions)), ()
         of_calls = rollout.stated.facts.get(WEIGHTS) or [
             "" if len(turn.weight_versions) != 1 else turn.weight_versions[0] for turn in rollout.turns

@@ -8,10 +8,10 @@ from tito_audit.evidence.logprobs import LogprobShift, logprob_shifts
 from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.reading import assume_flags, places, slides_in_words
+from tito_audit.record.reading import assume_flags, describe_slides, shift_in_words
 from tito_audit.rule import rule
 from tito_audit.rules._words import counted, head
-from tito_audit.terminal.words import listed_or
+from tito_audit.terminal.words import listed
 
 
 @rule(
@@ -67,17 +67,19 @@ def shifted_logprobs(evidence: Evidence) -> Iterator[Hit]:
 
 def _message(shift: LogprobShift) -> str:
     if shift.against_mask:
-        apart = listed_or([places(slide.logprobs) for slide in shift.slides])
+        apart = listed([shift_in_words(slide.logprobs) for slide in shift.slides], "or")
         return (
             f"undecided: the logprobs are {apart} against the mask, and nothing in the row tells which is "
             "off; pass a tokenizer, or log the calls or the messages"
         )
     if shift.is_undecided:
-        ways = slides_in_words(shift.slides)
+        ways = describe_slides(shift.slides)
         if shift.may_lack_values:
             ways.append(f"{counted(shift.values, 'value')} under the mask never recorded")
-        state = next((f"; if you know, state it: {assume_flags(way)}" for way in shift.slides if way.of_row), "")
-        return f"undecided: {listed_or(ways)}; the row alone cannot tell, so no repair touches it{state}"
+        state = next(
+            (f"; if you know, state it: {assume_flags(way)}" for way in shift.slides if way.whole_row), ""
+        )
+        return f"undecided: {listed(ways, 'or')}; the row alone cannot tell, so no repair touches it{state}"
     if not shift.offset:
         differ = "differs" if shift.values == 1 else "differ"
         return (
@@ -86,5 +88,5 @@ def _message(shift: LogprobShift) -> str:
         )
     proof = "proven by the calls" if shift.by_calls else "by where values begin and end in every sampled span"
     where = "" if shift.by_calls or not shift.slides else shift.slides[0].where
-    off = f"{places(shift.offset)}{where} ({proof})"
+    off = f"{shift_in_words(shift.offset)}{where} ({proof})"
     return f"the logprobs are {off}; each token is weighted by another's probability"

@@ -12,10 +12,10 @@ from tito_audit.evidence.logprobs import ROUNDING, logprob_shifts
 from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs
-from tito_audit.record.by_name import over_row, trainer_columns
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import seen_by_loss
+from tito_audit.record.policy_columns import expand_to_row, trainer_columns
+from tito_audit.record.rollout import effective_loss_mask
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._words import head
@@ -74,10 +74,10 @@ def low_logprobs_where_tokens_drifted(evidence: Evidence) -> Iterator[Hit]:
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or view is None or not view.proven or not view.drifted.any() or logprob_shifts(evidence):
         return
-    inside = seen_by_loss(row)
+    inside = effective_loss_mask(row)
     if inside is None:
         return
-    columns = [(column.name, over_row(column, row)) for column in trainer_columns(row.columns)]
+    columns = [(column.name, expand_to_row(column, row)) for column in trainer_columns(row.columns)]
     if row.logprobs is not None:
         name = next((c.name for c in row.columns if c.role is ColumnRole.LOGPROBS), "logprobs")
         columns.insert(0, (name, row.logprobs))

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from tito_audit.align.mismatch import explained, points_of
+from tito_audit.align.mismatch import explain_mismatch, sample_points
 from tito_audit.evidence.logprob_values import MAX_SLIDE
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.mismatch import MISMATCH, CauseShare, MismatchCause, RowMismatch
-from tito_audit.record.reading import places
+from tito_audit.record.reading import shift_in_words
 from tito_audit.rule import rule
 from tito_audit.rules._trainer import LogprobPair, join_pairs, logprob_pairs, notes_on_causes, other_bases
 from tito_audit.rules._words import counted, head, quoted
@@ -146,9 +146,9 @@ def _check_column(evidence: Evidence, column: list[LogprobPair], mismatches: lis
         cause = f"shifted by {offset:+d}"
         again = decimal(_distances(column, offset)[1].mean(), 3)
         message = (
-            f"`{trainer}` holds the values of `{sampler}` {places(offset)}: over {counted(len(every), 'token')} "
-            f"the two differ by {size} in the mean, and by {again} once moved back; unless the trainer does that, "
-            "each importance ratio is taken of two different tokens"
+            f"`{trainer}` holds the values of `{sampler}` {shift_in_words(offset)}: over "
+            f"{counted(len(every), 'token')} the two differ by {size} in the mean, and by {again} once moved "
+            "back; unless the trainer does that, each importance ratio is taken of two different tokens"
         )
     else:
         leading, share = mismatch.shares[0]
@@ -169,7 +169,7 @@ def _check_column(evidence: Evidence, column: list[LogprobPair], mismatches: lis
 def _explain_mismatch(
     evidence: Evidence, column: list[LogprobPair], *, shifted: bool = False, near: bool = False
 ) -> RowMismatch:
-    mismatch = explained(join_pairs(evidence, column), *column[0].names, shifted=shifted, near=near)
+    mismatch = explain_mismatch(join_pairs(evidence, column), *column[0].names, shifted=shifted, near=near)
     return replace(mismatch, notes=tuple(notes_on_causes(evidence, mismatch)))
 
 
@@ -181,7 +181,7 @@ def _within_bound(evidence: Evidence, column: list[LogprobPair], every: Logprobs
         return _explain_mismatch(evidence, column, near=not strange)
     share = CauseShare(len(apart), float(apart.sum()))
     values = np.concatenate([pair.sampler for pair in column]), np.concatenate([pair.trainer for pair in column])
-    points = points_of(*values, np.ones(len(apart), np.bool_))
+    points = sample_points(*values, np.ones(len(apart), np.bool_))
     return RowMismatch(sampler, trainer, len(apart), ((MismatchCause.NUMERICS.value, share),), points=points)
 
 

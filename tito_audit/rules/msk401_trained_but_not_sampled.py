@@ -17,7 +17,7 @@ from tito_audit.record.speakers import ASSISTANT
 from tito_audit.rule import rule
 from tito_audit.rules._masks import judged_mask
 from tito_audit.rules._words import counted, head
-from tito_audit.terminal.words import listed, listed_or
+from tito_audit.terminal.words import listed
 
 _MOST = 3
 
@@ -135,7 +135,7 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
         cause = f"slid by {mask.slide:+d}" if off else "undecided" if mask.readings else cause
         alone = len(roles) == 1
         origins = listed([_phrase(role) if alone else f"{n} {_phrase(role)}" for role, n in roles.most_common()])
-        slid = f"; undecided: {listed_or(mask.readings)}" if mask.readings else ""
+        slid = f"; undecided: {listed(mask.readings, 'or')}" if mask.readings else ""
         slid = f"; {mask.slide_words}" if off else slid
         verb = "was" if end - start == 1 else "were"
         never = "not written by the assistant" if is_sft(evidence.rollout) else "never sampled"

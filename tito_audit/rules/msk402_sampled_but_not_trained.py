@@ -13,7 +13,7 @@ from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._masks import JudgedMask, judged_mask
 from tito_audit.rules._words import counted
-from tito_audit.terminal.words import listed_or
+from tito_audit.terminal.words import listed
 
 
 @rule(
@@ -84,7 +84,7 @@ def _hit_in_turn(evidence: Evidence, mask: JudgedMask, start: int, end: int, tur
         message += f"; {mask.slide_words}"
         severity, cause = Severity.ERROR, f"slid by {mask.slide:+d}"
     elif mask.readings:
-        message += f"; undecided: {listed_or(mask.readings)}"
+        message += f"; undecided: {listed(mask.readings, 'or')}"
         cause = "undecided"
     elif mask.view.drifted[start:end].any():
         message += "; they touch drifted tokens, which a repair may have taken out of the loss"

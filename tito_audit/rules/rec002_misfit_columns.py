@@ -8,7 +8,7 @@ import numpy as np
 
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
-from tito_audit.record.column import Column, ColumnRole, MaskEncoding, spread
+from tito_audit.record.column import Column, ColumnRole, MaskEncoding, expand
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.runs import trained_runs
@@ -76,7 +76,7 @@ def misfit_columns(evidence: Evidence) -> Iterator[Hit]:
 def _check_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Iterator[Hit]:
     """Hits on labels that are not the id of their token; a single one if all are those of a neighbour."""
     assert column.alignment is not None
-    labels = spread(
+    labels = expand(
         column.values.astype(np.int64),
         column.alignment,
         full=len(row.token_ids),

@@ -10,7 +10,7 @@ from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import TrainingRow, Turn, seen_by_loss
+from tito_audit.record.rollout import TrainingRow, Turn, effective_loss_mask
 from tito_audit.rule import rule
 from tito_audit.rules._drift import hits_of_known_causes
 from tito_audit.rules._logprobs import sampled_values
@@ -85,7 +85,7 @@ def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
 
 def _is_answer_in_loop(row: TrainingRow) -> bool:
     """Whether a row of one id is the answer of a model in a loop, with no prompt of that id before it."""
-    trained = seen_by_loss(row)
+    trained = effective_loss_mask(row)
     if row.logprobs is None or trained is None:
         return row.logprobs is not None and bool(_show_a_loop(row.logprobs))
     return int((~trained).sum()) < _CONSTANT and bool(_show_a_loop(row.logprobs[trained]))

@@ -101,7 +101,7 @@ def _check_prompt_usage(evidence: Evidence, number: int, turn: Turn) -> Iterator
         return
     messages = rollout.messages or turn.prompt_messages or ()
     texts = all(isinstance(message.content, str | None) for message in messages)
-    if not texts or not any(message.given for message in messages):
+    if not texts or not any(message.known_unsampled for message in messages):
         return  # there may be images, or audio
     if abs(usage.counted - usage.recorded) > 1 or any(abs(len(prompt) - count) <= 1 for count in usage.prompt):
         return

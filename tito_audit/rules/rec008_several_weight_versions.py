@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Mask
-from tito_audit.record.by_name import WEIGHTS, over_row, spans_of_versions, version_column
 from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.policy_columns import WEIGHTS, expand_to_row, version_column, versions_to_spans
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
@@ -130,9 +130,9 @@ def _count_versions(rollout: Rollout) -> _VersionCounts | None:
         if column.name == WEIGHTS and column.values.dtype.kind == "O":
             sampled = column.values.copy()
             sampled[~_sampled(row)] = None
-            versions.add_spans(spans_of_versions(sampled), Where.ROW, None)
+            versions.add_spans(versions_to_spans(sampled), Where.ROW, None)
         else:
-            _add_tokens(versions, over_row(column, row), Where.ROW, None, _sampled(row))
+            _add_tokens(versions, expand_to_row(column, row), Where.ROW, None, _sampled(row))
         return versions
     if any(turn.weight_versions or version_column(turn.columns) is not None for turn in rollout.turns):
         return _count_calls(rollout)

@@ -9,9 +9,9 @@ import numpy as np
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Mask, Offsets
-from tito_audit.record.beside import Routing
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.runs import trained_runs
+from tito_audit.record.token_extras import Routing
 from tito_audit.rule import rule
 from tito_audit.rules._beside import TokenSequence, token_sequences
 from tito_audit.rules._words import counted
@@ -64,8 +64,8 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
     widths: set[int] | None = None
     images = bool(evidence.present & Needs.IMAGES)
     for sequence in token_sequences(evidence):
-        for unfit in sequence.beside.unfit:
-            if unfit.experts and unfit.wrong:
+        for unfit in sequence.beside.unreadable:
+            if unfit.is_routing and unfit.contradicts_itself:
                 yield sequence.hit(f"`{unfit.name}` holds {unfit.because}", "not of its shape")
         for routing in sequence.beside.routing:
             first, later = _possible_row_counts(sequence, routing)

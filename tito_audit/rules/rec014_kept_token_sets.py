@@ -10,8 +10,8 @@ import numpy as np
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Mask, Offsets
-from tito_audit.record.beside import KeptSets
 from tito_audit.record.finding import Hit, Severity
+from tito_audit.record.token_extras import KeptSets
 from tito_audit.rule import rule
 from tito_audit.rules._beside import TokenSequence, token_sequences
 from tito_audit.rules._words import counted, head
@@ -53,10 +53,10 @@ def kept_token_sets(evidence: Evidence) -> Iterator[Hit]:
     the tokens that they belong to, or train without replaying the sampling.
     """
     for sequence in token_sequences(evidence):
-        for unfit in sequence.beside.unfit:
-            if unfit.wrong and not unfit.experts:
+        for unfit in sequence.beside.unreadable:
+            if unfit.contradicts_itself and not unfit.is_routing:
                 yield sequence.hit(f"`{unfit.name}` has {unfit.because}", "offsets of other ids")
-        for sets in sequence.beside.sets:
+        for sets in sequence.beside.kept_sets:
             # Models have more ids than tokenizers: they are padded to a round number.
             size = 2 * evidence.vocabulary.size if evidence.vocabulary is not None else 1 << 31
             out = sets.ids[(sets.ids < 0) | (sets.ids >= size)]

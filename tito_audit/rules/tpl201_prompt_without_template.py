@@ -9,7 +9,7 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import only_turn_ends
-from tito_audit.ways.reading import holds_marker
+from tito_audit.ways.recorded_values import holds_marker
 
 
 @cause(

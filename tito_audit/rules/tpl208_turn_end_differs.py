@@ -74,7 +74,7 @@ def _cut_at_stop(difference: Difference, evidence: Evidence) -> str | None:
     ids = turn.completion_ids
     if ids is None or any(int(i) not in end_ids for i in ids[difference.end :]):
         return None
-    data = evidence.vocabulary.data
+    data = evidence.vocabulary.bytes_of
     inner_ids = [int(i) for i in difference.canonical.ids if int(i) not in end_ids]
     cut = (data(ids[: difference.start]) + b"".join(map(evidence.vocabulary.token_bytes, inner_ids))).rstrip()
     rest = data(ids)[len(cut) :]

@@ -7,7 +7,7 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import same_bytes
-from tito_audit.ways.reading import other_date
+from tito_audit.ways.recorded_values import differing_dates
 
 
 @cause(
@@ -50,7 +50,7 @@ def another_date(difference: Difference, evidence: Evidence) -> Reason | None:
     """
     if not evidence.date_formats or same_bytes(difference):
         return None
-    dates = other_date(difference.recorded, difference.canonical, evidence.date_formats)
+    dates = differing_dates(difference.recorded, difference.canonical, evidence.date_formats)
     if dates is None:
         return None
     return Reason("another date", f"the date is {dates[0]} here and {dates[1]} there")

@@ -7,7 +7,7 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import in_answer, same_bytes, texts_in_context
-from tito_audit.ways.reading import tools_in
+from tito_audit.ways.recorded_values import find_tools
 
 
 @cause(
@@ -55,7 +55,7 @@ def tools_missing_or_changed(difference: Difference, evidence: Evidence) -> Reas
         return None
     if same_bytes(difference) or in_answer(difference):
         return None
-    before, after = (tools_in(text) for text in texts_in_context(difference))
+    before, after = (find_tools(text) for text in texts_in_context(difference))
     if before == after:
         return None
     word = "added" if not before else "dropped" if not after else "changed"

@@ -1,4 +1,4 @@
-"""The auditor of a log (tokenizer, template and rules, loaded once), and the audit of one rollout."""
+"""The auditor of a log (tokenizer, template, rules), the loader that makes it, and the audit of one rollout."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tito_audit.evidence.witness import witness
 from tito_audit.join import joined_counts
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Skip, Where
 from tito_audit.record.mismatch import MISMATCH
-from tito_audit.record.reading import NOTHING_STATED, Conventions, conventions_of
+from tito_audit.record.reading import NO_CONVENTIONS, Conventions, parse_conventions
 from tito_audit.record.rollout import Place, Rollout, with_speakers
-from tito_audit.record.speakers import DEFAULT, Speakers
+from tito_audit.record.speakers import DEFAULT_SPEAKERS, Speakers
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.repair import Repair
 from tito_audit.repairs import all_repairs
-from tito_audit.rule import Rule, selected
+from tito_audit.rule import Rule, is_selected
 from tito_audit.rules import all_rules
-from tito_audit.run.adopt import Adopted
-from tito_audit.run.check import SINGLE, check_explained, explain
-from tito_audit.run.fit import TOKENIZER
-from tito_audit.run.guard import LEAVE_OUT, failed
-from tito_audit.run.headlines import headed
+from tito_audit.run.adopt import Adoption
+from tito_audit.run.check import SINGLE, check_explained, explain_differences
+from tito_audit.run.fit import ANOTHER_TOKENIZER
+from tito_audit.run.guard import LEAVE_OUT, plugin_error
+from tito_audit.run.headlines import with_headline
 from tito_audit.settings.model import NO_TOOLS, RECORDED, Settings
 from tito_audit.tokens.bounds import read_template
 from tito_audit.tokens.encoders import ReferenceEncoder
@@ -41,15 +41,15 @@ from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.viewer.model import Observed, ViewSize
-from tito_audit.ways.writer import at_own_date
+from tito_audit.ways.writer import renderer_at_own_date
 
-Viewed = Callable[[Iterable[Finding], int], ViewSize | None]
-"""The size of the view of a rollout with these findings in this row; called once per rollout, in order."""
+ChooseView = Callable[[Iterable[Finding], int], ViewSize | None]
+"""Called once per rollout, in order, with its findings and row: the size of its view; None for no view."""
 
 
 @dataclass(frozen=True, slots=True)
 class Auditor:
-    """What rollouts are audited with, loaded once, before processes are forked."""
+    """What the rollouts of a log are audited with."""
 
     tokenizer: Tokenizer | None
     renderer: Renderer | None
@@ -57,51 +57,47 @@ class Auditor:
     codes: frozenset[str]
     """The selected rules."""
     repairs: Callable[[], Sequence[Repair]]
-    """Imported when the first finding needs the name of its repair."""
-    speakers: Speakers = DEFAULT
+    """Called, and so imported, when the first finding needs the name of its repair."""
+    speakers: Speakers = DEFAULT_SPEAKERS
     """Which roles were sampled."""
     misfit: Finding | None = None
-    """Why the tokenizer or renderer is withheld: the log was written with another one; None if neither is
-    withheld."""
-    told: tuple[Finding, ...] = ()
-    """Findings about the whole log that its first rows show, including `misfit`."""
+    """The finding that the log was written with another tokenizer or template, which is why it is None here."""
+    log_findings: tuple[Finding, ...] = ()
+    """Findings about the whole log that its first rows show, `misfit` among them."""
     own_dates: bool = False
     """Whether each rollout is rendered on the date that its first prompt holds."""
-    conventions: Conventions = NOTHING_STATED
-    """What the run states about how training rows were written."""
+    conventions: Conventions = NO_CONVENTIONS
+    """What the user states about how training rows were written."""
 
     @property
     def vocabulary(self) -> Vocabulary | None:
         """To show tokens as text; None without a tokenizer."""
         return self.tokenizer.vocabulary if self.tokenizer is not None else None
 
-    def held_back(self, misfit: Finding) -> Auditor:
-        """The same without the tokenizer or template with which, by this finding, the log was not written."""
-        tokenizer = None if misfit.hit.cause == TOKENIZER else self.tokenizer
-        return replace(self, tokenizer=tokenizer, renderer=None, misfit=misfit, told=(misfit,))
+    def without_misfit(self, misfit: Finding) -> Auditor:
+        """A copy without the tokenizer or template that does not fit the log."""
+        tokenizer = None if misfit.hit.cause == ANOTHER_TOKENIZER else self.tokenizer
+        return replace(self, tokenizer=tokenizer, renderer=None, misfit=misfit, log_findings=(misfit,))
 
-    def adopting(self, adopted: Adopted) -> Auditor:
-        """The same with the renderer with which, by this finding, the log was written."""
-        return replace(self, renderer=adopted.renderer, own_dates=adopted.own_dates).telling(adopted.finding)
-
-    def telling(self, finding: Finding | None) -> Auditor:
-        """The same with one more finding about the whole log, if there is one."""
-        return self if finding is None else replace(self, told=(*self.told, finding))
+    def with_adoption(self, adoption: Adoption) -> Auditor:
+        """A copy with the renderer that the log was written with."""
+        findings = (*self.log_findings, adoption.finding)
+        return replace(self, renderer=adoption.renderer, own_dates=adoption.own_dates, log_findings=findings)
 
     def renderer_for(self, rollout: Rollout) -> Renderer | None:
-        """The renderer of one rollout; None without a template."""
+        """The renderer of one rollout, set to its date if `own_dates`; None without a template."""
         if not self.own_dates or self.renderer is None or self.tokenizer is None:
             return self.renderer
-        return at_own_date(with_speakers(rollout, self.speakers), self.tokenizer, self.renderer)
+        return renderer_at_own_date(with_speakers(rollout, self.speakers), self.tokenizer, self.renderer)
 
     def by_reference(self) -> Auditor:
-        """The same without the fast encoder: all ids come from `tokenizers`."""
+        """A copy without the fast encoder: all ids come from `tokenizers`."""
         if self.tokenizer is None or self.tokenizer.encoder_name == ReferenceEncoder.name:
             return self
         return replace(self, tokenizer=replace(self.tokenizer))
 
     def without_tokenizer(self) -> Auditor:
-        """The same without tokenizer and template, for a rollout that the tokenizer cannot encode."""
+        """A copy without tokenizer and template, for a rollout that the tokenizer cannot encode."""
         return replace(self, tokenizer=None, renderer=None)
 
     def load(self) -> None:
@@ -114,37 +110,37 @@ class Auditor:
 
 
 _DRIFT = ("TOK", "TPL", "SEQ")
-"""Families of rules about what tokenizer and template write differently."""
+"""Rule families about what tokenizer and template would write differently."""
 TRAINED_ONCE = "REC009"
-"""The rule that compares what all rows of a run train."""
+"""The rule about tokens that the rows of a run train more than once."""
 READS_ONLY = Auditor(None, None, (), frozenset(), tuple)
 """For logs that are read but not audited."""
 
 
-def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: Viewed | None = None) -> Result:
-    """The audit of one rollout; with `viewed`, also what a viewer shows of it. PluginError if any of it fails.
+def audit_rollout(rollout: Rollout, auditor: Auditor, choose_view: ChooseView | None = None) -> Result:
+    """Audit one rollout; with `choose_view`, also prepare its view. PluginError if any of it fails.
 
-    A rollout with a text that the tokenizer cannot encode is audited without it, and a finding says so.
+    A rollout with a text that the tokenizer cannot encode is audited without the tokenizer; a finding says so.
     """
     try:
         try:
-            return _audited(rollout, auditor, viewed)
+            return _audit(rollout, auditor, choose_view)
         except EncodeError as error:
             reason = str(error)
-        return unencoded(_audited(rollout, auditor.without_tokenizer(), viewed), reason, auditor.codes)
+        return add_encode_error(_audit(rollout, auditor.without_tokenizer(), choose_view), reason, auditor.codes)
     except TitoAuditError:
         raise
     except ODD_VALUES as error:
-        raise failed("the audit", rollout.place, LEAVE_OUT, error) from error
+        raise plugin_error("the audit", rollout.place, LEAVE_OUT, error) from error
 
 
-def _audited(rollout: Rollout, auditor: Auditor, viewed: Viewed | None) -> Result:
+def _audit(rollout: Rollout, auditor: Auditor, choose_view: ChooseView | None) -> Result:
     renderer = auditor.renderer_for(rollout)
     evidence = gather(rollout, auditor.tokenizer, renderer, auditor.speakers, auditor.conventions)
-    evidence = explain(evidence, auditor.rules, auditor.codes)
+    evidence = explain_differences(evidence, auditor.rules, auditor.codes)
     findings, skips = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs, SINGLE)
     at = rollout.stated.calls_at
-    if at:  # rows were joined: each finding is placed in its call's own row
+    if at:  # rows were joined: a finding's place is the row of its call
         findings = tuple(
             finding
             if (turn := finding.hit.turn) is None
@@ -152,18 +148,19 @@ def _audited(rollout: Rollout, auditor: Auditor, viewed: Viewed | None) -> Resul
             for finding in findings
         )
     observed = None
-    if viewed is not None:
+    if choose_view is not None:
         from tito_audit.viewer.measures import measure  # slow to import, and rarely needed
-        from tito_audit.viewer.sequences import view
+        from tito_audit.viewer.sequences import view_rollout
 
-        size = viewed(findings, evidence.rollout.place.row)
-        observed = Observed(measure(evidence, findings), None if size is None else view(evidence, findings, size))
-    shows, counts, misfit = witness(evidence), counts_of(evidence), auditor.misfit
+        size = choose_view(findings, evidence.rollout.place.row)
+        view = None if size is None else view_rollout(evidence, findings, size)
+        observed = Observed(measure(evidence, findings), view)
+    shows, counts, misfit = witness(evidence), count_rollout(evidence), auditor.misfit
     if auditor.tokenizer is None:
-        counts |= uncompared(counts, skips, auditor.codes)
+        counts |= uncompared_count(counts, skips, auditor.codes)
     if misfit is not None:
         what = misfit.hit.cause.removeprefix("another ")
-        skips = _lacking(skips, f"the {what} does not fit the log ({misfit.code})")
+        skips = _restate_skips(skips, f"the {what} does not fit the log ({misfit.code})")
     partial = partly_recorded(evidence.rollout)
     return Result(
         rollout.place,
@@ -175,40 +172,40 @@ def _audited(rollout: Rollout, auditor: Auditor, viewed: Viewed | None) -> Resul
         witness=shows,
         trainings=trainings_of(evidence.rollout) if TRAINED_ONCE in auditor.codes else None,
         misfit=misfit,
-        told=auditor.told,
+        told=auditor.log_findings,
         mismatches=evidence.memo.get(MISMATCH, ()),
-        partial=_partial(partial, evidence.present, auditor, skips) if partial else (),
+        partial=_partly_run_rules(partial, evidence.present, auditor, skips) if partial else (),
     )
 
 
 UNENCODED = "the tokenizer cannot encode it"
-"""The cause of the finding, and why rules that need the tokenizer are skipped."""
+"""The cause of the finding, and the reason for skipping rules that need the tokenizer."""
 _WITHOUT_TOKENIZER = describe_missing(Needs.TOKENIZER)
 _COMPARING = frozenset(("SEQ301", "SEQ302", "SEQ303", "MSK401", "MSK402", "MSK404"))
-"""Rules that compare calls with each other or with the training row, without a tokenizer."""
+"""Rules that compare calls with each other or with the training row and need no tokenizer."""
 
 
-def uncompared(counts: Mapping[str, int], skips: Sequence[Skip], codes: frozenset[str]) -> dict[str, int]:
-    """The count of a rollout with ids in which nothing could be compared for lack of a tokenizer; {} of others."""
+def uncompared_count(counts: Mapping[str, int], skips: Sequence[Skip], codes: frozenset[str]) -> dict[str, int]:
+    """{"uncompared": 1} for a rollout with ids of which nothing could be compared without a tokenizer, else {}."""
     if not counts["tokens"] or True not in [_WITHOUT_TOKENIZER in skip.because for skip in skips]:
         return {}
     return {} if (codes & _COMPARING) - {skip.code for skip in skips} else {"uncompared": 1}
 
 
 _LACKED = tuple(map(describe_missing, (Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED, Needs.TEMPLATE)))
-"""What a rollout lacks if the tokenizer or template is withheld."""
+"""The reasons for skips that a withheld tokenizer or template causes."""
 
 
 @lru_cache(64)
-def _lacking(skips: tuple[Skip, ...], because: str) -> tuple[Skip, ...]:
-    """The skips, with the reason why the tokenizer or template is withheld."""
+def _restate_skips(skips: tuple[Skip, ...], because: str) -> tuple[Skip, ...]:
+    """The skips; those for lack of a tokenizer or template name `because` as their reason instead."""
     return tuple(
         Skip(skip.code, because) if any(words in skip.because for words in _LACKED) else skip for skip in skips
     )
 
 
-def _partial(partial: Needs, present: Needs, auditor: Auditor, skips: Sequence[Skip]) -> tuple[Skip, ...]:
-    """The rules that ran and need what only some calls have, and that nothing else of the rollout replaces."""
+def _partly_run_rules(partial: Needs, present: Needs, auditor: Auditor, skips: Sequence[Skip]) -> tuple[Skip, ...]:
+    """The rules that ran although only some calls have what they need, each with what the others lack."""
     ran = auditor.codes - {skip.code for skip in skips}
     return tuple(
         Skip(rule.code, f"{describe_missing(need & partial)} in some calls")
@@ -219,23 +216,23 @@ def _partial(partial: Needs, present: Needs, auditor: Auditor, skips: Sequence[S
     )
 
 
-def unreadable(place: Place, error: str, codes: frozenset[str]) -> Result:
-    """The result of a row that cannot be read: one finding, REC001."""
+def unreadable_result(place: Place, error: str, codes: frozenset[str]) -> Result:
+    """The result of a row that cannot be read: the finding REC001, if selected."""
     hit = Hit(Where.ROW, 0, 0, error, cause="row cannot be read")
-    finding = headed(Finding("REC001", Severity.ERROR, place, hit))
+    finding = with_headline(Finding("REC001", Severity.ERROR, place, hit))
     return Result(place, None, (finding,) if "REC001" in codes else ())
 
 
-def unencoded(result: Result, error: str, codes: frozenset[str]) -> Result:
-    """The result of a rollout audited without the tokenizer, with the finding that says why, REC001."""
+def add_encode_error(result: Result, error: str, codes: frozenset[str]) -> Result:
+    """The result of a rollout audited without the tokenizer, plus the finding that says why (REC001)."""
     hit = Hit(Where.ROW, 0, 0, error, cause=UNENCODED)
-    finding = headed(Finding("REC001", Severity.ERROR, result.place, hit))
-    skips = _lacking(result.skips, UNENCODED)
+    finding = with_headline(Finding("REC001", Severity.ERROR, result.place, hit))
+    skips = _restate_skips(result.skips, UNENCODED)
     return replace(result, findings=(*((finding,) if "REC001" in codes else ()), *result.findings), skips=skips)
 
 
-def counts_of(evidence: Evidence) -> dict[str, int]:
-    """How many turns, audited tokens and generated tokens there are; the last as `measure` counts them."""
+def count_rollout(evidence: Evidence) -> dict[str, int]:
+    """The counts of a rollout: turns, audited tokens, generated tokens (as `measure` counts them), and others."""
     rollout = evidence.rollout
     generated = tokens = 0
     for turn in rollout.turns:
@@ -257,9 +254,9 @@ def counts_of(evidence: Evidence) -> dict[str, int]:
 
 
 class Loader:
-    """The tokenizers and templates of a run, each loaded once.
+    """Loads the tokenizers and templates of a run, each once.
 
-    `commits` are those of hub tokenizers by name, as another process resolved them: a branch may have moved since.
+    `commits` pins tokenizers of the hub, by name: to those of another process, as a branch may have moved since.
     """
 
     def __init__(self, commits: Mapping[str, str] | None = None) -> None:
@@ -274,22 +271,22 @@ class Loader:
 
     @property
     def commits(self) -> dict[str, str]:
-        """By name, the commits of the loaded tokenizers that are from the hub."""
+        """By name, the commits of the loaded hub tokenizers."""
         return {each.name: each.commit for each in self.tokenizers if each.commit is not None}
 
-    def auditor(self, settings: Settings) -> tuple[Auditor, str | None]:
-        """The auditor for logs with these settings, and a notice about what it lacks."""
-        tokenizer, renderer, notice = self._loaded(settings)
+    def load_auditor(self, settings: Settings) -> tuple[Auditor, str | None]:
+        """The auditor for logs with these settings, and a notice about what it lacks; None if nothing."""
+        tokenizer, renderer, notice = self._load(settings)
         speakers = Speakers(settings.sampled_roles)
         codes, own = selected_codes(settings), settings.clock == RECORDED
-        conventions = conventions_of(settings.conventions, settings.assume)
+        conventions = parse_conventions(settings.conventions, settings.assume)
         auditor = Auditor(
             tokenizer, renderer, all_rules(), codes, all_repairs, speakers, own_dates=own, conventions=conventions
         )
         return auditor, notice
 
-    def _loaded(self, settings: Settings) -> tuple[Tokenizer | None, Renderer | None, str | None]:
-        """Tokenizer and renderer, None if missing, and a notice that says so."""
+    def _load(self, settings: Settings) -> tuple[Tokenizer | None, Renderer | None, str | None]:
+        """The tokenizer, the renderer, and a notice about the one that is None."""
         if settings.tokenizer is None:
             if settings.chat_template:
                 raise SetupError(
@@ -315,7 +312,7 @@ class Loader:
                 f"{tokenizer.name} has no chat template, so nothing could be rendered. "
                 "Pass --chat-template FILE to check prompts against one.",
             )
-        # All settings that a renderer depends on besides the tokenizer.
+        # The tokenizer, and all other settings that a renderer depends on.
         key += repr(
             (
                 settings.chat_template,
@@ -329,12 +326,12 @@ class Loader:
         )
         renderer = self._renderers.get(key)
         if renderer is None:
-            renderer = self._renderers[key] = _renderer(tokenizer, settings)
+            renderer = self._renderers[key] = _make_renderer(tokenizer, settings)
         return tokenizer, renderer, None
 
 
-def drift_audit(settings: Settings) -> Callable[[Rollout, Tokenizer, Renderer], tuple[Finding, ...]]:
-    """A function that audits a rollout for differences from what a tokenizer and template write."""
+def make_drift_audit(settings: Settings) -> Callable[[Rollout, Tokenizer, Renderer], tuple[Finding, ...]]:
+    """A function that finds where a rollout differs from what a tokenizer and template write."""
     rules = all_rules()
     codes = frozenset(rule.code for rule in rules if rule.code.startswith(_DRIFT))
     speakers = Speakers(settings.sampled_roles)
@@ -346,13 +343,13 @@ def drift_audit(settings: Settings) -> Callable[[Rollout, Tokenizer, Renderer], 
 
 
 def load_renderer(tokenizer: str, settings: Settings | None = None) -> Renderer:
-    """The renderer of the chat template of a tokenizer folder or hub name; SetupError if it has none."""
+    """The renderer of a tokenizer's chat template, by folder or hub name; SetupError if it has none."""
     settings = Settings.given(settings)
     loaded = load_tokenizer(tokenizer, trust_remote_code=settings.trust_remote_code)
-    return _renderer(loaded, settings)
+    return _make_renderer(loaded, settings)
 
 
-def _renderer(tokenizer: Tokenizer, settings: Settings) -> Renderer:
+def _make_renderer(tokenizer: Tokenizer, settings: Settings) -> Renderer:
     return make_renderer(
         tokenizer,
         chat_template=template_source(str(Path(settings.chat_template))) if settings.chat_template else None,
@@ -378,7 +375,7 @@ def template_source(file: str) -> str:
 
 
 def selected_codes(settings: Settings) -> frozenset[str]:
-    """The selected codes; SetupError for a prefix that matches no rule."""
+    """The codes of the selected rules; SetupError for a prefix that matches no rule."""
     codes = [rule.code for rule in all_rules()]
     for prefix in (*settings.select, *settings.extend_select, *settings.ignore):
         if not any(code.startswith(prefix) for code in codes):
@@ -388,5 +385,5 @@ def selected_codes(settings: Settings) -> frozenset[str]:
                 "`tito-audit list rules` prints the codes."
             )
     return frozenset(
-        code for code in codes if selected(code, settings.select, settings.ignore, settings.extend_select)
+        code for code in codes if is_selected(code, settings.select, settings.ignore, settings.extend_select)
     )

@@ -1,4 +1,4 @@
-"""audit_batch: the audit of a batch in a training loop, without files."""
+"""audit_batch: audits a batch in a training loop, without files."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ import numpy as np
 
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
-from tito_audit.formats import format_named, pick_format, with_sampling
+from tito_audit.formats import format_named, pick_format, with_sampling_settings
 from tito_audit.record.arrays import Mask
 from tito_audit.record.finding import Finding, Result, Severity, Where
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.run.auditor import Loader, audit_rollout, unreadable
-from tito_audit.run.fit import CODE, ROWS, misfit
+from tito_audit.run.auditor import Loader, audit_rollout, unreadable_result
+from tito_audit.run.fit import MISFIT_CODE, TESTED_ROLLOUTS, find_misfit
 from tito_audit.run.log_findings import RunCounts
-from tito_audit.run.scan import conclude
+from tito_audit.run.scan import add_coverage_notices
 from tito_audit.settings.model import Settings
 from tito_audit.summary import Summary
 from tito_audit.tables.shown import Shown
 from tito_audit.terminal.verdict import verdict_lines
 from tito_audit.terminal.words import many
 
-TOKENS, PROMPT, COMPLETION, SEEN = "token_ids", "prompt_ids", "completion_ids", "attention_mask"
+TOKENS, PROMPT, COMPLETION, ATTENTION = "token_ids", "prompt_ids", "completion_ids", "attention_mask"
 _MASK, _RESPONSE = "loss_mask", "response_lengths"
 GENERIC, PADDED = "generic", "verl_batch"
-"""The formats that read the rows: plain columns, or a prompt and a response with their padding."""
+"""The formats that read the rows: plain columns, or prompt and response columns with their padding."""
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class BatchColumn:
     """One column of a batch."""
 
     name: str
     rows: Sequence[Any]
-    """A list or array of each row; None where a row has none."""
+    """A list or array for each row; None where a row has no values."""
     width: int | None = None
-    """Entries of every row, if it was a two-dimensional array or tensor; None for a list of rows."""
+    """The second dimension of an array or tensor `[B, width]`; None for a list of rows."""
 
-    def left_padded(self, width: int) -> Column:
-        """The column of an array, with entries that say nothing before it, up to this width."""
+    def left_padded(self, width: int) -> BatchColumn:
+        """The column of an array, filled up on the left to this width with values that say nothing."""
         missing = width - (self.width or 0)
-        return Column(
+        return BatchColumn(
             self.name,
-            [np.concatenate([np.full(missing, _nothing(self.name, row)), row]) for row in self.rows],
+            [np.concatenate([np.full(missing, _fill_value(self.name, row)), row]) for row in self.rows],
             width,
         )
 
 
 def batch_rows(passed: Mapping[str, Any]) -> tuple[str, Sequence[Row]]:
-    """The format that reads a batch, and its rows; `passed` holds the columns, None for those that there are not.
+    """The name of the format that reads a batch, and the rows; `passed` are the columns, None if not passed.
 
-    SetupError, in one line, if columns do not belong together.
+    SetupError, in one line, if the columns do not belong together.
     """
     columns = {
         name: column(name, value) for name, value in passed.items() if value is not None and name != _RESPONSE
@@ -71,8 +71,8 @@ def batch_rows(passed: Mapping[str, Any]) -> tuple[str, Sequence[Row]]:
         if len(each.rows) != size:
             rows_of_it = many(len(each.rows), "row")
             raise SetupError(f"{each.name} holds {rows_of_it}, {lead.name} {size}: pass one for each.")
-    columns = _aligned(columns)
-    padded = SEEN in columns and TOKENS not in columns
+    columns = _align_columns(columns)
+    padded = ATTENTION in columns and TOKENS not in columns
     names = {PROMPT: "prompts", COMPLETION: "responses"} if padded else {}
     rows: list[dict[str, Any]] = [
         {
@@ -82,33 +82,33 @@ def batch_rows(passed: Mapping[str, Any]) -> tuple[str, Sequence[Row]]:
         }
         for number in range(size)
     ]
-    for row, length in zip(rows, _lengths(passed.get(_RESPONSE), lead), strict=True):
+    for row, length in zip(rows, _response_lengths(passed.get(_RESPONSE), lead), strict=True):
         if length is not None:
             row["response_length"] = length
     return PADDED if padded else GENERIC, rows
 
 
-def column(name: str, value: Any) -> Column:
+def column(name: str, value: Any) -> BatchColumn:
     """A column of a batch: a list of rows, a two-dimensional array, or a tensor on any device.
 
     SetupError if it is none of these.
     """
     if hasattr(value, "detach"):
-        value = list(value.unbind()) if getattr(value, "is_nested", False) else _array(name, value)
+        value = list(value.unbind()) if getattr(value, "is_nested", False) else _tensor_array(name, value)
     elif not isinstance(value, list | tuple) and hasattr(value, "__array__"):
         value = np.asarray(value)
     if isinstance(value, np.ndarray) and value.dtype != object:
         if value.ndim != 2:
-            raise SetupError(f"{name} has {_dimensions(value.ndim)}; a batch has two: rows and their tokens.")
-        return Column(name, list(value), value.shape[1])
+            raise SetupError(f"{name} has {_dimension_words(value.ndim)}; a batch has two: rows and their tokens.")
+        return BatchColumn(name, list(value), value.shape[1])
     if not isinstance(value, list | tuple | np.ndarray):
         raise SetupError(f"{name} is a value of type {type(value).__name__}, not a batch: pass a list of rows.")
-    return Column(name, [_row(name, number, row) for number, row in enumerate(value)])
+    return BatchColumn(name, [_parse_row(name, number, row) for number, row in enumerate(value)])
 
 
-def _row(name: str, number: int, value: Any) -> Any:
+def _parse_row(name: str, number: int, value: Any) -> Any:
     if hasattr(value, "detach"):
-        value = _array(f"{name}[{number}]", value)
+        value = _tensor_array(f"{name}[{number}]", value)
     elif not isinstance(value, list | tuple) and hasattr(value, "__array__") and np.ndim(value):
         value = np.asarray(value)
     if value is None or isinstance(value, list):
@@ -117,81 +117,84 @@ def _row(name: str, number: int, value: Any) -> Any:
         return list(value)
     if isinstance(value, np.ndarray) and value.ndim == 1:
         return value
-    what = _dimensions(value.ndim) if isinstance(value, np.ndarray) else f"type {type(value).__name__}"
+    what = _dimension_words(value.ndim) if isinstance(value, np.ndarray) else f"type {type(value).__name__}"
     raise SetupError(f"{name}[{number}] is not a row but a value of {what}; for one row, pass [{name}].")
 
 
-def _array(name: str, tensor: Any) -> Any:
-    """A tensor on any device as an array; SetupError for one that is not dense."""
+def _tensor_array(name: str, tensor: Any) -> Any:
+    """A tensor on any device as an array; SetupError unless it is dense."""
     try:
         tensor = tensor.detach().cpu()
         if tensor.is_floating_point() and tensor.element_size() < 4:  # numpy has no bfloat16
             tensor = tensor.float()
         return tensor.numpy()
-    except (TypeError, RuntimeError) as error:  # sparse, or without values
+    except (TypeError, RuntimeError) as error:  # sparse, or on the meta device
         raise SetupError(f"{name} is not an array ({str(error).splitlines()[0]}): pass a dense tensor.") from error
 
 
-def _aligned(columns: dict[str, Column]) -> dict[str, Column]:
-    """The columns of arrays, narrower ones brought in line with the ids, which they end with."""
+def _align_columns(columns: dict[str, BatchColumn]) -> dict[str, BatchColumn]:
+    """The columns with one entry per id: narrower arrays cover the response at the end of the ids.
+
+    Where all other arrays are as narrow, the ids are split into prompt and completion instead.
+    """
     ids = columns.get(TOKENS)
     if ids is None:
-        return _joined(columns)
+        return _join_prompts(columns)
     width = ids.width
     narrow = [each for each in columns.values() if width and each.width is not None and each.width < width]
     if not narrow or width is None:
         return columns
-    if SEEN in columns and columns[SEEN].width != width:
+    if ATTENTION in columns and columns[ATTENTION].width != width:
         raise SetupError(
-            f"attention_mask has {columns[SEEN].width} columns, token_ids {width}: pass one for each id."
+            f"attention_mask has {columns[ATTENTION].width} columns, token_ids {width}: pass one for each id."
         )
-    others = [each for each in columns.values() if each.name not in (TOKENS, SEEN)]
+    others = [each for each in columns.values() if each.name not in (TOKENS, ATTENTION)]
     response = narrow[0].width or 0
     if response < width - 1 and all(each.width == response for each in others):
         split = {name: each for name, each in columns.items() if name != TOKENS}
         parts = {
-            PROMPT: Column(PROMPT, [row[: width - response] for row in ids.rows], width - response),
-            COMPLETION: Column(COMPLETION, [row[width - response :] for row in ids.rows], response),
+            PROMPT: BatchColumn(PROMPT, [row[: width - response] for row in ids.rows], width - response),
+            COMPLETION: BatchColumn(COMPLETION, [row[width - response :] for row in ids.rows], response),
         }
         return {**parts, **split}
-    if SEEN not in columns and response == width - 1:
+    if ATTENTION not in columns and response == width - 1:
         return columns
     return {name: each.left_padded(width) if each in narrow else each for name, each in columns.items()}
 
 
-def _joined(columns: dict[str, Column]) -> dict[str, Column]:
-    """Prompts and completions as one column of ids, if there is padding and another column covers both."""
-    prompt, completion, seen = (columns.get(name) for name in (PROMPT, COMPLETION, SEEN))
-    if seen is None or completion is None:
+def _join_prompts(columns: dict[str, BatchColumn]) -> dict[str, BatchColumn]:
+    """The columns with prompts and completions joined, if there is padding and another column covers both."""
+    prompt, completion, attention = (columns.get(name) for name in (PROMPT, COMPLETION, ATTENTION))
+    if attention is None or completion is None:
         return columns
     if prompt is None or prompt.width is None or completion.width is None:
         raise SetupError("attention_mask with completion_ids needs arrays of prompt_ids and completion_ids.")
     width = prompt.width + completion.width
-    if seen.width != width:
+    if attention.width != width:
         raise SetupError(
-            f"attention_mask has {seen.width} columns; prompt_ids and completion_ids together have {width}."
+            f"attention_mask has {attention.width} columns; prompt_ids and completion_ids together have {width}."
         )
     others = {name: each for name, each in columns.items() if name not in (PROMPT, COMPLETION)}
-    if not any(each.width == width for each in others.values() if each is not seen):
+    if not any(each.width == width for each in others.values() if each is not attention):
         return columns
     rows = [np.concatenate(pair) for pair in zip(prompt.rows, completion.rows, strict=True)]
-    return _aligned({TOKENS: Column(TOKENS, rows, width), **others})
+    return _align_columns({TOKENS: BatchColumn(TOKENS, rows, width), **others})
 
 
-def _nothing(name: str, row: Any) -> Any:
-    """The entry of a column that says nothing about its token: no logprob, or not trained."""
+def _fill_value(name: str, row: Any) -> Any:
+    """The value of a column that says nothing about a token: no logprob, or not trained."""
     if name != _MASK:
         return np.nan
     return -100 if row.dtype.kind == "i" and (row == -100).any() else 0
 
 
-def _lengths(value: Any, lead: Column) -> Sequence[int | None]:
-    """How many tokens of each row are its response; None where that is not said."""
+def _response_lengths(value: Any, lead: BatchColumn) -> Sequence[int | None]:
+    """The number of response tokens of each row, `[B]`; None for each if no lengths were passed."""
     size = len(lead.rows)
     if value is None:
         return [None] * size
     try:
-        lengths = np.asarray(_array(_RESPONSE, value) if hasattr(value, "detach") else value)
+        lengths = np.asarray(_tensor_array(_RESPONSE, value) if hasattr(value, "detach") else value)
     except ValueError:  # lists of several lengths
         lengths = np.empty(0)
     if lengths.shape != (size,) or lengths.dtype.kind not in "iu":
@@ -202,24 +205,24 @@ def _lengths(value: Any, lead: Column) -> Sequence[int | None]:
     return [int(length) for length in lengths]
 
 
-def _dimensions(number: int) -> str:
+def _dimension_words(number: int) -> str:
     return f"{number} dimension{'' if number == 1 else 's'}"
 
 
 BATCH = "batch"
-"""The file that the places of findings name; their row is the row of the batch."""
+"""The file name in the places of findings; their row is the row in the batch."""
 
 
 @dataclass(eq=False, repr=False)
 class BatchAudit(Shown):
-    """What the audit of a batch found; `str()` is the verdict with the causes."""
+    """What the audit of a batch found; `str()` is the verdict with its causes."""
 
     results: tuple[Result, ...]
     """One for each row, then those about the batch as a whole."""
     summary: Summary
-    """Counts, as those of a scan."""
+    """Counts, as of a scan."""
     failing_rows: Mask
-    """`[B]` True for rows with a finding at or above `Settings.fail_on`, or if the whole batch has one."""
+    """bool `[B]`: rows with a finding at or above `Settings.fail_on`; all rows if the whole batch has one."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -237,7 +240,7 @@ class BatchAudit(Shown):
     def __str__(self) -> str:
         return "\n".join(verdict_lines(self.summary))
 
-    def _counted(self) -> Summary:
+    def _finished_summary(self) -> Summary:
         return self.summary
 
     def _repr_html_(self) -> str:
@@ -245,19 +248,19 @@ class BatchAudit(Shown):
 
 
 class BatchAuditor:
-    """Audits batches; loads rules and tokenizer once."""
+    """Audits batches; loads the rules and the tokenizer once."""
 
     def __init__(self, settings: Settings | None = None, *, tokenizer: str | None = None) -> None:
-        """`tokenizer` replaces the one in the settings.
+        """`tokenizer` replaces the one in the settings; settings for reading files have no effect.
 
-        Of the settings, those for reading files mean nothing here. SetupError if the tokenizer cannot be loaded.
+        SetupError if the tokenizer cannot be loaded.
         """
         self.settings = Settings.given(settings)
         if tokenizer is not None:
             self.settings = replace(self.settings, tokenizer=tokenizer)
-        self._auditor, self._notice = Loader().auditor(self.settings)
+        self._auditor, self._notice = Loader().load_auditor(self.settings)
         self._auditor.load()
-        self._bar = Severity.bar(self.settings.fail_on)
+        self._bar = Severity.threshold(self.settings.fail_on)
 
     def audit(
         self,
@@ -271,7 +274,7 @@ class BatchAuditor:
         response_lengths: Any = None,
         trainer_logprobs: Any = None,
     ) -> BatchAudit:
-        """The audit of one batch; parameters as those of `audit_batch`."""
+        """Audit one batch; the parameters are those of `audit_batch`."""
         started = time.perf_counter()
         name, rows = batch_rows(
             {
@@ -286,33 +289,33 @@ class BatchAuditor:
             }
         )
         form = format_named(name)
-        return self._audited(self._read(rows, lambda row: form), len(rows), started)
+        return self._audit(self._read(rows, lambda row: form), len(rows), started)
 
     def audit_rows(self, rows: Sequence[Row]) -> BatchAudit:
-        """The audit of rows as a log holds them: each an object of columns, in any format that a scan reads.
+        """Audit rows as a log holds them: objects in any format that a scan reads; columns may be arrays.
 
-        Columns may be arrays. `failing_rows` has an entry for each of them.
+        `failing_rows` has an entry for each row.
         """
         started = time.perf_counter()
-        return self._audited(self._read(rows, pick_format), len(rows), started)
+        return self._audit(self._read(rows, pick_format), len(rows), started)
 
     def _read(self, rows: Sequence[Row], format_of: Callable[[Row], Format]) -> list[Rollout | Result]:
         read = list[Rollout | Result]()
         for number, row in enumerate(rows):
             place = Place(BATCH, number)
             try:
-                read += with_sampling(row, format_of(row).read(row, place))
+                read += with_sampling_settings(row, format_of(row).read(row, place))
             except RecordError as error:
-                read.append(unreadable(place, str(error), self._auditor.codes))
+                read.append(unreadable_result(place, str(error), self._auditor.codes))
         return read
 
-    def _audited(self, read: Sequence[Rollout | Result], size: int, started: float) -> BatchAudit:
+    def _audit(self, read: Sequence[Rollout | Result], size: int, started: float) -> BatchAudit:
         auditor, tokenizer = self._auditor, self._auditor.tokenizer
-        if tokenizer is not None and CODE in auditor.codes:
-            # Without its tokenizer if the batch was certainly written with another one.
-            head = islice((row for row in read if isinstance(row, Rollout)), ROWS)
-            finding = misfit(list(head), tokenizer, auditor.renderer)
-            auditor = auditor if finding is None else auditor.held_back(finding)
+        if tokenizer is not None and MISFIT_CODE in auditor.codes:
+            # Drop the tokenizer if the batch was certainly written with another one.
+            head = islice((row for row in read if isinstance(row, Rollout)), TESTED_ROLLOUTS)
+            finding = find_misfit(list(head), tokenizer, auditor.renderer)
+            auditor = auditor if finding is None else auditor.without_misfit(finding)
             tokenizer = auditor.tokenizer
         summary = Summary(files=[BATCH], codes=auditor.codes)
         if self._auditor.tokenizer is not None:
@@ -320,13 +323,13 @@ class BatchAuditor:
             summary.encoder = None if tokenizer is None else tokenizer.encoder_name
         summary.notices += [] if self._notice is None else [self._notice]
         counts = RunCounts(summary)
-        results = list(counts.about_log(auditor.told))
+        results = list(counts.add_log_findings(auditor.log_findings))
         for row in read:
             result = row if isinstance(row, Result) else audit_rollout(row, auditor)
             counts.add(result)
             results.append(result)
-        results += counts.whole({BATCH: auditor.codes})
-        conclude(summary)
+        results += counts.close_all({BATCH: auditor.codes})
+        add_coverage_notices(summary)
         summary.seconds = time.perf_counter() - started
         failing = np.zeros(size, np.bool_)
         for finding in (finding for result in results for finding in result.findings):
@@ -351,19 +354,19 @@ def audit_batch(
     tokenizer: str | None = None,
     settings: Settings | None = None,
 ) -> BatchAudit:
-    """Audits a batch as a trainer holds it, with the rules of a scan of these rows; for use in a training loop.
+    """Audit a batch as a trainer holds it, with the rules of a scan; for use in a training loop.
 
-    Every column is a list of rows (lists, arrays, tensors), a two-dimensional array `[B, T]`, or a tensor on any
-    device. The ids are `token_ids`, or `prompt_ids` and `completion_ids`. `loss_mask` says what is trained (1,
-    True, or labels other than -100), `logprobs` are the sampler's, `trainer_logprobs` the trainer's for
-    the same tokens. `attention_mask`, as wide as all ids, is 0 for padding; without it every entry is a token.
+    Every column is a list of rows (lists, arrays, tensors), an array `[B, T]`, or a tensor on any device. The ids
+    are `token_ids`, or `prompt_ids` and `completion_ids`. `loss_mask` says what is trained (1, True, or labels
+    other than -100), `logprobs` are the sampler's, `trainer_logprobs` the trainer's for the same tokens.
+    `attention_mask`, as wide as all ids, is 0 for padding; without it every entry is a token.
 
-    A column of an array that is narrower than `token_ids` covers the response at their end; with one entry less,
-    the first token has none. `response_lengths` `[B]` says how many tokens at the end of each row are its response
-    if columns of lists cover only these (slime); without a mask all of them are trained.
+    An array narrower than `token_ids` covers the response at their end; with one entry less, the first token has
+    none. `response_lengths` `[B]` are the numbers of response tokens at the end of the rows, where columns of
+    lists cover only these (slime); without a mask all of them are trained.
 
-    `tokenizer` (a folder or hub name) adds the rules that need one. Rules and tokenizer are loaded by the first
-    call with these settings; a `BatchAuditor` loads them when you choose. SetupError if columns do not belong
+    `tokenizer` (a folder or hub name) adds the rules that need one. The first call with given settings loads the
+    rules and the tokenizer; a `BatchAuditor` loads them when it is made. SetupError if columns do not belong
     together; a row that cannot be read is a finding.
     """
     settings = Settings.given(settings)

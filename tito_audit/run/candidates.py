@@ -1,4 +1,4 @@
-"""Tokenizers and templates that may have written a log: given, configured, named in it, or in the hub cache."""
+"""Tokenizers that may have written a log: passed, configured, named by the log, or in the local hub cache."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from tito_audit.identify.engine import Candidate
 from tito_audit.identify.ids_alone import id_sequences
 from tito_audit.record.rollout import Rollout
 from tito_audit.run.auditor import template_source
-from tito_audit.run.fit import names_of_log
-from tito_audit.tokens.hub import CachedTokenizer, HubName, cached_tokenizer, cached_tokenizers, glance
+from tito_audit.run.fit import stated_names
+from tito_audit.tokens.hub import CachedTokenizer, HubName, cached_tokenizer, cached_tokenizers, read_summary
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.ways.way import OWN_TEMPLATE, NamedTemplate
 
 _LOADED = 8
-"""How many tokenizers from the hub cache are loaded at most."""
-_GLANCED = 64
-"""How many tokenizers from the hub cache are inspected at most."""
+"""The most tokenizers of the hub cache that are loaded."""
+_INSPECTED = 64
+"""The most tokenizers of the hub cache whose vocabulary is looked at."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A tokenizer that may have written a log, and where its name comes from."""
+    """A tokenizer to try on a log."""
 
     name: str
     """As for `-t`."""
     because: str
+    """Where the name comes from."""
     folder: Path | None = None
-    """Where its files are; None: as its name says."""
+    """The folder of its files; None: its name says where they are."""
     required: bool = False
-    """Whether it is the user's mistake if it cannot be loaded."""
+    """Whether the run fails if it cannot be loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,11 @@ class PassedOver:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What is tried on a log."""
+    """The tokenizers to try on a log."""
 
     tried: tuple[Candidate, ...] = ()
     because: tuple[str, ...] = ()
-    """Where each candidate comes from."""
+    """For each of them, where its name comes from."""
     passed_over: tuple[PassedOver, ...] = ()
 
 
@@ -61,7 +62,7 @@ def templates_of_files(files: Sequence[str]) -> tuple[NamedTemplate, ...]:
     )
 
 
-def candidates_for(
+def find_candidates(
     rollouts: Sequence[Rollout],
     logs: Sequence[Path],
     chosen: Sequence[str],
@@ -70,21 +71,21 @@ def candidates_for(
     *,
     trust_remote_code: bool = False,
 ) -> Candidates:
-    """The tokenizers to try on rollouts, loaded, each with its own templates and the given ones.
+    """The tokenizers to try on rollouts, loaded, each with its own templates and the passed ones.
 
-    If tokenizers are given, no others are tried. TokenizerError if one of them cannot be loaded.
+    If tokenizers are `chosen`, no others are tried. TokenizerError if one of them cannot be loaded.
     """
     passed_over: list[PassedOver] = []
     offers = [Offer(name, "given", required=True) for name in chosen]
     if not offers:
         offers = [Offer(name, "configured", required=True) for name in configured]
-        offers += _named(rollouts, logs, passed_over)
-        offers += _cached(rollouts, {offer.name for offer in offers}, passed_over)
+        offers += _named_offers(rollouts, logs, passed_over)
+        offers += _cached_offers(rollouts, {offer.name for offer in offers}, passed_over)
     tried: dict[str, tuple[Candidate, str]] = {}
     for offer in offers:
         if offer.name in tried:
             continue
-        tokenizer = _loaded(offer, passed_over, trust_remote_code)
+        tokenizer = _load_offer(offer, passed_over, trust_remote_code)
         if tokenizer is not None:
             several = len(tokenizer.chat_templates) > 1
             own = (
@@ -101,7 +102,7 @@ def candidates_for(
     )
 
 
-def _loaded(offer: Offer, passed_over: list[PassedOver], trust_remote_code: bool) -> Tokenizer | None:
+def _load_offer(offer: Offer, passed_over: list[PassedOver], trust_remote_code: bool) -> Tokenizer | None:
     if offer.folder is None:
         return load_tokenizer(offer.name, trust_remote_code=trust_remote_code)
     try:
@@ -113,10 +114,12 @@ def _loaded(offer: Offer, passed_over: list[PassedOver], trust_remote_code: bool
         return None
 
 
-def _named(rollouts: Sequence[Rollout], logs: Sequence[Path], passed_over: list[PassedOver]) -> Iterator[Offer]:
-    """Those that the log names, if they are in a folder next to it or in the hub cache."""
-    for key, name in names_of_log(rollouts).items():
-        if HubName.of(name) is None:
+def _named_offers(
+    rollouts: Sequence[Rollout], logs: Sequence[Path], passed_over: list[PassedOver]
+) -> Iterator[Offer]:
+    """The tokenizers that the log names, if they are in a folder next to it or in the hub cache."""
+    for key, name in stated_names(rollouts).items():
+        if HubName.parse(name) is None:
             continue
         folders = (log.parent / folder for log in logs for folder in dict.fromkeys((name, name.split("/")[-1])))
         beside = next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
@@ -131,15 +134,17 @@ def _named(rollouts: Sequence[Rollout], logs: Sequence[Path], passed_over: list[
             )
 
 
-def _cached(rollouts: Sequence[Rollout], offered: set[str], passed_over: list[PassedOver]) -> Iterator[Offer]:
-    """Those in the hub cache whose vocabulary has all the ids, likeliest first."""
+def _cached_offers(
+    rollouts: Sequence[Rollout], offered: set[str], passed_over: list[PassedOver]
+) -> Iterator[Offer]:
+    """The tokenizers of the hub cache whose vocabulary has all the ids, the likeliest first."""
     cached = [tokenizer for tokenizer in cached_tokenizers() if tokenizer.name not in offered]
-    passed_over += [PassedOver(other.name, "too many in the hub cache: pass -t") for other in cached[_GLANCED:]]
+    passed_over += [PassedOver(other.name, "too many in the hub cache: pass -t") for other in cached[_INSPECTED:]]
     sequences = id_sequences(rollouts)
     largest = max((int(ids.max()) for ids in sequences), default=-1)
     ranked: list[tuple[int, CachedTokenizer]] = []
-    for tokenizer in cached[:_GLANCED]:
-        seen = glance(tokenizer.folder)
+    for tokenizer in cached[:_INSPECTED]:
+        seen = read_summary(tokenizer.folder)
         if seen is None:
             passed_over.append(PassedOver(tokenizer.name, "its tokenizer.json cannot be read"))
         elif largest >= seen.size:

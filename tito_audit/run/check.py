@@ -1,4 +1,4 @@
-"""From evidence to findings: each difference goes to one rule, and each rule runs or is skipped."""
+"""From evidence to findings: one rule explains each difference, and each selected rule runs or is skipped."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from tito_audit.errors import ODD_VALUES, PluginError, in_words
+from tito_audit.errors import ODD_VALUES, PluginError, describe_error
 from tito_audit.evidence.judgement import JUDGEMENT
 from tito_audit.evidence.logprobs import verified_parts
 from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Verified
 from tito_audit.evidence.needs import Needs, applies
-from tito_audit.record.finding import TRAINING_ROW, Finding, Folded, Hit, Severity, Skip, Where
+from tito_audit.record.finding import TRAINING_ROW, Finding, FoldedFindings, Hit, Severity, Skip, Where
 from tito_audit.record.rollout import Place
 from tito_audit.record.stated import NotRead
 from tito_audit.repair import Repair, Safety
-from tito_audit.rule import Reason, Rule, hit_of, missing
-from tito_audit.run.guard import failed, guarded
-from tito_audit.run.headlines import Turns, linked
+from tito_audit.rule import Reason, Rule, hit_of, missing_evidence
+from tito_audit.run.guard import guard_plugin, plugin_error
+from tito_audit.run.headlines import Turns, link_findings
 
 SINGLE = 100
-"""How many findings of one rule, severity and cause in one rollout are each a finding of their own."""
+"""From this many findings of one rule, severity and cause in a rollout on, further ones are folded into one."""
 
 
 class Spot(NamedTuple):
-    """Where a hit is: all that a folded finding keeps of it."""
+    """Where a hit is: what a folded finding keeps of it."""
 
     where: Where
     turn: int | None
@@ -46,20 +46,17 @@ class Spot(NamedTuple):
     @classmethod
     def of_difference(cls, explained: Explained) -> Spot:
         """The spot of the hit of an explained difference."""
-        differs: Difference = explained.difference
-        beside = differs.against is Against.ROW
-        return cls(
-            differs.where, differs.turn, differs.start, differs.end, explained.cause, differs.later_turn, beside
-        )
+        at, cause = explained.difference, explained.cause
+        return cls(at.where, at.turn, at.start, at.end, cause, at.later_turn, at.against is Against.ROW)
 
 
 @dataclass(slots=True)
-class _Group:
+class _FoldGroup:
     """Findings of one rule, severity and cause."""
 
     hits: int = 0
     at: int = -1
-    """The number of the finding that the others are folded into."""
+    """The index of the finding that the others are folded into; -1: none is folded."""
     tokens: int = 0
     places: array[int] = field(default_factory=lambda: array("q"))
     turns: dict[int | None, None] = field(default_factory=dict)
@@ -70,11 +67,10 @@ class _Group:
         self.turns[spot.turn if spot.later_turn is None else spot.later_turn] = None
 
 
-class Findings:
-    """The findings of a rollout as its rules find them; beyond `single` of one kind, the others become one.
+class FindingCollector:
+    """Collects the findings of a rollout; beyond `single` of one kind, the others are folded into one.
 
-    `calls_at` are the rows of the calls if single calls were joined: findings of different rows stay apart.
-    `single` None folds nothing.
+    `calls_at` are the rows of joined calls; findings of different rows are not folded. `single` None folds none.
     """
 
     def __init__(
@@ -84,20 +80,20 @@ class Findings:
         self._calls_at = calls_at
         self._single = single
         self._findings: list[Finding] = []
-        self._groups: dict[Hashable, _Group] = {}
+        self._groups: dict[Hashable, _FoldGroup] = {}
 
     def __bool__(self) -> bool:
         return bool(self._findings)
 
     def wants(self, code: str, severity: Severity, spot: Spot) -> bool:
-        """Whether the hit at a spot has to be made: to be a finding, or the first of those that become one."""
+        """Count a hit at a spot; False if it is folded into another finding, so that it need not be made."""
         if self._single is None:
             return True
         row = self._calls_at[spot.turn] if self._calls_at and spot.turn is not None else None
         key = code, severity, spot.cause, spot.where, spot.later_turn is None, spot.beside, row
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = _Group()
+            group = self._groups[key] = _FoldGroup()
         group.hits += 1
         if group.hits <= self._single:
             return True
@@ -107,59 +103,61 @@ class Findings:
             return True
         return False
 
-    def add(self, code: str, severity: Severity, hit: Hit) -> None:
-        """Add the hit at a spot that was wanted last."""
+    def append(self, code: str, severity: Severity, hit: Hit) -> None:
+        """Add a hit for which `wants` was True."""
         self._findings.append(Finding(code, severity, self._place, hit))
 
-    def take(self, code: str, usual: Severity, hit: Hit) -> None:
-        """Add a hit of a rule, `usual` being its severity if it has none of its own."""
+    def add_hit(self, code: str, usual: Severity, hit: Hit) -> None:
+        """Add or fold a hit of a rule; `usual` is its severity if it has none of its own."""
         severity = usual if hit.severity is None else hit.severity
         if self.wants(code, severity, Spot.of(hit)):
-            self.add(code, severity, hit)
+            self.append(code, severity, hit)
 
-    def folded(self) -> tuple[list[Finding], dict[int, Turns]]:
-        """The findings in order, and by number the turns of those that others were folded into."""
+    def fold(self) -> tuple[list[Finding], dict[int, Turns]]:
+        """The findings in order and, by index, the turns of those that others were folded into."""
         turns: dict[int, Turns] = {}
         for group in self._groups.values():
             if group.hits > (self._single or 0) + 1 and group.at >= 0:
                 first, times = self._findings[group.at], group.hits - (self._single or 0)
                 message = f"{first.hit.message} ({times - 1:,} more like this in the row are counted here)"
                 packed, group.places = group.places.tobytes(), array("q")
-                folded = Folded(times, len(group.turns), group.tokens, packed)
+                folded = FoldedFindings(times, len(group.turns), group.tokens, packed)
                 self._findings[group.at] = replace(first, hit=replace(first.hit, message=message), folded=folded)
                 turns[group.at] = group.turns.keys()
         return self._findings, turns
 
 
 _Explain = Callable[[Difference, Evidence], Reason | None]
-_Owners = tuple[tuple[Rule, _Explain], ...]
+_ExplainingRules = tuple[tuple[Rule, _Explain], ...]
 
 
-def explain(evidence: Evidence, rules: Sequence[Rule], selected: frozenset[str] | None = None) -> Evidence:
-    """The evidence, with each difference explained by the rule of lowest precedence that has a reason for it.
+def explain_differences(
+    evidence: Evidence, rules: Sequence[Rule], selected: frozenset[str] | None = None
+) -> Evidence:
+    """The evidence with each difference explained by the first rule, by precedence, that has a reason for it.
 
-    All rules take part, selected or not, so deselecting a rule never changes the code of a difference, unless
-    the rule fails. PluginError if a rule fails that is selected (None: all are).
+    All rules take part, so that deselecting one does not change the code of a difference. PluginError if a
+    selected rule fails (None: all are selected).
     """
     if not evidence.differences and not evidence.explained:
-        return evidence  # nothing to explain, so its cache stays valid
-    owners = _owners(tuple(rules))
+        return evidence  # unchanged, so what it has cached stays valid
+    owners = _explaining_rules(tuple(rules))
     explained = tuple(
         Explained(difference, *reason)
         for difference in evidence.differences
-        if (reason := _reason(difference, evidence, owners, selected)) is not None
+        if (reason := _find_reason(difference, evidence, owners, selected)) is not None
     )
-    # The judgement of the row does not depend on why it differs.
+    # Of what is cached, only the judgement of the row does not depend on the explanations.
     memo = {JUDGEMENT: evidence.memo[JUDGEMENT]} if JUDGEMENT in evidence.memo else {}
     return replace(evidence, explained=explained, memo=memo)
 
 
-def _reason(
-    difference: Difference, evidence: Evidence, owners: _Owners, selected: frozenset[str] | None
+def _find_reason(
+    difference: Difference, evidence: Evidence, owners: _ExplainingRules, selected: frozenset[str] | None
 ) -> tuple[str, str, str] | None:
-    """The code that owns a difference, its cause and what it is; None if no rule has a reason."""
+    """The code of the rule that explains a difference, the cause, and what it is; None if no rule has a reason."""
     known_cause = difference.known_cause
-    # A construction that gives the recorded tokens is a proof; no guess from the bytes overrules it.
+    # A construction that gives the recorded tokens is a proof and overrules what the bytes suggest.
     if known_cause is not None:
         return known_cause.code, known_cause.cause, known_cause.what
     for rule, reason_for in owners:
@@ -167,7 +165,7 @@ def _reason(
             reason = reason_for(difference, evidence)
         except ODD_VALUES as error:
             if selected is None or rule.code in selected:
-                raise _failed(rule, evidence, error) from error
+                raise _rule_failure(rule, evidence, error) from error
             continue
         if reason is not None:
             return rule.code, reason.cause, reason.what
@@ -182,13 +180,13 @@ def check(
     single: int | None = None,
     ignored: frozenset[str] = frozenset(),
 ) -> tuple[tuple[Finding, ...], tuple[Skip, ...]]:
-    """The findings of the selected codes, in code order, and the rules that had to be skipped.
+    """The findings of the selected codes, in code order, and the rules that were skipped.
 
-    With `repairs`, each finding above a note names the first repair that fits it; `repairs` is called only if
-    there is such a finding. With `single`, findings of one rule, severity and cause beyond that many are folded
-    into one. PluginError if a rule fails; one that is `ignored` is skipped instead.
+    With `repairs`, which is called only if needed, each finding above a note names the first repair that fits it.
+    With `single`, further findings of one rule, severity and cause are folded into one. PluginError if a rule
+    fails; an `ignored` rule is skipped instead.
     """
-    explained = explain(evidence, rules, selected - ignored)
+    explained = explain_differences(evidence, rules, selected - ignored)
     return check_explained(explained, rules, selected, repairs, single, ignored)
 
 
@@ -200,31 +198,31 @@ def check_explained(
     single: int | None = None,
     ignored: frozenset[str] = frozenset(),
 ) -> tuple[tuple[Finding, ...], tuple[Skip, ...]]:
-    """The same for evidence returned by `explain`."""
+    """The same as `check`, for evidence returned by `explain_differences`."""
     owned: dict[str, list[Explained]] = {}  # the explained differences by the code of their rule
     for each in evidence.explained:
         owned.setdefault(each.code, []).append(each)
     stated = evidence.rollout.stated
-    findings = Findings(evidence.rollout.place, stated.calls_at, single)
+    findings = FindingCollector(evidence.rollout.place, stated.calls_at, single)
     key = tuple(rules), selected, evidence.present, stated.reasons, verified_parts(evidence), frozenset(owned)
-    to_run, skips = _to_run(*key)
+    to_run, skips = _rules_to_run(*key)
     for rule in to_run:
         if rule.check is not None:
             try:
                 for hit in rule.check(evidence):
-                    findings.take(rule.code, rule.severity, hit)
+                    findings.add_hit(rule.code, rule.severity, hit)
             except ODD_VALUES as error:
                 if rule.code not in ignored:
-                    raise _failed(rule, evidence, error) from error
-                failure = Skip(rule.code, f"it failed: {in_words(error)}")
+                    raise _rule_failure(rule, evidence, error) from error
+                failure = Skip(rule.code, f"it failed: {describe_error(error)}")
                 skips = tuple(sorted((*skips, failure), key=lambda skip: skip.code))
         for each in owned.get(rule.code, ()) if rule.check is None else ():
             severity = min(rule.severity, each.difference.severity)
             if findings.wants(rule.code, severity, Spot.of_difference(each)):
-                findings.add(rule.code, severity, hit_of(each, evidence, severity))
+                findings.append(rule.code, severity, hit_of(each, evidence, severity))
     if not findings:
         return (), skips
-    every = linked(*findings.folded(), rules)
+    every = link_findings(*findings.fold(), rules)
     codes = {finding.code for finding in every if finding.severity is not Severity.NOTE}
     offered = repairs() if codes else ()
     by_default = [repair for repair in offered if repair.safety is not Safety.UNSAFE and not repair.by_model]
@@ -232,20 +230,20 @@ def check_explained(
     return tuple(_with_repair(finding, evidence, offers) for finding in every), skips
 
 
-def _failed(rule: Rule, evidence: Evidence, error: Exception) -> PluginError:
+def _rule_failure(rule: Rule, evidence: Evidence, error: Exception) -> PluginError:
     place, code = evidence.rollout.place, rule.code
-    return failed(f"rule {code}", place, f"turn the rule off: `--ignore {code}`", error)
+    return plugin_error(f"rule {code}", place, f"turn the rule off: `--ignore {code}`", error)
 
 
 @lru_cache(maxsize=64)
-def _owners(rules: tuple[Rule, ...]) -> _Owners:
-    """The rules that explain differences, by precedence, each with its function."""
+def _explaining_rules(rules: tuple[Rule, ...]) -> _ExplainingRules:
+    """The rules that explain differences, in order of precedence, each with its function."""
     owners = [(rule, rule.explain) for rule in rules if rule.explain is not None]
     return tuple(sorted(owners, key=lambda owner: owner[0].precedence))
 
 
 @lru_cache(maxsize=1024)
-def _to_run(
+def _rules_to_run(
     rules: tuple[Rule, ...],
     selected: frozenset[str],
     present: Needs,
@@ -253,12 +251,12 @@ def _to_run(
     verified: Verified,
     owned: frozenset[str],
 ) -> tuple[Sequence[Rule], tuple[Skip, ...]]:
-    """The selected rules to run, and the skips of those that lack something and own no difference.
+    """The selected rules to run, and the skips of those that lack something.
 
-    Without differences of its own, a rule that only explains them has nothing to do, nor has one that finds
-    nothing in sound evidence.
+    `owned` are the codes of explained differences: their rules run in any case. Of the others, rules that only
+    explain differences and rules that find nothing in sound evidence need not run.
     """
-    reasoned = [(rule, missing(rule, present, reasons)) for rule in rules if rule.code in selected]
+    reasoned = [(rule, missing_evidence(rule, present, reasons)) for rule in rules if rule.code in selected]
     skips = [
         Skip(rule.code, because, applies(rule.needs, present))
         for rule, because in reasoned
@@ -266,16 +264,17 @@ def _to_run(
     ]
     able = [rule for rule, because in reasoned if because is None or rule.code in owned]
     quiet = {rule.code for rule in able if rule.check is None or (rule.silent and rule.silent in verified)} - owned
-    # Most rollouts skip the same rules: one tuple shared by all is pickled once.
+    # One tuple shared by all rollouts is pickled once; most rollouts skip the same rules.
     return [rule for rule in able if rule.code not in quiet], tuple(skips)
 
 
 def _with_repair(finding: Finding, evidence: Evidence, offers: Mapping[str, Sequence[Repair]]) -> Finding:
-    """The finding with the name of the repair that fits it; a note gets none."""
+    """The finding with the name of the first repair that fits it; a note gets none."""
     if finding.severity is Severity.NOTE:
         return finding
+    way_out = f"turn its rule off: `--ignore {finding.code}`"
     for repair in offers[finding.code]:
-        with guarded(f"repair `{repair.name}`", finding.place, f"turn its rule off: `--ignore {finding.code}`"):
+        with guard_plugin(f"repair `{repair.name}`", finding.place, way_out):
             if repair.fits(evidence, finding):
                 return replace(finding, repair=repair.name)
     return finding

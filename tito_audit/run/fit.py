@@ -1,7 +1,6 @@
 """Fit: whether the first rows of a log were written with a tokenizer and chat template.
 
-The tests are coarse, so that a fault in a row is not mistaken for a misfit: those of `identify/tokenizer_fit.py`,
-and whether the template's control tokens occur in the rows.
+The tests are coarse, so that a fault in a row is not mistaken for a misfit.
 """
 
 from __future__ import annotations
@@ -11,51 +10,51 @@ from collections.abc import Iterable, Sequence
 
 from tito_audit.errors import EncodeError
 from tito_audit.evidence.reference import Reference
-from tito_audit.identify.tokenizer_fit import Tested, not_the_tokenizer, tested
+from tito_audit.identify.tokenizer_fit import TestableRows, select_testable, tokenizer_misfit
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Renderer
-from tito_audit.run.headlines import headed
+from tito_audit.run.headlines import with_headline
 from tito_audit.terminal.escape import shell_word
 from tito_audit.terminal.words import listed
 from tito_audit.tokens.hub import cached_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
-CODE = "REC007"
-TOKENIZER, TEMPLATE = "another tokenizer", "another chat template"
+MISFIT_CODE = "REC007"
+ANOTHER_TOKENIZER, ANOTHER_TEMPLATE = "another tokenizer", "another chat template"
 """The causes of the finding."""
-ROWS = 16
+TESTED_ROLLOUTS = 16
 """How many rollouts with ids are tested."""
 
 
-def misfit(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer | None) -> Finding | None:
-    """The finding that a log was written with another tokenizer or template, by its first rollouts; else None.
+def find_misfit(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer | None) -> Finding | None:
+    """The finding that a log, by its first rollouts, was written with another tokenizer or template; else None.
 
-    None too if the tokenizer cannot encode them, which the audit of each row says.
+    Also None if the tokenizer cannot encode them, which the audit of each row reports.
     """
-    rows = tested(rollouts)
+    rows = select_testable(rollouts)
     if not rows:
         return None
     reference = Reference(tokenizer, renderer)
-    cause = TOKENIZER
+    cause = ANOTHER_TOKENIZER
     try:
-        why = not_the_tokenizer(rows, reference)
+        why = tokenizer_misfit(rows, reference)
         if why is None and renderer is not None:
-            why, cause = _not_the_template(rows, reference), TEMPLATE
+            why, cause = _not_the_template(rows, reference), ANOTHER_TEMPLATE
     except EncodeError:
         return None
     if why is None:
         return None
     what = f"tokenizer {tokenizer.name}"
-    if cause == TEMPLATE:
+    if cause == ANOTHER_TEMPLATE:
         what = f"chat template of {tokenizer.name}, or the one that was given"
     message = f"{why}: this log was not written with the {what}; {_advice(cause, rollouts)}"
     hit = Hit(Where.LOG, 0, 0, message, cause=cause, severity=Severity.ERROR)
-    return headed(Finding(CODE, Severity.ERROR, rows[0][0].place, hit))
+    return with_headline(Finding(MISFIT_CODE, Severity.ERROR, rows[0][0].place, hit))
 
 
-def names_of_log(rollouts: Iterable[Rollout]) -> dict[str, str]:
-    """The names of `tokenizer` and `model` that the log states; the first of several."""
+def stated_names(rollouts: Iterable[Rollout]) -> dict[str, str]:
+    """The names that a log states for its `tokenizer` and its `model`, the first of each."""
     named: dict[str, str] = {}
     for rollout in rollouts:
         for key, value in (("tokenizer", rollout.stated.tokenizer), ("model", rollout.stated.model)):
@@ -64,8 +63,8 @@ def names_of_log(rollouts: Iterable[Rollout]) -> dict[str, str]:
     return named
 
 
-def _not_the_template(rows_tested: Tested, reference: Reference) -> str | None:
-    """Why the template cannot have written these rows; None if it can, or if it is unclear."""
+def _not_the_template(rows_tested: TestableRows, reference: Reference) -> str | None:
+    """Why the template cannot have written these rows; None if it can have, or if that is unclear."""
     recorded: Counter[str] = Counter()
     rendered: Counter[str] = Counter()
     # Control tokens, without BOS and end tokens.
@@ -73,11 +72,11 @@ def _not_the_template(rows_tested: Tested, reference: Reference) -> str | None:
     pieces = [vocabulary.piece(token) for token in vocabulary.special_ids - ends]
     rows = 0
     for rollout, all_ids in rows_tested:
-        if rows == 6:  # enough are rendered
+        if rows == 6:  # as many rendered rows suffice
             break
         text = None
         if rollout.messages and reference.renderer is not None:
-            text = reference.renderer.guess(
+            text = reference.renderer.try_render(
                 rollout.messages,
                 rollout.tools,
                 add_generation_prompt=False,
@@ -90,7 +89,7 @@ def _not_the_template(rows_tested: Tested, reference: Reference) -> str | None:
             rendered.update({piece: text.count(piece) for piece in pieces if piece in text})
     if recorded.total() < 2 * rows or not rows:
         return None
-    # Counts prove nothing: a log may hold part of a conversation, and templates skip unknown roles.
+    # How often a token occurs proves nothing: rows may hold parts of conversations, and templates skip roles.
     if recorded.keys() & rendered.keys():
         return None
     writes = listed([f"'{piece}'" for piece, _ in rendered.most_common(3)]) or "no control tokens"
@@ -100,7 +99,7 @@ def _not_the_template(rows_tested: Tested, reference: Reference) -> str | None:
 
 def _advice(cause: str, rollouts: Sequence[Rollout]) -> str:
     """What the log names, what to pass, and what to run next."""
-    named = names_of_log(rollouts)
+    named = stated_names(rollouts)
     says = listed([f"its {key} '{name}'" for key, name in named.items()])
     advice = f"the log names {says}; " if says else ""
     for cached in (cached_tokenizer(name) for name in named.values() if "/" in name):
@@ -108,7 +107,7 @@ def _advice(cause: str, rollouts: Sequence[Rollout]) -> str:
             advice += f"pass -t {shell_word(cached.name)}, which is on this machine, or else "
             break
     identify = f"`tito-audit identify {shell_word(rollouts[0].place.file)}` tries those on this machine"
-    if cause == TOKENIZER:
+    if cause == ANOTHER_TOKENIZER:
         return f"{advice}pass the tokenizer of the model that sampled it (-t NAME); {identify}"
     sampler = "pass the template that the sampler used (--chat-template FILE), or that tokenizer (-t NAME)"
     return f"{advice}{sampler}; {identify}"

@@ -1,4 +1,4 @@
-"""Headlines: which findings of a rollout share a cause, and what each cause adds up to."""
+"""Headlines: what findings are counted as in a verdict, and which findings of a rollout share a cause."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tito_audit.rule import Rule
 from tito_audit.rules import rule_of
 
 _DRIFT = ("TPL", "TOK")
-"""Families that say how a prompt came to hold other tokens, the most telling first."""
+"""Rule families that say why a prompt holds other tokens, the more telling first."""
 _LINKS = "SEQ"
-"""The family that says that a prompt breaks its history, whatever the reason."""
+"""The rule family that says that a prompt breaks its history, whatever the reason."""
 _HARMLESS = {"TOK": "{n} that would change if re-encoded", "TPL": "{n} that the template would write differently"}
 """Headlines of differences that did not reach a later prompt or the training row."""
 _UNDECIDED = {
@@ -28,28 +28,28 @@ _UNDECIDED = {
 """Headlines of findings that the log does not settle."""
 
 Turns = Collection[int | None]
-"""The turns that the headline of a folded finding counts, each once."""
+"""The turns that a folded finding is about, each once."""
 _Key = tuple[str, int | None, str]
-"""A headline, the prompt or call it is about, and what it counts."""
+"""A headline, the turn that it is about, and the unit that it counts."""
 
 
-def linked(findings: Sequence[Finding], folds: Mapping[int, Turns], rules: Iterable[Rule]) -> list[Finding]:
-    """The findings of one rollout in their order, each with its headline and the finding that it follows from.
+def link_findings(findings: Sequence[Finding], folds: Mapping[int, Turns], rules: Iterable[Rule]) -> list[Finding]:
+    """The findings of a rollout in their order, each with its headline and the finding that it follows from.
 
     Findings of one headline about the same prompt, completion or row have one cause: all follow from the most
-    severe, or the first of those; a finding with the same fingerprint as that one follows from none. A broken
-    prefix follows from what template or tokenizer did to that prompt. `folds` has the turns of folded findings,
-    by number: each follows from another only if it does so in all of them.
+    severe of them, or from the first of those; one with the same fingerprint follows from none. A broken prefix
+    follows from what template or tokenizer did to that prompt. `folds` are the turns of folded findings, by index;
+    a folded finding follows from another only if it does in all its turns.
     """
     by_code = {rule.code: rule for rule in rules}
-    headed = [_headed(finding, by_code.get(finding.code)) for finding in findings]
+    headed = [replace(each, headline=_headline(each, by_code.get(each.code))) for each in findings]
     if len(headed) == 1:
         return headed
-    causes = _Roots(headed, folds)
+    causes = _RootCauses(headed, folds)
     prints: dict[int, str] = {}
     out = []
     for index, finding in enumerate(headed):
-        roots = causes.of(index)
+        roots = causes.roots_of(index)
         if finding.folded is not None and index in roots:
             units = sum(root == index for root in roots)
             out.append(replace(finding, folded=replace(finding.folded, units=units)))
@@ -65,21 +65,21 @@ def linked(findings: Sequence[Finding], folds: Mapping[int, Turns], rules: Itera
     return out
 
 
-class _Roots:
+class _RootCauses:
     """What each finding of a rollout follows from."""
 
     def __init__(self, findings: Sequence[Finding], folds: Mapping[int, Turns]) -> None:
         self._findings = findings
         self._folds = folds
         self._roots: dict[_Key, int] = {}
-        """The most severe finding of a headline in each prompt, completion, …"""
-        # The most severe first; among those, findings that say how a prefix broke rather than that it did.
+        """By headline and turn: the index of the most severe finding."""
+        # The most severe first; among equals, findings that say why a prefix broke before those that say it did.
         ranks = [(-finding.severity, finding.code.startswith(_LINKS)) for finding in findings]
         for index in sorted(range(len(findings)), key=ranks.__getitem__):
             for key in self._keys(index):
                 self._roots.setdefault(key, index)
-        # By turn, the finding that says why its prompt breaks its history.
         self._broken: dict[int | None, int] = {}
+        """By turn: the index of the finding that says why its prompt breaks its history."""
         for family in _DRIFT:
             for index in dict.fromkeys(self._roots.values()):
                 finding = self._findings[index]
@@ -89,8 +89,8 @@ class _Roots:
         drifted = (at for at in self._roots.values() if findings[at].code.startswith(_DRIFT))
         self._drifted = next(drifted, None)
 
-    def of(self, index: int) -> list[int]:
-        """The numbers of the findings that it follows from, one for each turn; its own if it follows from none."""
+    def roots_of(self, index: int) -> list[int]:
+        """The index of the finding that this one follows from, for each of its turns; its own if from none."""
         finding = self._findings[index]
         if finding.code == "LPR507" and self._drifted is not None:
             return [self._drifted]
@@ -113,12 +113,13 @@ class _Roots:
         return [(finding.headline, turn, finding.unit) for turn in self._turns(index)]
 
 
-def headed(finding: Finding) -> Finding:
-    """A finding that no other explains, with the headline of its rule."""
-    return _headed(finding, rule_of(finding.code))
+def with_headline(finding: Finding) -> Finding:
+    """A finding that follows from no other, with its headline."""
+    return replace(finding, headline=_headline(finding, rule_of(finding.code)))
 
 
-def _headed(finding: Finding, rule: Rule | None) -> Finding:
+def _headline(finding: Finding, rule: Rule | None) -> str:
+    """What the finding is counted as in a verdict, with `{n}` for the number and the unit."""
     headline = rule.headline if rule is not None else ""
     if rule is not None and rule.explain is not None and finding.severity is Severity.NOTE:
         headline = _HARMLESS.get(finding.code[:3], headline)
@@ -127,9 +128,9 @@ def _headed(finding: Finding, rule: Rule | None) -> Finding:
     elif finding.hit.cause.startswith("slid by"):  # it shows as tokens trained too early and tokens left out
         headline = "{n} with a shifted loss mask"
     elif finding.code == "SEQ302" and not (finding.hit.recorded.pieces or finding.hit.canonical.pieces):
-        # No tokenizer tells what became of the text.
+        # Without a tokenizer it is unknown which of the two it is.
         headline = "{n} re-tokenized or re-rendered"
     headline = finding.hit.headline or headline
     if not headline and rule is not None:
         headline = f"{{n}}: {rule.title[:1].lower()}{rule.title[1:]}"
-    return replace(finding, headline=headline or f"{{n}} with {finding.code}")
+    return headline or f"{{n}} with {finding.code}"

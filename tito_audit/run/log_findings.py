@@ -1,7 +1,7 @@
 """Findings about whole logs and about a whole run.
 
-Of a log: the conventions that its rows keep, and what its rows leave open. Of a run: tokens that its rows train
-more than once, calls that no row trains, and training rows that hold what the calls beside other rows sampled.
+About a log: the conventions of its rows, and what the rows do not decide. About a run: tokens that rows train more
+than once, calls that no row trains, and training rows that hold what was sampled for other rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tito_audit.chains.ledger import BLOCK, Ledger
-from tito_audit.chains.trained_once import Cause, Double, Settled, settle
+from tito_audit.chains.trained_once import Cause, Double, RepeatedTraining, find_repeated_training
 from tito_audit.evidence.sft import (
     BOS_ALONE,
     CUT,
@@ -30,21 +30,21 @@ from tito_audit.evidence.sft import (
     UNSPACED,
 )
 from tito_audit.evidence.trainings import retraining_hit
-from tito_audit.levels.tally import below
+from tito_audit.levels.tally import level_failures
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
-from tito_audit.record.reading import Slide, assume_flags, slides_in_words
+from tito_audit.record.reading import Slide, assume_flags, describe_slides
 from tito_audit.record.rollout import Place
-from tito_audit.record.testimony import PLACES, EndsOf, Tally, Testimony
+from tito_audit.record.testimony import PLACES, AnswerEnds, Tally, Testimony
 from tito_audit.record.trainings import ONCE, TrainedAgain
 from tito_audit.run.auditor import TRAINED_ONCE
-from tito_audit.run.headlines import headed
+from tito_audit.run.headlines import with_headline
 from tito_audit.settings.model import Settings
 from tito_audit.summary import Gate, Summary
-from tito_audit.terminal.words import listed, listed_or, many, percent
+from tito_audit.terminal.words import listed, many, percent
 
 _MASK, _LEFT_OUT, _ENDS, _LOGPROBS = "MSK401", "MSK402", "MSK404", "LPR502"
 _WHOLE, _BOS, _SPACES = "MSK403", "TPL209", "TOK107"
-_HEADLINES_OF_SFT = {
+_SFT_HEADLINES = {
     "nothing trained": "{n} in which no row trains anything",
     "cut before the answer": "{n} with rows that end before an answer begins",
     "ends not trained": "{n} with rows that train no end of an answer",
@@ -56,30 +56,30 @@ _HEADLINES_OF_SFT = {
 _ADVICE = "log the calls, or write null where no logprob exists"
 NEVER, UNDECIDED = "never trained", "undecided"
 _STRANGER, _ROW_OF_OTHERS = "REC012", "row of other calls"
-"""The code and cause of a training row that is not of the calls beside it."""
-_SAME = 0.9
-"""The share of these rows that have to be as many rows from their calls to say that the join is off."""
+"""The code and cause of a stranger: a training row that none of the calls beside it sampled."""
+_SAME_DISTANCE = 0.9
+"""If this share of the strangers is equally many rows from their calls, the join is off by so many."""
 _MOST_STRANGERS = 1 << 17
-"""How many such rows are looked for."""
+"""The most strangers that are kept to find their calls."""
 _CODES = 6
-"""Maximum codes named in a verdict."""
-_LogFinding = tuple[str, Severity, str, str, Tally]
-"""Code, severity, cause, message and the rows that it is about."""
+"""The most codes that a verdict names."""
+_LogFindingParts = tuple[str, Severity, str, str, Tally]
+"""Code, severity, cause, message, and the rows that it is about."""
 
 
-class Failing:
-    """The findings of a run that each fail it, counted as they come."""
+class FailingFindings:
+    """Counts the findings that fail a run."""
 
     def __init__(self) -> None:
         self.findings: Counter[Severity] = Counter()
         self._codes: Counter[str] = Counter()
         self._rollouts = 0
-        """Rollouts with such a finding."""
+        """Rollouts with a failing finding."""
         self._between = 0
-        """Rollouts with one of a rule that compares rows; may overlap with these."""
+        """Rollouts with a failing finding of a rule that compares rows; some may be counted above too."""
 
     def add(self, result: Result, findings: Sequence[Finding]) -> None:
-        """Count the failing findings of one result."""
+        """Count the failing `findings` of a result."""
         for finding in findings:
             self.findings[finding.severity] += finding.times
             self._codes[finding.code] += finding.times
@@ -99,102 +99,106 @@ class Failing:
 
 
 class RunCounts:
-    """What the results of a run add up to: what each log shows as a whole, and what the rows of all train."""
+    """Counts the results of a run, and draws the findings about whole logs and the run from them."""
 
     def __init__(self, summary: Summary, settings: Settings | None = None) -> None:
-        """With `settings` the findings that fail by them are counted, for `gate`."""
+        """With `settings`, also count the findings that fail the run, for `gate`."""
         self.summary = summary
-        self.failing = Failing()
+        self.failing = FailingFindings()
         self._required = settings
-        self._bar = None if settings is None else cache(lambda file: Severity.bar(settings.at(file).fail_on))
+        self._bar = None if settings is None else cache(lambda file: Severity.threshold(settings.at(file).fail_on))
         self.testimonies = defaultdict[str, Testimony](Testimony)
-        """By log, what the rows so far together say about how they were written."""
+        """By log: what its rows together show about how they were written."""
         self.ledger = Ledger()
-        """What the rows so far train."""
+        """Which tokens the rows train."""
         self.strangers: list[Place] = []
-        """Training rows so far that are not of the calls beside them."""
+        """Training rows that none of the calls beside them sampled."""
 
     def add(self, result: Result) -> None:
         """Count a result of a row."""
         self.summary.add(result)
         if result.findings:
-            self._judge(result)
+            self._count_failing(result)
         if result.witness is not None:
             self.testimonies[result.place.file].add(result.witness, result.place)
-        self.ledger.note(result)
+        self.ledger.add_result(result)
         for finding in result.findings if len(self.strangers) < _MOST_STRANGERS else ():
             if finding.code == _STRANGER and finding.hit.cause == _ROW_OF_OTHERS:
                 self.strangers.append(result.place)
                 break
 
-    def repaired(self, was: Result, now: Result) -> None:
-        """Count what the row of a result, already added, allows after its repair."""
+    def update_repaired(self, was: Result, now: Result) -> None:
+        """Replace what a row shows, counted by `add`, by what it shows after its repair."""
         if was.witness is not None and now.witness is not None and now is not was:
-            self.testimonies[was.place.file].repaired(was.witness, now.witness, was.place)
+            self.testimonies[was.place.file].add_repaired(was.witness, now.witness, was.place)
 
-    def about_log(self, findings: tuple[Finding, ...]) -> Iterator[Result]:
-        """Findings about a whole log, counted; nothing if there are none."""
+    def add_log_findings(self, findings: tuple[Finding, ...]) -> Iterator[Result]:
+        """Count findings about a whole log and yield them as a result; nothing if there are none."""
         if findings:
-            yield self._counted(Result(findings[0].place, None, findings, of_log=True))
+            yield self._add_counted(Result(findings[0].place, None, findings, of_log=True))
 
-    def of_log(self, file: str, codes: frozenset[str]) -> Iterator[Result]:
-        """What the rows of a log show together, and what they leave open, counted."""
+    def close_log(self, file: str, codes: frozenset[str]) -> Iterator[Result]:
+        """Count and yield what the rows of a log show together, and what they leave open."""
         if file in self.testimonies:
             count_open(self.testimonies[file], self.summary)
-            yield from self.about_log(findings_of_log(file, self.testimonies[file], codes))
+            yield from self.add_log_findings(whole_log_findings(file, self.testimonies[file], codes))
 
-    def of_run(self, *, whole: bool = True, owners: bool = False) -> Iterator[Result]:
-        """The findings about all rows together, which are counted; `owners`: also whose rows strangers are."""
+    def close_run(self, *, whole: bool = True, owners: bool = False) -> Iterator[Result]:
+        """Count and yield the findings about all rows of the run.
+
+        `whole`: every row was read, so that calls may count as never trained. `owners`: also find the calls that
+        sampled the strangers.
+        """
         if not len(self.ledger):
             return
-        once = Once.of(self.ledger, whole=whole)
-        for result in chain(owner_results(self.ledger, self.strangers) if owners else (), once.results()):
-            yield self._counted(result)
-        self.summary.notices += once.notices()
+        overlaps = TrainedOverlaps.from_ledger(self.ledger, whole=whole)
+        for result in chain(stranger_results(self.ledger, self.strangers) if owners else (), overlaps.results()):
+            yield self._add_counted(result)
+        self.summary.notices += overlaps.notices()
 
-    def whole(self, codes: Mapping[str, frozenset[str]], *, run: bool = True) -> Sequence[Result]:
-        """The findings about each whole log, by its codes, and those about the run, counted."""
-        of_logs = [result for file in self.testimonies for result in self.of_log(file, codes[file])]
-        return (*of_logs, *(self.of_run() if run else ()))
+    def close_all(self, codes: Mapping[str, frozenset[str]], *, run: bool = True) -> Sequence[Result]:
+        """Count and return the findings about each log, with the `codes` selected for it, and about the run."""
+        of_logs = [result for file in self.testimonies for result in self.close_log(file, codes[file])]
+        return (*of_logs, *(self.close_run() if run else ()))
 
     def gate(self, fail_on: str) -> Gate:
-        """The verdict on all results, without limits and baseline."""
+        """The verdict on all results, without rates and baseline."""
         number = self.failing.findings.total()
         because = [self.failing.words()] if number else []
         if self._required is not None:
-            because += below(self.summary.records, self.summary.files, self._required)
+            because += level_failures(self.summary.records, self.summary.files, self._required)
         return Gate(bool(because), tuple(because), fail_on, number)
 
-    def _counted(self, result: Result) -> Result:
+    def _add_counted(self, result: Result) -> Result:
         self.summary.add(result)
-        self._judge(result)
+        self._count_failing(result)
         return result
 
-    def _judge(self, result: Result) -> None:
+    def _count_failing(self, result: Result) -> None:
         bar = None if self._bar is None else self._bar(result.place.file)
         if bar is not None:
             self.failing.add(result, [finding for finding in result.findings if finding.severity >= bar])
 
 
-def findings_of_log(file: str, testimony: Testimony, codes: frozenset[str]) -> tuple[Finding, ...]:
-    """The findings, with codes among `codes`, about what the rows of a log show together.
+def whole_log_findings(file: str, testimony: Testimony, codes: frozenset[str]) -> tuple[Finding, ...]:
+    """The findings of these codes about what the rows of a log show together.
 
-    They judge no row: a row that shows how it was written has its own findings, and the others stay open.
+    They judge no single row: a row that shows how it was written has its own findings, the others stay open.
     """
     every = chain(
-        _open(testimony),
-        _beside_faults(testimony),
+        _undecided_rows(testimony),
+        _possible_faults(testimony),
         _conventions(testimony),
-        _of_sft(testimony),
+        _sft_faults(testimony),
         _contradictions(testimony),
     )
     return tuple(
-        headed(
+        with_headline(
             Finding(
                 code,
                 severity,
                 Place(file, tally.places[0].row),
-                Hit(Where.LOG, 0, 0, message, cause=cause, headline=_HEADLINES_OF_SFT.get(cause, "")),
+                Hit(Where.LOG, 0, 0, message, cause=cause, headline=_SFT_HEADLINES.get(cause, "")),
             )
         )
         for code, severity, cause, message, tally in every
@@ -202,11 +206,11 @@ def findings_of_log(file: str, testimony: Testimony, codes: frozenset[str]) -> t
     )
 
 
-def _open(testimony: Testimony) -> Iterator[_LogFinding]:
-    """Rows whose simplest reading is a fault, though one without a fault stands."""
+def _undecided_rows(testimony: Testimony) -> Iterator[_LogFindingParts]:
+    """Rows whose simplest reading has a fault, while a faultless reading is possible."""
     slides = testimony.undecided
     if slides:
-        words = listed_or(slides_in_words(slides))
+        words = listed(describe_slides(slides), "or")
         message = (
             f"all {many(testimony.rows, 'row')} of the log may have {words}: {len(testimony.certain)} different "
             "first tokens of answers have the fill as their logprob, so either all of them were certain, or each "
@@ -217,70 +221,70 @@ def _open(testimony: Testimony) -> Iterator[_LogFinding]:
         return
     by_code: dict[str, list[tuple[Slide, ...]]] = {}
     for reading in testimony.open:
-        by_code.setdefault(_code(reading), []).append(reading)
+        by_code.setdefault(_slide_code(reading), []).append(reading)
     for code, readings in sorted(by_code.items()):
-        tally = _together(testimony.open[slides] for slides in readings)
+        tally = _sum_tallies(testimony.open[slides] for slides in readings)
         verb = "does" if tally.rows == 1 else "do"
         what = "logprobs are" if code == _LOGPROBS else "loss mask is"
-        words = listed_or(slides_in_words(sorted(slide for slides in readings for slide in slides)))
+        words = listed(describe_slides(sorted(slide for slides in readings for slide in slides)), "or")
         message = (
             f"{tally.rows:,} of {many(testimony.rows, 'row')} {verb} not show whether the {what} on the sampled "
-            f"tokens: {_named(tally)} may be right, with first tokens that were certain or ends left out of the "
+            f"tokens: {_rows(tally)} may be right, with first tokens that were certain or ends left out of the "
             f"loss, or have {words}; {_ADVICE}, or state which it is with --convention or --assume"
         )
         yield code, Severity.NOTE, "undecided", message, tally
 
 
-def _beside_faults(testimony: Testimony) -> Iterator[_LogFinding]:
-    """Rows that allow a slide which other rows prove."""
-    for slide, tally in testimony.beside_faults.items():
-        (words,) = slides_in_words([slide])
-        proof = _named(testimony.proven[slide.mask, slide.logprobs])
+def _possible_faults(testimony: Testimony) -> Iterator[_LogFindingParts]:
+    """Rows that may have a slide which other rows prove to have."""
+    for slide, tally in testimony.allowed_where_proven.items():
+        (words,) = describe_slides([slide])
+        proof = _rows(testimony.proven[slide.mask, slide.logprobs])
         message = (
-            f"{many(tally.rows, 'row')} may also have {words}, as {proof} of this log: nothing in {_named(tally)} "
+            f"{many(tally.rows, 'row')} may also have {words}, as {proof} of this log: nothing in {_rows(tally)} "
             f"decides it, so no repair touches {'it' if tally.rows == 1 else 'them'}; if it is so, state it with "
             f"{assume_flags(slide)}"
         )
-        yield _code((slide,)), Severity.WARNING, "may have the fault of other rows", message, tally
+        yield _slide_code((slide,)), Severity.WARNING, "may have the fault of other rows", message, tally
 
 
 def count_open(testimony: Testimony, summary: Summary) -> None:
-    """Count the rows of a log that could not be judged, and those that may have a fault which others prove."""
+    """Count the rows of a log that could not be judged, and those that may have a fault proven in other rows."""
     summary.open_rows += testimony.open_rows
-    for slide, tally in testimony.beside_faults.items():
+    for slide, tally in testimony.allowed_where_proven.items():
         summary.open_beside_faults += tally.rows
         summary.fault_beside = summary.fault_beside or assume_flags(slide)
 
 
-def _conventions(testimony: Testimony) -> Iterator[_LogFinding]:
-    """What rows leave out of every answer that they train: a note if all rows do, else a warning."""
+def _conventions(testimony: Testimony) -> Iterator[_LogFindingParts]:
+    """What rows leave out of the loss in each of their answers: a note if all rows do, else a warning."""
     firsts = {number: tally for number, tally in testimony.first.items() if number}
     for number, tally in sorted(firsts.items()):
         tokens = "the first token" if number == 1 else f"the first {number} tokens"
         message = f"{tokens} of each answer {'is' if number == 1 else 'are'} left out of the loss"
         state = f"`--convention first=left-out:{number}` states that it is meant"
-        yield from _convention(_LEFT_OUT, "first tokens left out", message, state, tally, testimony.first)
+        yield from _convention_finding(_LEFT_OUT, "first tokens left out", message, state, tally, testimony.first)
     if testimony.sft:
         return
-    left_out = testimony.ends.get(EndsOf.KEPT)
-    others = {kind: tally for kind, tally in testimony.ends.items() if kind is not EndsOf.OPEN}
+    left_out = testimony.ends.get(AnswerEnds.KEPT)
+    others = {kind: tally for kind, tally in testimony.ends.items() if kind is not AnswerEnds.OPEN}
     state = "`--convention end=untrained` states that it is meant"
     if left_out is not None:
         message = (
             "the sampled end of each answer is left out of the loss, so the model gets no credit for stopping"
         )
-        yield from _convention(_ENDS, "sampled, not trained", message, state, left_out, others)
-    elif EndsOf.OPEN in testimony.ends and not others:
-        tally = testimony.ends[EndsOf.OPEN]
+        yield from _convention_finding(_ENDS, "sampled, not trained", message, state, left_out, others)
+    elif AnswerEnds.OPEN in testimony.ends and not others:
+        tally = testimony.ends[AnswerEnds.OPEN]
         message = (
-            f"no row trains the end of an answer ({_named(tally)}): right if ends were appended, but if they were "
+            f"no row trains the end of an answer ({_rows(tally)}): right if ends were appended, but if they were "
             f"sampled, the model gets no credit for stopping; {state}"
         )
         yield _ENDS, Severity.NOTE, "not trained", message, tally
 
 
-def _of_sft(testimony: Testimony) -> Iterator[_LogFinding]:
-    """What a set for SFT leaves out of the loss as a whole."""
+def _sft_faults(testimony: Testimony) -> Iterator[_LogFindingParts]:
+    """Faults of a set for SFT that only all rows together show."""
     of, none = testimony.sft, Tally()
     rows = of.get(ROWS, none).rows
     nothing, cut, endless = of.get(NOTHING, none), of.get(CUT, none), of.get(ENDLESS, none)
@@ -290,7 +294,7 @@ def _of_sft(testimony: Testimony) -> Iterator[_LogFinding]:
     if cut.rows:
         message = (
             f"{cut.rows:,} of {many(rows, 'row')} end before an answer begins, so nothing of them is trained "
-            f"({_named(cut)}); raise the maximum length, or leave such rows out"
+            f"({_rows(cut)}); raise the maximum length, or leave such rows out"
         )
         yield _WHOLE, Severity.WARNING, "cut before the answer", message, cut
     if endless.rows:
@@ -298,37 +302,40 @@ def _of_sft(testimony: Testimony) -> Iterator[_LogFinding]:
         which = f"{endless.rows:,} of {many(endless.rows + with_end, 'row')}" if with_end else "no row"
         verb = "train no end" if with_end else "trains the end"
         message = (
-            f"{which} {verb} of an answer ({_named(endless)}), so the model is not taught to stop; "
+            f"{which} {verb} of an answer ({_rows(endless)}), so the model is not taught to stop; "
             "`--convention end=untrained` states that it is meant"
         )
         yield _ENDS, Severity.WARNING, "ends not trained", message, endless
     if (unfinished := of.get(UNFINISHED, none)).rows:
         message = (
-            f"the last answer of {many(unfinished.rows, 'row')} has no end ({_named(unfinished)}): a maximum "
+            f"the last answer of {many(unfinished.rows, 'row')} has no end ({_rows(unfinished)}): a maximum "
             "length cut it, or the writer appends no end"
         )
         yield _ENDS, Severity.NOTE, "answers without an end", message, unfinished
     if (alone := of.get(BOS_ALONE, none)).rows:
         message = (
-            f"{alone.rows:,} of {many(rows, 'row')} begin with two BOS tokens ({_named(alone)}): the template "
+            f"{alone.rows:,} of {many(rows, 'row')} begin with two BOS tokens ({_rows(alone)}): the template "
             "writes one and the tokenizer adds another; encode rendered text with `add_special_tokens=False`"
         )
         yield _BOS, Severity.WARNING, "BOS doubled", message, alone
     dense, split = of.get(UNSPACED, none), of.get(SPLIT_OTHERWISE, none).rows
     if SPACED not in of and dense.rows >= 8 and 2 * split >= dense.rows:
         message = (
-            f"no row holds a space, not even the {dense.rows:,} with long texts ({_named(dense)}), and {split:,} "
+            f"no row holds a space, not even the {dense.rows:,} with long texts ({_rows(dense)}), and {split:,} "
             "of these have other tokens than `tokenizer.json` gives: if the data has spaces, the trainer loaded "
             "another tokenizer, which drops them; compare both on one text before training"
         )
         yield _SPACES, Severity.WARNING, "spaces lost", message, dense
 
 
-def _convention(
+def _convention_finding(
     code: str, cause: str, message: str, state: str, tally: Tally, kinds: Mapping[Any, Tally]
-) -> Iterator[_LogFinding]:
-    """A convention that all rows of the log keep, or some of them."""
-    rest = _together(other for other in kinds.values() if other is not tally)
+) -> Iterator[_LogFindingParts]:
+    """A note if all rows of the log keep a convention, a warning if only some do.
+
+    `tally` are the rows that keep it, `kinds` all rows by what they do, `state` how to state the convention.
+    """
+    rest = _sum_tallies(other for other in kinds.values() if other is not tally)
     if not rest.rows:
         rows = "the only row" if tally.rows == 1 else f"all {tally.rows:,} rows that show it"
         yield code, Severity.NOTE, cause, f"{message} in {rows}; {state}", tally
@@ -336,69 +343,69 @@ def _convention(
     # The smaller part is named: most often it is a single row.
     odd = tally if tally.rows <= rest.rows else rest
     share = f"{tally.rows:,} of {many(tally.rows + rest.rows, 'row')}"
-    named = f"{_named(odd)}; not in the others" if odd is tally else f"all but {_named(odd)}"
+    named = f"{_rows(odd)}; not in the others" if odd is tally else f"all but {_rows(odd)}"
     yield code, Severity.WARNING, cause, f"{message} in {share}: {named}", odd
 
 
-def _contradictions(testimony: Testimony) -> Iterator[_LogFinding]:
-    """Rows that say otherwise than the run states."""
+def _contradictions(testimony: Testimony) -> Iterator[_LogFindingParts]:
+    """Rows that contradict what the user states."""
     codes = {"--convention first": _LEFT_OUT, "--convention end": _ENDS, "--assume": _LOGPROBS}
     for flag, tally in sorted(testimony.contradictions.items()):
         verb = "contradicts" if tally.rows == 1 else "contradict"
-        message = f"{_named(tally)} {verb} {flag} and {'is' if tally.rows == 1 else 'are'} left as logged"
+        message = f"{_rows(tally)} {verb} {flag} and {'is' if tally.rows == 1 else 'are'} left as logged"
         yield codes[flag], Severity.WARNING, f"contradicts {flag}", message, tally
 
 
-def _code(slides: Iterable[Slide]) -> str:
-    """The code for these slides; logprobs first, as rows mostly leave those open."""
+def _slide_code(slides: Iterable[Slide]) -> str:
+    """The code of the finding about these slides: that of the logprobs if any of them moves logprobs."""
     return _LOGPROBS if any(slide.logprobs for slide in slides) else _MASK
 
 
-def _together(tallies: Iterable[Tally]) -> Tally:
-    every = Tally()
+def _sum_tallies(tallies: Iterable[Tally]) -> Tally:
+    total = Tally()
     for tally in tallies:
-        every.add(tally.rows, tally.places)
-    return every
+        total.add(tally.rows, tally.places)
+    return total
 
 
-def _named(tally: Tally) -> str:
+def _rows(tally: Tally) -> str:
     """`row 3`, `rows 3, 7[1], 9 and 4 more`."""
     names = [f"{place.row}[{place.item}]" if place.item else f"{place.row}" for place in tally.places]
     more = f" and {tally.rows - len(names):,} more" if tally.rows > len(names) else ""
     return f"row{'' if tally.rows == 1 else 's'} {', '.join(names)}{more}"
 
 
-_Noted = tuple[int, TrainedAgain]
-"""A sequence, and what it trains again or never."""
+_SequenceFinding = tuple[int, TrainedAgain]
+"""The number of a sequence in the ledger, and what it trains again or what of it is never trained."""
 
 
 @dataclass(frozen=True, slots=True)
-class Once:
-    """What the rows of a run train more than once or never, in words."""
+class TrainedOverlaps:
+    """What the rows of a run train more than once or never, as findings and notices."""
 
     ledger: Ledger
-    settled: Settled
+    settled: RepeatedTraining
 
     @classmethod
-    def of(cls, ledger: Ledger, *, whole: bool = True) -> Once:
-        """What the ledger of a run shows; if only part of the rows was read, nothing counts as never trained."""
-        settled = settle(ledger)
+    def from_ledger(cls, ledger: Ledger, *, whole: bool = True) -> TrainedOverlaps:
+        """What a ledger shows; unless the `whole` run was read, nothing counts as never trained."""
+        settled = find_repeated_training(ledger)
         never = settled.never if whole and not ledger.left_out else settled.never[:0]
-        return cls(ledger, Settled(settled.trained, settled.doubles, never, settled.undecided))
+        return cls(ledger, RepeatedTraining(settled.trained, settled.doubles, never, settled.undecided))
 
     def results(self) -> Iterator[Result]:
-        """The findings, one result for each rollout and each log, in the order of the rows."""
-        for place, noted in groupby(self._noted(), key=lambda pair: self.ledger.place(pair[0])):
+        """The findings: a result for each rollout in the order of the rows, then one for each log."""
+        for place, of_place in groupby(self._sequence_findings(), key=lambda pair: self.ledger.place(pair[0])):
             findings = []
-            for number, again in noted:
+            for number, again in of_place:
                 hit, row_place = retraining_hit(again), self.ledger.row_place(number)
                 severity = Severity.ERROR if hit.severity is None else hit.severity
                 repair = ONCE if again.turn is None else None
-                findings.append(headed(Finding(TRAINED_ONCE, severity, row_place, hit, repair)))
+                findings.append(with_headline(Finding(TRAINED_ONCE, severity, row_place, hit, repair)))
             yield Result(place, None, tuple(findings), of_log=True)
         undecided = self.settled.undecided.tolist()
         for file, of_file in groupby(undecided, key=lambda number: self.ledger.place(number).file):
-            # The finding that rows may or may not train the same sampling twice.
+            # One finding for all rows of which it is unknown whether they train the same sampled tokens twice.
             numbers = list(of_file)
             places = [self.ledger.row_place(number) for number in numbers[:PLACES]]
             single = len(numbers) == 1
@@ -411,12 +418,13 @@ class Once:
             )
             hit = Hit(Where.LOG, 0, 0, message, cause=UNDECIDED, severity=Severity.NOTE)
             place = Place(file, places[0].row)
-            yield Result(place, None, (headed(Finding(TRAINED_ONCE, Severity.NOTE, place, hit)),), of_log=True)
+            finding = with_headline(Finding(TRAINED_ONCE, Severity.NOTE, place, hit))
+            yield Result(place, None, (finding,), of_log=True)
 
     def notices(self) -> Iterator[str]:
-        """How much is trained twice or not at all, for the summary."""
+        """Sentences about how much is trained more than once or never, for the summary."""
         doubles = self.settled.doubles
-        never = sum(self.ledger.tokens(number) for number in self.settled.never.tolist())
+        never = sum(self.ledger.trained_tokens(number) for number in self.settled.never.tolist())
         if self.ledger.left_out:
             compared = self.ledger.rollouts - self.ledger.left_out
             yield (
@@ -433,32 +441,31 @@ class Once:
             counted_calls = many(len(self.settled.never), "call")
             yield f"No row of the run trains {many(never, 'sampled token')} of {counted_calls}."
 
-    def again(self, file: str, rows: Sequence[int]) -> dict[int, dict[int, tuple[TrainedAgain, ...]]]:
-        """What these rows of a file train again, by row, then by item."""
+    def trained_again(self, file: str, rows: Sequence[int]) -> dict[int, dict[int, tuple[TrainedAgain, ...]]]:
+        """By row and item: what these rows of a file train again."""
         by_row: dict[int, dict[int, tuple[TrainedAgain, ...]]] = {}
-        for number in self.ledger.sequences(file, rows):
+        for number in self.ledger.sequences_of_rows(file, rows):
             double = self.settled.doubles.of(number)
             if double is not None:
-                place, (_, again) = self.ledger.place(number), self._again(double)
+                place, (_, again) = self.ledger.place(number), self._trained_again(double)
                 items = by_row.setdefault(place.row, {})
                 items[place.item] = (*items.get(place.item, ()), again)
         return by_row
 
-    def _noted(self) -> Iterator[_Noted]:
-        """What each sequence trains again or never, in the order of the sequences."""
+    def _sequence_findings(self) -> Iterator[_SequenceFinding]:
+        """What is trained again or never, in the order of the sequences."""
         never, at = self.settled.never.tolist(), 0
         for double in self.settled.doubles:
             while at < len(never) and never[at] < double.sequence:
-                yield self._never(never[at])
+                yield self._never_trained(never[at])
                 at += 1
-            yield self._again(double)
-        yield from map(self._never, never[at:])
+            yield self._trained_again(double)
+        yield from map(self._never_trained, never[at:])
 
-    def _again(self, double: Double) -> _Noted:
+    def _trained_again(self, double: Double) -> _SequenceFinding:
         place = self.ledger.row_place(double.sequence)
-        named = self._named(double.first, place) + (
-            f" and {many(double.others, 'other row')}" if double.others else ""
-        )
+        named = self._sequence_name(double.first, place)
+        named += f" and {many(double.others, 'other row')}" if double.others else ""
         counted = many(double.tokens, "token")
         spans = f" in {many(len(double.runs), 'span')}" if len(double.runs) > 1 else ""
         all_ = "its only trained token" if double.tokens == 1 else f"all of its {counted} in the loss"
@@ -475,8 +482,8 @@ class Once:
             runs = tuple((start - runs[0][0], end - runs[0][0]) for start, end in runs)
         return double.sequence, TrainedAgain(turn, runs, double.cause.value, message)
 
-    def _named(self, number: int, here: Place) -> str:
-        """A sequence, named from a place: `row 3`, `row 3[1]`, `other.jsonl:3`, `turn 2` of the same row."""
+    def _sequence_name(self, number: int, here: Place) -> str:
+        """A sequence as seen from a place: `row 3`, `row 3[1]`, `other.jsonl:3`, or `turn 2` of the same row."""
         place, turn = self.ledger.row_place(number), self.ledger.turn(number)
         if turn is not None and place == here:
             return f"turn {turn}"
@@ -484,9 +491,9 @@ class Once:
             return str(place)
         return f"row {place.row}" + (f"[{place.item}]" if place.item or place.row == here.row else "")
 
-    def _never(self, number: int) -> _Noted:
-        """What a call sampled but no row trains."""
-        tokens = self.ledger.tokens(number)
+    def _never_trained(self, number: int) -> _SequenceFinding:
+        """A call that no row trains."""
+        tokens = self.ledger.trained_tokens(number)
         message = (
             f"no row of the run trains the {many(tokens, 'token')} of this call, although rows train most calls"
         )
@@ -494,13 +501,13 @@ class Once:
         return number, TrainedAgain(turn, ((0, tokens),), NEVER, message, trained=False)
 
     def _share(self, tokens: int) -> str:
-        """`4.2 %`."""
+        """The share of all trained tokens: `4.2 %`."""
         return percent(tokens / max(self.settled.trained, 1))
 
 
-def owner_results(ledger: Ledger, strangers: Sequence[Place]) -> Iterator[Result]:
-    """A finding for each log with such rows whose tokens the calls beside other rows of the run sampled."""
-    wanted = _last_spans(ledger, strangers)
+def stranger_results(ledger: Ledger, strangers: Sequence[Place]) -> Iterator[Result]:
+    """A finding for each log with strangers that the calls beside another row of the run sampled."""
+    wanted = _last_trained_spans(ledger, strangers)
     keys = np.fromiter(wanted, np.uint64, len(wanted))
     owners: dict[Place, Place] = {}  # by row, the first rollout with a call that sampled its last span
     hashes = ledger.spans["hash"]
@@ -513,29 +520,31 @@ def owner_results(ledger: Ledger, strangers: Sequence[Place]) -> Iterator[Result
     owned = [place for place in wanted.values() if place in owners]
     for _, places in groupby(dict.fromkeys(owned), key=lambda place: place.file):
         pairs = [(place, owners[place]) for place in places]
-        # Which rows hold what, and how far the join is off.
+        # How many rows each stranger is from the calls that sampled it.
         apart = Counter(owner.row - place.row for place, owner in pairs if owner.file == place.file)
         rows, times = apart.most_common(1)[0] if apart else (0, 0)
-        named = ", ".join(f"{_name(place)} what {_name(owner, place)} sampled" for place, owner in pairs[:PLACES])
+        named = ", ".join(
+            f"{_place_words(place)} what {_place_words(owner, place)} sampled" for place, owner in pairs[:PLACES]
+        )
         more = f" and {len(pairs) - PLACES:,} more" if len(pairs) > PLACES else ""
         verb = "trains" if len(pairs) == 1 else "train"
         advice = "join rows and calls by id"
-        if rows and times >= max(_SAME * len(pairs), 2):
+        if rows and times >= max(_SAME_DISTANCE * len(pairs), 2):
             advice = f"the join of rows and calls is off by {rows:+d}: join them by id"
         message = (
             f"{many(len(pairs), 'row')} {verb} what the calls beside another row sampled: {named}{more}; {advice}"
         )
         hit = Hit(Where.LOG, 0, 0, message, cause="joined to other calls", severity=Severity.ERROR)
         first = pairs[0][0]
-        yield Result(first, None, (headed(Finding(_STRANGER, Severity.ERROR, first, hit)),), of_log=True)
+        yield Result(first, None, (with_headline(Finding(_STRANGER, Severity.ERROR, first, hit)),), of_log=True)
 
 
-def _last_spans(ledger: Ledger, strangers: Sequence[Place]) -> dict[int, Place]:
-    """The hash of the last trained span of each of these training rows."""
+def _last_trained_spans(ledger: Ledger, strangers: Sequence[Place]) -> dict[int, Place]:
+    """By the hash of its last trained span: each of these training rows."""
     spans, first, by_hash = ledger.spans, ledger.first_spans, dict[int, Place]()
     for file, places in groupby(strangers, key=lambda place: place.file):
         among = set(places)
-        for number in ledger.sequences(file, sorted({place.row for place in among})):
+        for number in ledger.sequences_of_rows(file, sorted({place.row for place in among})):
             place = ledger.place(number)
             if ledger.turn(number) is None and place in among:
                 own = spans[first[number] : first[number + 1]]
@@ -543,8 +552,8 @@ def _last_spans(ledger: Ledger, strangers: Sequence[Place]) -> dict[int, Place]:
     return by_hash
 
 
-def _name(place: Place, beside: Place | None = None) -> str:
-    """`row 3`, `row 3[1]`; with its file if that is another than the one beside it."""
+def _place_words(place: Place, beside: Place | None = None) -> str:
+    """`row 3` or `row 3[1]`; with its file if that is not the file of `beside`."""
     if beside is not None and place.file != beside.file:
         return str(place)
     return f"row {place.row}" + (f"[{place.item}]" if place.item else "")

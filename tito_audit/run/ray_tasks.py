@@ -1,7 +1,4 @@
-"""Work as tasks of a Ray cluster, tried again when a worker or a machine is lost.
-
-First the tasks in flight, then what runs in a worker process, then the cluster: one that is there, or a new one.
-"""
+"""An executor on a Ray cluster, which tries tasks again when a worker or a machine is lost."""
 
 from __future__ import annotations
 
@@ -25,49 +22,49 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
 from tito_audit.errors import SetupError, TitoAuditError
-from tito_audit.run.workers import Answered, Failed, Tasks, answered
+from tito_audit.run.workers import Answered, FailedTask, Tasks, answer_task
 from tito_audit.signals import exit_by_signal
 from tito_audit.storage.atomic import sigterm_raises
 from tito_audit.version import VERSION
 
-__all__ = ["NotLoaded", "RayTasks", "Work", "answers", "joined_cluster", "ray_tasks"]
+__all__ = ["RayTasks", "Work", "WorkNotLoaded", "connect_to_cluster", "ray_tasks", "run_tasks"]
 
 Tag = TypeVar("Tag")
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 
 _RETRIES = 3
-"""How often a task is tried again whose worker or machine was lost."""
-_SECONDS = 0.1
-"""About how long a call takes: short tasks share one, as each call costs about a millisecond."""
-_TOGETHER, _BYTES = 32, 1 << 20
-"""The most tasks of a call, and how many of their bytes are enough."""
-_LOOKS = 10.0
-"""Seconds between two looks at how large the cluster is."""
+"""How often a task is tried again if its worker or machine is lost."""
+_CALL_SECONDS = 0.1
+"""How long a call should take: short tasks share a call, as each call costs about a millisecond."""
+_MOST_TASKS, _CALL_BYTES = 32, 1 << 20
+"""The most tasks of a call; from so many bytes on, a call is sent with the tasks that it has."""
+_CPU_COUNT_SECONDS = 10.0
+"""How long the number of the cluster's CPUs is cached."""
 Work: TypeAlias = tuple[str, list[Any], str]
-"""Work as it is sent to worker processes: a key; in a list, which Ray leaves as it is, a reference to its pickle;
-and the working folder of the run, to which its paths are relative."""
+"""Work as it is sent to worker processes: a key; a reference to its pickle, in a list, where Ray does not resolve
+it; and the working folder of the run, to which paths are relative."""
 
 _works: dict[str, Callable[[Any], Any]] = {}
-_QUIET = {
-    # A report on stderr is no place for the log of a scheduler.
+_RAY_ENVIRONMENT = {
+    # No logs of a scheduler on stderr.
     "GRPC_VERBOSITY": "NONE",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # Nothing is sent anywhere, and no folder is copied to workers unasked.
+    # No usage statistics, and no folder copied to workers unasked.
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    # A task that takes all memory would be tried for ever.
+    # By default a task that takes all memory is tried for ever.
     "RAY_task_oom_retries": str(_RETRIES),
 }
-"""What Ray is told while a run connects, unless the environment says otherwise."""
-_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""How an HTTP/2 client begins; a gRPC server, as each Ray cluster has, answers with settings, frame 4."""
+"""The environment in which Ray connects, where the user has set nothing else."""
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""The start of an HTTP/2 connection; the gRPC server of a Ray cluster answers with a SETTINGS frame, type 4."""
 
 
 @contextmanager
 def ray_tasks(address: str | None, jobs: int | None) -> Iterator[RayTasks]:
-    """An executor on a cluster (`joined_cluster`) that runs `jobs` tasks at once; None: one for each CPU."""
-    with joined_cluster(address) as ray:
+    """An executor on a cluster (see `connect_to_cluster`) that runs `jobs` tasks at once; None: one per CPU."""
+    with connect_to_cluster(address) as ray:
         executor = RayTasks(ray, jobs)
         if not executor.cpus() and jobs is None:
             raise SetupError(
@@ -79,15 +76,15 @@ def ray_tasks(address: str | None, jobs: int | None) -> Iterator[RayTasks]:
 
 @dataclass(slots=True)
 class RayTasks:
-    """Runs work in worker processes of a cluster, which load it once each, and shares nothing with them."""
+    """Runs work in the worker processes of a cluster, each of which loads it once."""
 
     ray: Any
-    """The module, connected."""
+    """The module `ray`, connected."""
     most: int | None
-    """How many tasks run at once; None: one for each CPU of the cluster, which may grow."""
+    """How many tasks run at once; None: one per CPU of the cluster, which may grow."""
     here: bool = field(default=False, init=False)
     _cpus: int = field(default=0, init=False)
-    _looked: float = field(default=-_LOOKS, init=False)
+    _looked: float = field(default=-_CPU_COUNT_SECONDS, init=False)
 
     @property
     def jobs(self) -> int:
@@ -95,19 +92,18 @@ class RayTasks:
         return self.most or max(self.cpus(), 1)
 
     def cpus(self) -> int:
-        """How many CPUs the cluster has, as of the last seconds."""
+        """How many CPUs the cluster has, cached for some seconds."""
         now = time.monotonic()
-        if now - self._looked >= _LOOKS:
+        if now - self._looked >= _CPU_COUNT_SECONDS:
             self._looked, self._cpus = now, int(self.ray.cluster_resources().get("CPU", 0))
         return self._cpus
 
     def map(self, work: Callable[[Task], Answer], tasks: Tasks[Tag, Task]) -> Answered[Tag, Answer]:
-        """Each tag with the answer to its task.
+        """Each tag with the answer to its task; SetupError if a worker cannot load the work or is always lost.
 
-        What `work` raises is raised here in its turn; SetupError when a worker cannot load the work, or is lost
-        again and again. What is still in flight is cancelled when this generator ends, however it ends.
+        Calls in flight are cancelled when this generator ends, however it ends.
         """
-        flight: _Flight[Tag, Task, Answer] = _Flight(self, work)
+        flight: _CallsInFlight[Tag, Task, Answer] = _CallsInFlight(self, work)
         try:
             yield from flight.run(tasks)
         finally:
@@ -115,44 +111,44 @@ class RayTasks:
 
 
 @dataclass(slots=True)
-class _Call:
-    """Tasks that are sent together."""
+class _RayCall:
+    """Tasks that are sent in one call."""
 
     tasks: list[bytes] = field(default_factory=list)
     tags: list[object] = field(default_factory=list)
     size: int = 0
     reference: Any = None
-    """To its answers, once it is sent."""
+    """Ray's reference to the answers, once the call is sent."""
     done: bool = False
     answers: list[bytes] | None = None
 
     def where(self) -> str:
-        """What its first task is about."""
+        """What the first task is about, for errors."""
         return str(self.tags[0])
 
 
-class _Flight(Generic[Tag, Task, Answer]):
-    """The calls in flight and the answers that wait for their turn."""
+class _CallsInFlight(Generic[Tag, Task, Answer]):
+    """The calls in flight, and the answers that wait for their turn."""
 
     def __init__(self, executor: RayTasks, work: Callable[[Task], Answer]) -> None:
         self._executor = executor
         self._ray = executor.ray
         packed = self._ray.put(pickle.dumps(work, pickle.HIGHEST_PROTOCOL))
         self._work: Work = (uuid.uuid4().hex, [packed], str(Path.cwd()))
-        self._send = _remote(self._ray)
-        self._order: deque[tuple[Tag, _Call | None, int]] = deque()
-        """Tags that were taken but not yet yielded, each with its call and its number there."""
-        self._filling = _Call()
-        """The call that gets the next task."""
-        self._running: dict[Any, _Call] = {}
-        """Calls by reference, those that are done left out."""
+        self._send = _remote_function(self._ray)
+        self._order: deque[tuple[Tag, _RayCall | None, int]] = deque()
+        """Tags that were taken but not yet yielded, each with its call and the number of its task there."""
+        self._filling = _RayCall()
+        """The call that the next task is added to."""
+        self._local_address: dict[Any, _RayCall] = {}
+        """By reference: the calls that are not done."""
         self._waiting = 0
-        """Calls that were sent and are not yet yielded."""
-        self._together = 1
+        """How many calls were sent whose answers were not fetched."""
+        self._tasks_per_call = 1
         self._ended = False
 
     def run(self, tasks: Iterable[tuple[Tag, Task | None]]) -> Iterator[tuple[Tag, Answer | None]]:
-        """Tags with their answers, in order."""
+        """The tags with their answers, in order."""
         source = iter(tasks)
         while True:
             self._hand_out(source)
@@ -160,33 +156,32 @@ class _Flight(Generic[Tag, Task, Answer]):
                 return
             tag, call, number = self._order[0]
             if call is not None and not call.done:
-                done, _ = self._ray.wait(list(self._running), num_returns=1)
+                done, _ = self._ray.wait(list(self._local_address), num_returns=1)
                 for reference in done:
-                    self._running.pop(reference).done = True
+                    self._local_address.pop(reference).done = True
                 continue
             self._order.popleft()
-            answer: Answer | Failed | None = None
+            answer: Answer | FailedTask | None = None
             if call is not None:
                 call.answers = call.answers or self._answers(call)
                 answer = pickle.loads(call.answers[number])
-            if isinstance(answer, Failed):
+            if isinstance(answer, FailedTask):
                 raise answer.error
             yield tag, answer
 
     def close(self) -> None:
-        """Cancel what is in flight."""
-        for reference in self._running:
+        """Cancel the calls in flight."""
+        for reference in self._local_address:
             with suppress(Exception):
                 self._ray.cancel(reference, force=True)
-        self._running.clear()
+        self._local_address.clear()
         self._order.clear()
 
     def _hand_out(self, source: Iterator[tuple[Tag, Task | None]]) -> None:
-        """Send tasks while there are tasks, room for calls, and not too many answers that wait."""
+        """Send tasks while there are tasks, room for calls, and few answers that wait."""
         executor = self._executor
-        # The current one, and the next.
-        room = executor.most or executor.jobs * 2
-        while not self._ended and len(self._running) < room and self._waiting < 3 * executor.jobs + 1:
+        room = executor.most or executor.jobs * 2  # without a limit, a current call and the next for each CPU
+        while not self._ended and len(self._local_address) < room and self._waiting < 3 * executor.jobs + 1:
             filling = self._filling
             for tag, task in islice(source, 1):
                 self._order.append((tag, None if task is None else filling, len(filling.tasks)))
@@ -197,31 +192,31 @@ class _Flight(Generic[Tag, Task, Answer]):
                 break
             else:
                 self._ended = True
-            full = len(filling.tasks) >= self._together or filling.size >= _BYTES
+            full = len(filling.tasks) >= self._tasks_per_call or filling.size >= _CALL_BYTES
             if full or (self._ended and filling.tasks):
                 filling.reference = self._send.remote(VERSION, self._work, filling.tasks)
                 filling.tasks = []
-                self._running[filling.reference] = filling
+                self._local_address[filling.reference] = filling
                 self._waiting += 1
-                self._filling = _Call()
+                self._filling = _RayCall()
 
-    def _answers(self, call: _Call) -> list[bytes]:
+    def _answers(self, call: _RayCall) -> list[bytes]:
         try:
             seconds, answers, problem = self._ray.get(call.reference)
         except self._ray.exceptions.RayError as error:
-            _lost(call, error)
+            _raise_lost(call, error)
         call.reference = None
         self._waiting -= 1
         if problem:
             raise SetupError(problem)
         each = seconds / len(answers)
-        self._together = max(1, min(_TOGETHER, int(_SECONDS / each) if each else _TOGETHER))
+        self._tasks_per_call = max(1, min(_MOST_TASKS, int(_CALL_SECONDS / each) if each else _MOST_TASKS))
         packed: list[bytes] = answers
         return packed
 
 
-def _lost(call: _Call, error: Exception) -> NoReturn:
-    """Raise SetupError for a call whose worker was lost as often as it was tried."""
+def _raise_lost(call: _RayCall, error: Exception) -> NoReturn:
+    """Raise SetupError for a call whose worker was lost each time it was tried."""
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     if type(error).__name__ == "LocalRayletDiedError":
         raise SetupError(
@@ -235,11 +230,12 @@ def _lost(call: _Call, error: Exception) -> NoReturn:
     ) from error
 
 
-def _remote(ray: Any) -> Any:
-    """The function that worker processes run. It is sent as code, so that it also says which version they have."""
+def _remote_function(ray: Any) -> Any:
+    """The remote function of worker processes. Ray sends it as code, so it also runs where another version, or no
+    tito-audit, is installed, and says so."""
 
     def tito_audit_chunks(version: str, work: Any, tasks: list[bytes]) -> tuple[float, list[bytes], str]:
-        """Seconds, answers, and why there are none."""
+        """The seconds that the tasks took, their answers, and the problem if there are none."""
         import ray
 
         node = f"Ray node {ray.util.get_node_ip_address()}"
@@ -251,22 +247,25 @@ def _remote(ray: Any) -> Any:
         if installed != version:
             how = "Install the same version on all nodes."
             return 0.0, [], f"{node}: it has tito-audit {installed}, and this run is of {version}.\n{how}"
-        from tito_audit.run.ray_tasks import NotLoaded, answers
+        from tito_audit.run.ray_tasks import WorkNotLoaded, run_tasks
 
         try:
-            return (*answers(work, tasks), "")
-        except NotLoaded as error:
+            return (*run_tasks(work, tasks), "")
+        except WorkNotLoaded as error:
             return 0.0, [], f"{node}: {error}"
 
     return ray.remote(num_cpus=1, max_retries=_RETRIES)(tito_audit_chunks)
 
 
-class NotLoaded(Exception):
-    """Work cannot be loaded on this machine."""
+class WorkNotLoaded(Exception):
+    """The work cannot be loaded on this machine."""
 
 
-def answers(work: Work, tasks: Sequence[bytes]) -> tuple[float, list[bytes]]:
-    """The seconds that the tasks took, and the pickled answer to each; NotLoaded if the work cannot be loaded."""
+def run_tasks(work: Work, tasks: Sequence[bytes]) -> tuple[float, list[bytes]]:
+    """Run tasks in a worker process: the seconds that they took, and the pickled answer to each.
+
+    WorkNotLoaded if the work cannot be loaded.
+    """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ.setdefault("RAYON_NUM_THREADS", "1")
     key, packed, folder = work
@@ -277,41 +276,41 @@ def answers(work: Work, tasks: Sequence[bytes]) -> tuple[float, list[bytes]]:
             try:
                 loaded = pickle.loads(ray.get(packed[0]))
             except (TitoAuditError, OSError) as error:
-                raise NotLoaded(str(error)) from error
-            # A scan runs one work while it plans the tasks of another.
+                raise WorkNotLoaded(str(error)) from error
+            # Two, since a scan runs one work while it plans the tasks of another.
             while len(_works) >= 2:
                 del _works[next(iter(_works))]
             _works[key] = loaded
         doing = _works[key]
         started = time.perf_counter()
-        packed_answers = [answered(doing, pickle.loads(task)) for task in tasks]
+        packed_answers = [answer_task(doing, pickle.loads(task)) for task in tasks]
         return time.perf_counter() - started, packed_answers
 
 
 @contextmanager
-def joined_cluster(address: str | None) -> Iterator[Any]:
-    """The module `ray`, connected to a cluster; SetupError if that cannot be.
+def connect_to_cluster(address: str | None) -> Iterator[Any]:
+    """The module `ray`, connected to a cluster for the block; SetupError if it cannot be connected.
 
-    `address` is `HOST:PORT` of a cluster; `auto`, the one that runs on this machine; `local`, a new one; None:
-    RAY_ADDRESS, else the one that runs on this machine, else a new one. A program that is connected stays so, to
-    the cluster that it has. A cluster that was started here ends with the block.
+    `address` is `HOST:PORT` of a cluster, `auto` for the one on this machine, or `local` for a new one. None:
+    RAY_ADDRESS, else the one on this machine, else a new one. A connection that the program already has is used
+    and kept. A cluster started here ends with the block.
     """
     with ExitStack() as stack:
-        stack.enter_context(_environment(_QUIET))
-        ray = _imported()
+        stack.enter_context(_environment_defaults(_RAY_ENVIRONMENT))
+        ray = _import_ray()
         if not ray.is_initialized():
-            where = _answering(address)
-            stack.enter_context(_terminated())
+            where = _address_of_cluster(address)
+            stack.enter_context(_exit_on_sigterm())
             how: dict[str, Any] = {"address": where}
             if where == "local":
-                # Paths of sockets may have about a hundred characters.
+                # The path of a socket may have about a hundred characters, so the folder's has to be short.
                 short = "/tmp" if Path("/tmp").is_dir() else None
                 folder = tempfile.mkdtemp(prefix="tito-ray-", dir=short)
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
                 how |= {"include_dashboard": False, "_temp_dir": folder}
             stack.callback(ray.shutdown)
-            stack.enter_context(_silence(ray))
-            # Signals mean afterwards what they meant before.
+            stack.enter_context(_silence_stdout(ray))
+            # ray.init replaces the handler of SIGTERM, which is restored below.
             main = threading.current_thread() is threading.main_thread()
             handler = signal.getsignal(signal.SIGTERM) if main else None
             where = (
@@ -321,7 +320,7 @@ def joined_cluster(address: str | None) -> Iterator[Any]:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **how)
-            except Exception as error:  # of any type: Ray raises plain ones, as for nodes that are too slow
+            except Exception as error:  # Ray also raises plain ones, as for nodes that are too slow
                 reason = " ".join(str(error).split())
                 raise SetupError(
                     f"--engine ray: {where} cannot be used ({reason}).\n"
@@ -334,8 +333,8 @@ def joined_cluster(address: str | None) -> Iterator[Any]:
 
 
 @contextmanager
-def _terminated() -> Iterator[None]:
-    """SIGTERM ends the block with an exit code of its own, which Ray replaces by 1 where it waits."""
+def _exit_on_sigterm() -> Iterator[None]:
+    """Keep the exit code of a process that SIGTERM ends in the block; Ray would exit with 1 while it waits."""
     with sigterm_raises():
         try:
             yield
@@ -345,7 +344,7 @@ def _terminated() -> Iterator[None]:
             raise
 
 
-def _imported() -> Any:
+def _import_ray() -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -358,8 +357,8 @@ def _imported() -> Any:
 
 
 @contextmanager
-def _silence(ray: Any) -> Iterator[None]:
-    """Keeps off stdout, where reports go, what Ray prints there when it loses a worker, whatever it was told."""
+def _silence_stdout(ray: Any) -> Iterator[None]:
+    """Keep Ray from printing to stdout, where reports go, when it loses a worker; log_to_driver does not help."""
     module = ray._private.worker
     printing = getattr(module, "print_to_stdstream", None)
     module.print_to_stdstream = lambda *words, **how: None
@@ -369,14 +368,14 @@ def _silence(ray: Any) -> Iterator[None]:
         module.print_to_stdstream = printing
 
 
-def _answering(address: str | None) -> str:
-    """The address to connect to, which answers; `local` for a new cluster."""
+def _address_of_cluster(address: str | None) -> str:
+    """The address of a cluster that answers, or `local` for a new one; SetupError if the wanted one does not."""
     wanted = address or os.environ.get("RAY_ADDRESS") or None
     if wanted == "local":
         return wanted
     if wanted in (None, "auto"):
-        running = _running()
-        if running is not None and _refused(running) is None:
+        running = _local_address()
+        if running is not None and _why_unreachable(running) is None:
             return running
         if wanted is None:
             return "local"
@@ -390,7 +389,7 @@ def _answering(address: str | None) -> str:
             f"--address {wanted}: clients outside of the cluster (ray://) are not served.\n"
             "Run this on a node of the cluster, with `ray job submit -- tito-audit ... --engine ray`."
         )
-    if (refused := _refused(wanted)) is not None:
+    if (refused := _why_unreachable(wanted)) is not None:
         raise SetupError(
             f"--address {wanted}: no Ray cluster answers there ({refused}).\n"
             "Pass HOST:PORT as `ray start` prints it (the port is 6379 unless it was set)."
@@ -398,16 +397,16 @@ def _answering(address: str | None) -> str:
     return wanted
 
 
-def _running() -> str | None:
-    """The address of the cluster that was last started on this machine, as Ray notes it; None without one."""
+def _local_address() -> str | None:
+    """The address of the cluster last started on this machine, from Ray's own file; None without one."""
     with suppress(OSError, UnicodeDecodeError):
         noted = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
         return noted.read_text(encoding="utf-8").strip() or None
     return None
 
 
-def _refused(address: str) -> str | None:
-    """Why no cluster answers at an address; None if one seems to. Ray itself would ask for minutes."""
+def _why_unreachable(address: str) -> str | None:
+    """Why no cluster answers at an address; None if one seems to. Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return "not HOST:PORT"
@@ -415,7 +414,7 @@ def _refused(address: str) -> str | None:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=5.0) as line:
             if os.environ.get("RAY_USE_TLS", "0") != "0":
                 return None
-            line.sendall(_GREETING)
+            line.sendall(_HTTP2_PREFACE)
             answer = line.recv(4)
     except (OSError, OverflowError) as error:
         return getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -423,8 +422,8 @@ def _refused(address: str) -> str | None:
 
 
 @contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets those of the variables that are not set, for the block."""
+def _environment_defaults(values: Mapping[str, str]) -> Iterator[None]:
+    """Set the environment variables that are not set, for the block."""
     ours = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(ours)
     try:

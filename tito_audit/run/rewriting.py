@@ -1,4 +1,4 @@
-"""Rewriting: whether the template changes how it writes earlier turns of a log."""
+"""Rewriting: whether the template writes earlier turns of a log differently in later prompts."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from tito_audit.errors import RenderError
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Rollout, with_speakers
 from tito_audit.record.speakers import Speakers
-from tito_audit.render.renderer import Forms, Renderer
+from tito_audit.render.renderer import ChatForms, Renderer
 from tito_audit.render.spans import common_start
-from tito_audit.run.headlines import headed
+from tito_audit.run.headlines import with_headline
 from tito_audit.terminal.escape import shell_word
 from tito_audit.terminal.words import many
 
-CODE = "TPL213"
+REWRITING_CODE = "TPL213"
 _ANSWERS = 3
-"""The most answers of each that are checked: the first ones and the last but one."""
+"""The most answers of a rollout that are checked: the first ones and the last but one."""
 _SHOWN, _BEFORE = 40, 12
-"""How many characters of each side are shown, and how many of them may precede the difference."""
+"""How many characters of each side are shown, and how many of these may be before the difference."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Rewritten:
-    """A place where a text that the template wrote is not the start of a later text."""
+class _Rewrite:
+    """A text of the template that a later prompt does not start with."""
 
     message: int
-    """The answer with which the earlier text ends."""
+    """The number of the answer that the earlier text ends before or with."""
     was: str
     becomes: str
-    """What each holds there, from the first difference on."""
+    """The earlier and the later text around the first difference."""
 
 
-def rewriting(
+def find_rewriting(
     head: Sequence[Rollout], renderer: Renderer, speakers: Speakers, template: Sequence[str]
 ) -> Finding | None:
-    """The finding that the template changes how it writes earlier turns of these rollouts; else None.
+    """The finding that the template rewrites earlier turns of these rollouts; None if it does not.
 
-    `template` holds the words that name it after `tito-audit template`.
+    `template` are the words that name it after `tito-audit template`.
     """
 
     def by_reference(*messages: Any, **how: Any) -> str | None:
@@ -49,12 +49,16 @@ def rewriting(
         except RenderError:
             return None
 
-    several = [each for each in (with_speakers(rollout, speakers) for rollout in head) if len(_answers(each)) > 1]
+    several = [
+        each for each in (with_speakers(rollout, speakers) for rollout in head) if len(_answer_numbers(each)) > 1
+    ]
     looked = several[:8]
-    rewritten: list[tuple[Rollout, _Rewritten]] = []
+    rewritten: list[tuple[Rollout, _Rewrite]] = []
     for each in looked:
-        # What the faster engine shows counts only if the reference shows the same.
-        place = _place(each, partial(renderer.guess, forms=Forms())) and _place(each, by_reference)
+        # What the fast engine shows counts only if the reference shows it too.
+        place = _first_rewrite(each, partial(renderer.try_render, forms=ChatForms())) and _first_rewrite(
+            each, by_reference
+        )
         if place is not None:
             rewritten.append((each, place))
     if not rewritten:
@@ -68,16 +72,16 @@ def rewriting(
         f"prompt {place.becomes!r}; `{command}` shows where it breaks and which argument would prevent that"
     )
     hit = Hit(Where.LOG, 0, 0, message, cause="not append-only", severity=Severity.NOTE)
-    return headed(Finding(CODE, Severity.NOTE, first.place, hit))
+    return with_headline(Finding(REWRITING_CODE, Severity.NOTE, first.place, hit))
 
 
-def _answers(rollout: Rollout) -> list[int]:
+def _answer_numbers(rollout: Rollout) -> list[int]:
     return [place for place, message in enumerate(rollout.messages[:64]) if message.sampled and place]
 
 
-def _place(rollout: Rollout, render: Callable[..., str | None]) -> _Rewritten | None:
-    """The first place where an earlier text is not the start of the last prompt; None if there is none."""
-    *earlier, last = _answers(rollout)
+def _first_rewrite(rollout: Rollout, render: Callable[..., str | None]) -> _Rewrite | None:
+    """The first text that the last prompt does not start with; None if it starts with all."""
+    *earlier, last = _answer_numbers(rollout)
     render = partial(render, tools=rollout.tools, template_kwargs=rollout.template_kwargs)
     whole = render(rollout.messages[:last], add_generation_prompt=True)
     if whole is None:
@@ -87,6 +91,6 @@ def _place(rollout: Rollout, render: Callable[..., str | None]) -> _Rewritten | 
             text = render(messages, add_generation_prompt=opens)
             if text is not None and not whole.startswith(text.rstrip()):
                 shared = common_start(text, whole)
-                at = max(text.rfind("\n", 0, shared) + 1, shared - _BEFORE)  # its line, or shortly before it
-                return _Rewritten(answer, text[at : at + _SHOWN], whole[at : at + _SHOWN])
+                at = max(text.rfind("\n", 0, shared) + 1, shared - _BEFORE)  # the start of the line, if it is near
+                return _Rewrite(answer, text[at : at + _SHOWN], whole[at : at + _SHOWN])
     return None

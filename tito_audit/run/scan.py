@@ -1,4 +1,4 @@
-"""Read, gather, check: the flow from logs to results."""
+"""From logs to results: every row is read and audited, then the logs and the run as wholes."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from pathlib import Path
 from tito_audit.chains.ledger import Ledger
 from tito_audit.errors import RecordError, StorageError
 from tito_audit.evidence.trainings import trainings_of
-from tito_audit.formats import Detection
+from tito_audit.formats import MatchedKeys
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Rollout
 from tito_audit.run.auditor import Loader, selected_codes
-from tito_audit.run.fit import ROWS, names_of_log
-from tito_audit.run.log_findings import Once, RunCounts
+from tito_audit.run.fit import TESTED_ROLLOUTS, stated_names
+from tito_audit.run.log_findings import RunCounts, TrainedOverlaps
 from tito_audit.run.log_groups import RowFlow
-from tito_audit.run.progress import Counted, Progress, followed
-from tito_audit.run.resume import SCAN, Recorder, States, states_of
-from tito_audit.run.rows import share_of
-from tito_audit.run.tasks import ChunkedScan, bare, chunk_bytes, engine_of
+from tito_audit.run.progress import Progress, RowCounts, follow_counters
+from tito_audit.run.resume import SCAN, Recorder, States, log_states
+from tito_audit.run.rows import sample_share
+from tito_audit.run.tasks import ChunkedScan, chunk_bytes, open_engine, strip_rollout
 from tito_audit.run.workers import Executor, InProcess, executor_for, is_small
 from tito_audit.settings.model import Settings
-from tito_audit.storage import Logs, Name, find_logs, is_in_memory, names_of
+from tito_audit.storage import Logs, Name, find_logs, is_in_memory, log_names
 from tito_audit.storage.journal import Journal
-from tito_audit.storage.watch import Watch
+from tito_audit.storage.watch import FileWatch
 from tito_audit.summary import Summary
 from tito_audit.tables.shown import Shown
 from tito_audit.terminal.escape import elided, shell_word
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.viewer.model import ViewQuota
 
-_KINDS = ("token ids", "loss masks", "logprobs", "messages")
-_PATH = 60
-"""The most characters of a column's path that are shown."""
-_PATHS = 6
+_COLUMN_KINDS = ("token ids", "loss masks", "logprobs", "messages")
+_PATH_WIDTH = 60
+"""How many characters of a column's path are shown."""
+_MOST_PATHS = 6
 """The most unread columns that are named."""
-_NAMED = 4
-"""How many logs without a tokenizer are searched for a model name."""
-_FEW = 1000
-"""Rows of remote logs that one process fetches alone."""
-_LOADABLE = re.compile(r"[\w.-]+/[\w.-]+")
+_MOST_HINTED = 4
+"""How many logs without a tokenizer are searched for the name of a model."""
+_FEW_ROWS = 1000
+"""Up to this --limit, one process reads remote logs alone: several would fetch more rows than wanted."""
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 """The name of a model on the Hugging Face hub."""
 
 
 class Scan(Shown):
     """The results of logs, rollout by rollout; `summary` is complete after the last one.
 
-    Creating one opens nothing; iterating raises SetupError or StorageError when the run is impossible. With more
-    than one job (`Settings.jobs`) the rollout of a result keeps only its place and format. With `observe` results
-    come with their measures, and the first rollouts of each code with a view, or those of a quota.
+    Creating one opens nothing. Iterating raises SetupError or StorageError if the run is impossible. With more
+    than one job (`Settings.jobs`) the rollout of a result keeps only its place and format. With `observe`, results
+    have their measures, and the first rollouts of each code, or as many as a quota allows, have a view.
 
-    `print(scan)`, the last line of a notebook's cell and `scan.verdict` show what it found, and run it if it has
-    not run; `run()` runs it. Iterating again audits again.
+    `print(scan)`, the last line of a notebook's cell and `scan.verdict` show what was found, and run the scan if
+    it has not run; `run()` runs it. Iterating again audits again.
     """
 
     def __init__(
@@ -72,23 +72,22 @@ class Scan(Shown):
         self.progress = progress
         self.observe = observe
         self.resume = resume
-        """A journal: logs that it says are finished are not audited again, and those audited now are added."""
+        """A journal: logs that it has as finished are not audited again; those audited now are added."""
         self.journal: Journal | None = None
-        """That journal, if the caller has opened it."""
+        """An open journal, in place of `resume`."""
         self.resumed = 0
         """How many logs were finished before."""
         self.summary = Summary()
         self.vocabulary: Vocabulary | None = None
         """To show tokens of the first log as text; None without a tokenizer and before the first result."""
         self.chunk_bytes: int | None = None
-        """Roughly how many bytes of a log a process gets at once; None: depends on the size of the logs."""
+        """About how many bytes of a log a process gets at once; None: depends on the size of the logs."""
         self.executor: Executor | None = None
-        """What runs the work; None: this process, or as many forked ones as `Settings.jobs` says."""
+        """Runs the work; None: this process, or as many forked ones as `Settings.jobs` says."""
         self.standing_for: Mapping[Path, Path] = {}
-        """Logs that get the settings of another log, which overrides may name: a repaired log gets the
-        original's."""
+        """Logs that get the settings, overrides included, of another log: a repaired log gets the original's."""
         self.loader: Loader | None = None
-        """What loads tokenizers and templates; None: a new loader."""
+        """Loads tokenizers and templates; None: a new loader."""
         self._begun = self._ended = False
 
     def __iter__(self) -> Iterator[Result]:
@@ -97,45 +96,45 @@ class Scan(Shown):
         settings, summary = self.settings, self.summary
         selected_codes(settings)
         files = find_logs(self.logs)
-        watch = Watch(files)
-        states = states_of(files) if self.resume is not None or self.journal is not None else {}
+        watch = FileWatch(files)
+        states = log_states(files) if self.resume is not None or self.journal is not None else {}
         flow = RowFlow(files, settings, self.standing_for, loader=self.loader, annotated=True)
         flow.progress = self.progress
-        flow.in_flight = followed(self.progress, summary, settings.jobs or 1)
-        flow.begin(summary)
+        flow.task_counters = follow_counters(self.progress, summary, settings.jobs or 1)
+        flow.fill_summary(summary)
         groups = flow.groups
         summary.codes = frozenset().union(*(group.auditor.codes for group in groups.values()))
         self.vocabulary = next((group.auditor.vocabulary for group in groups.values()), None)
         with ExitStack() as stack:
-            recorder = self._recorder(flow, states, stack)
+            recorder = self._open_recorder(flow, states, stack)
             flow.choose_encoders()
-            file, started, counted, counts = None, time.perf_counter(), Counted(), RunCounts(summary, settings)
-            flow.executor = stack.enter_context(engine_of(settings))
+            file, started, counted, counts = None, time.perf_counter(), RowCounts(), RunCounts(summary, settings)
+            flow.executor = stack.enter_context(open_engine(settings))
             results = stack.enter_context(closing(self._results(flow, counted, recorder)))
-            for result in flow.noted(results):
+            for result in flow.count_joins(results):
                 if result.place.file != file:
-                    # What all rows of a log show comes last, what its first rows show comes first.
-                    yield from self._of_log(file, counts, flow)
-                    yield from counts.about_log(result.told)
+                    # Findings by the first rows of a log come before its rows, those by all rows after them.
+                    yield from self._close_log(file, counts, flow)
+                    yield from counts.add_log_findings(result.told)
                     file = result.place.file
                 counts.add(result)
                 summary.seconds = time.perf_counter() - started
                 yield result
-            yield from self._of_log(file, counts, flow)
+            yield from self._close_log(file, counts, flow)
         if settings.row is None:  # a single row is not compared with others
-            yield from counts.of_run(whole=settings.sample is None and settings.limit is None, owners=True)
+            yield from counts.close_run(whole=settings.sample is None and settings.limit is None, owners=True)
         summary.notices += watch.grown()
         flow.save()
-        flow.encoders.settle(summary)
-        summary.notices += _named(flow)
-        flow.say_joined(summary)
-        summary.sampled = counted.sampled(share_of(settings))
-        conclude(summary)
+        flow.encoders.report_encoders(summary)
+        summary.notices += _tokenizer_hints(flow)
+        flow.report_joins(summary)
+        summary.sampled = counted.sampled(sample_share(settings))
+        add_coverage_notices(summary)
         summary.gate = counts.gate(settings.fail_on)
         self._ended = True
 
     def restart(self) -> None:
-        """Forget what was counted by an iteration that began before; StorageError if a log is a pipe."""
+        """Reset the counts of an earlier iteration, if any; StorageError if a log is a pipe, read already."""
         if not self._begun:
             return
         pipe = next((file for file in find_logs(self.logs) if not file.is_file()), None)
@@ -143,70 +142,65 @@ class Scan(Shown):
             raise StorageError(f"{pipe}: a pipe cannot be read twice.\nSave it to a file, or iterate once.")
         self.summary, self._begun, self._ended = Summary(), False, False
 
-    def _counted(self) -> Summary | None:
+    def _finished_summary(self) -> Summary | None:
         return self.summary if self._ended else None
 
-    def _of_log(self, file: str | None, counts: RunCounts, flow: RowFlow) -> Iterator[Result]:
-        """The findings about a whole log; a single selected row says nothing about it."""
+    def _close_log(self, file: str | None, counts: RunCounts, flow: RowFlow) -> Iterator[Result]:
+        """The findings about a whole log; none if a single row was selected."""
         if file is not None and self.settings.row is None:
-            yield from counts.of_log(file, flow.groups[file].auditor.codes)
+            yield from counts.close_log(file, flow.groups[file].auditor.codes)
 
-    def _recorder(self, flow: RowFlow, states: States, stack: ExitStack) -> Recorder | None:
-        """What records the logs, with the journal open until `stack` closes; None without a journal.
-
-        A single row is not recorded: nothing would be gained.
-        """
-        if self.settings.row is not None or (self.resume is None and self.journal is None):
-            return None
+    def _open_recorder(self, flow: RowFlow, states: States, stack: ExitStack) -> Recorder | None:
+        """The recorder of the run, None without a journal or for a single row. `stack` closes the journal."""
         journal = self.journal
-        if journal is None and self.resume is not None:
+        if journal is None and self.resume is not None and self.settings.row is None:
             journal = stack.enter_context(closing(Journal(self.resume)))
-        assert journal is not None
+        if journal is None or self.settings.row is not None:
+            return None
         recorder = Recorder(journal, SCAN, flow, states, {"reports": bool(self.observe)})
-        self.resumed = len(recorder.logs)
+        self.resumed = len(recorder.finished)
         self.summary.notices += recorder.notices()
         return recorder
 
-    def _views(self) -> ViewQuota | None:
-        """Which rollouts get a view; None: nothing is observed."""
+    def _make_view_quota(self) -> ViewQuota | None:
+        """The quota of rollouts that get a view; None if nothing is observed."""
         return (
             self.observe.copy() if isinstance(self.observe, ViewQuota) else ViewQuota() if self.observe else None
         )
 
     def _results(
-        self, flow: RowFlow, counted: Counted, recorder: Recorder | None
+        self, flow: RowFlow, counted: RowCounts, recorder: Recorder | None
     ) -> Generator[Result, None, None]:
-        """The results of all rows, with bare rollouts if several processes may do the work."""
+        """The results of all rows; rollouts keep only place and format if several processes may do the work."""
         settings, executor = self.settings, self.executor
-        if executor is None and settings.row is None:  # a single row is found here before anywhere else
+        if executor is None and settings.row is None:  # this process finds a single row fastest
             executor = flow.executor
         several = executor is not None or (settings.jobs or 1) > 1
         if executor is None and several:
             executor = executor_for(settings.jobs or 1, self.summary)
-            # Of so few rows, other processes would fetch more than was asked for.
-            few = settings.limit is not None and settings.limit <= _FEW and flow.remote
+            few = settings.limit is not None and settings.limit <= _FEW_ROWS and flow.is_remote
             small = self.chunk_bytes is None and is_small(flow.files)
             if executor.here or settings.row is not None or few or small:
                 executor = None
         if executor is None and recorder is not None:
             executor = InProcess()
-        detection = Detection()
+        detection = MatchedKeys()
         if executor is None:
-            viewed = None if (views := self._views()) is None else views.take
+            viewed = None if (views := self._make_view_quota()) is None else views.take
             for raw, place in flow.rows(self.summary, self.progress, counted):
-                for result in flow.audit(raw, place, detection, viewed):
-                    yield bare(result) if several else result
+                for result in flow.audit_row(raw, place, detection, viewed):
+                    yield strip_rollout(result) if several else result
             return
         if not executor.here:
             flow.load()
-        chunked = ChunkedScan(flow, self.summary, counted, self._views(), recorder)
+        chunked = ChunkedScan(flow, self.summary, counted, self._make_view_quota(), recorder)
         size = self.chunk_bytes or chunk_bytes(flow.size, executor.jobs)
         with closing(chunked.results(executor, size, self.progress)) as results:
-            yield from detection.once(results)
+            yield from detection.without_repeats(results)
 
 
-def conclude(summary: Summary) -> None:
-    """Add notices to the summary where a reader might wrongly take a log for clean."""
+def add_coverage_notices(summary: Summary) -> None:
+    """Add notices where a reader might take a log for clean that was not, or not fully, audited."""
     sampled = summary.sampled
     if sampled is not None and sampled.of and not sampled.rows:
         summary.notices.append(
@@ -244,15 +238,16 @@ def conclude(summary: Summary) -> None:
 
 
 def unread_notices(summary: Summary) -> Iterator[str]:
-    """Notices about unread columns that look like ids, masks, logprobs or messages; logs with the same columns
-    share one."""
+    """Notices about unread columns that look like ids, masks, logprobs or messages; one for all logs alike."""
     alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for file, kinds in summary.unread.items():
         alike.setdefault(tuple((kind, path) for path, kind in kinds.items()), []).append(file)
     for columns, files in alike.items():
-        looks = " or ".join(kind for kind in _KINDS if any(kind == column_kind for column_kind, _ in columns))
-        paths = ", ".join(elided(path, _PATH) for _, path in columns[:_PATHS])
-        more = f" and {len(columns) - _PATHS} more" if len(columns) > _PATHS else ""
+        looks = " or ".join(
+            kind for kind in _COLUMN_KINDS if any(kind == column_kind for column_kind, _ in columns)
+        )
+        paths = ", ".join(elided(path, _PATH_WIDTH) for _, path in columns[:_MOST_PATHS])
+        more = f" and {len(columns) - _MOST_PATHS} more" if len(columns) > _MOST_PATHS else ""
         where = f" in {len(files)} logs" if len(files) > 1 else ""
         unread = (
             f"1 column looks like {looks} and was not read{where}"
@@ -275,50 +270,52 @@ def scan_rollouts(
     observe: bool | ViewQuota = False,
     resume: Path | None = None,
 ) -> Scan:
-    """Audits logs: files, folders, globs, or rows in memory (`Logs`); results are computed as they are iterated.
+    """Audit logs: files, folders, globs, or rows in memory (`Logs`). Results are computed as they are iterated.
 
-    With `observe` each result also has what a viewer shows (`Result.observed`). With `resume`, a journal that is
-    made if it does not exist, logs that an earlier run finished are not audited again; the results are the same,
-    and their rollouts keep only place and format.
+    With `observe` each result also has what a viewer shows (`Result.observed`). `resume` is a journal, made if it
+    does not exist: logs that an earlier run with it finished are not audited again. The results are the same, but
+    their rollouts keep only place and format.
     """
-    return Scan(names_of(logs), Settings.given(settings), progress, observe=observe, resume=resume)
+    return Scan(log_names(logs), Settings.given(settings), progress, observe=observe, resume=resume)
 
 
 def read_rollouts(logs: Logs, settings: Settings | None = None) -> Iterator[Rollout]:
-    """The rollouts of logs; RecordError, with its place, for a row that cannot be read."""
-    flow = RowFlow(find_logs(names_of(logs)), Settings.given(settings), audits=False)
+    """Read the rollouts of logs; RecordError, with the place, for a row that cannot be read."""
+    flow = RowFlow(find_logs(log_names(logs)), Settings.given(settings), audits=False)
     for raw, place in flow.rows(Summary()):
         try:
-            read = flow.groups[place.file].read(raw, place)
+            read = flow.groups[place.file].read_row(raw, place)
         except RecordError as error:
             raise RecordError(f"{place}: {error}") from None
         yield from read.rollouts
 
 
-def once_of(logs: Logs, settings: Settings | None = None, *, loader: Loader | None = None) -> Once:
-    """What the rows of all logs train more than once; every row is read, none is audited."""
+def find_overlaps(
+    logs: Logs, settings: Settings | None = None, *, loader: Loader | None = None
+) -> TrainedOverlaps:
+    """Read every row of all logs, without auditing any, to find what is trained more than once."""
     settings = replace(Settings.given(settings), limit=None, sample=None, row=None)
-    flow, ledger = RowFlow(find_logs(names_of(logs)), settings, audits=False, loader=loader), Ledger()
+    flow, ledger = RowFlow(find_logs(log_names(logs)), settings, audits=False, loader=loader), Ledger()
     for raw, place in flow.rows(Summary()):
         with suppress(RecordError):
-            for rollout in flow.groups[place.file].read(raw, place).rollouts:
+            for rollout in flow.groups[place.file].read_row(raw, place).rollouts:
                 trainings = trainings_of(rollout)
                 if trainings is not None:
                     ledger.add(trainings, rollout.place)
-    return Once.of(ledger)
+    return TrainedOverlaps.from_ledger(ledger)
 
 
-def _named(flow: RowFlow) -> Iterator[str]:
-    """Notices that say what to pass for logs without a tokenizer that name a model or tokenizer."""
+def _tokenizer_hints(flow: RowFlow) -> Iterator[str]:
+    """Notices for logs audited without a tokenizer that name a model or tokenizer: what to pass."""
     groups = {file: flow.groups[str(file)] for file in flow.files if file.is_file()}
     without = [(file, group) for file, group in groups.items() if group.auditor.tokenizer is None]
     notices: dict[str, None] = {}
-    for file, group in without[:_NAMED]:
-        named = names_of_log(group.head(file, ROWS))
+    for file, group in without[:_MOST_HINTED]:
+        named = stated_names(group.first_rollouts(file, TESTED_ROLLOUTS))
         if named:
             claim = " and ".join(f"its {key} {name!r}" for key, name in named.items())
             name = named.get("tokenizer") or named["model"]
-            use = f"-t {shell_word(name)}" if _LOADABLE.fullmatch(name) else "-t with the tokenizer of that model"
+            use = f"-t {shell_word(name)}" if _HUB_NAME.fullmatch(name) else "-t with the tokenizer of that model"
             notice = f"names {claim} (not verified): pass {use} to audit against it."
             if notice not in notices:
                 notices[notice] = None

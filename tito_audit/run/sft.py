@@ -1,4 +1,4 @@
-"""Chat data before SFT: the rows of logs as a trainer would train them."""
+"""Chat data before SFT: what a trainer would make of the rows of logs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tito_audit.render.globals import has_generation
 from tito_audit.run.auditor import Loader
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Progress
-from tito_audit.run.template import opened_beside
+from tito_audit.run.template import open_other_template
 from tito_audit.settings.model import Settings
 from tito_audit.sft.preflight import PlannedRow, Planner, SetPlan
-from tito_audit.sft.tokenized import texts_of
+from tito_audit.sft.tokenized import prompt_and_completion
 from tito_audit.storage import find_logs
 
-_NONE = "there is no tokenizer to write the messages with.\nPass -t with a folder or a Hugging Face name."
+_NO_TOKENIZER = "there is no tokenizer to write the messages with.\nPass -t with a folder or a Hugging Face name."
 
 
 class PreFlight:
-    """What a trainer would make of a set: iterate over its rows, then read `plan`."""
+    """What a trainer would make of a data set: iterate over the planned rows, then read `plan`."""
 
     def __init__(
         self,
@@ -34,15 +34,15 @@ class PreFlight:
         max_length: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """`against` is the template at inference, a Jinja file or a tokenizer; None: the same."""
+        """`against` is the template at inference, a Jinja file or a tokenizer; None: the same as in training."""
         if settings.tokenizer is None:
-            raise SetupError(f"sft: {_NONE}")
+            raise SetupError(f"sft: {_NO_TOKENIZER}")
         self.logs = list(logs)
         self.settings = settings
-        auditor, _ = Loader().auditor(settings)
+        auditor, _ = Loader().load_auditor(settings)
         assert auditor.tokenizer is not None
         self.against = against
-        inference = auditor.renderer if against is None else opened_beside(settings, against).renderer
+        inference = auditor.renderer if against is None else open_other_template(settings, against).renderer
         self.reference = Reference(auditor.tokenizer, auditor.renderer)
         self.planner = Planner(self.reference, inference, max_length)
         self.plan = SetPlan()
@@ -50,7 +50,7 @@ class PreFlight:
 
     @property
     def has_markers(self) -> bool:
-        """Whether the template says with `{% generation %}` what an assistant writes."""
+        """Whether the template marks what an assistant writes with `{% generation %}`."""
         renderer = self.reference.renderer
         return renderer is not None and any(has_generation(each.source) for each in renderer.templates.values())
 
@@ -65,18 +65,18 @@ class PreFlight:
                 place = Place(str(file), raw.index)
                 rows += 1
                 try:
-                    read = group.read(raw, place)
+                    read = group.read_row(raw, place)
                     planned = [
-                        self.planner.of_messages(with_speakers(rollout, speakers))
+                        self.planner.plan_messages(with_speakers(rollout, speakers))
                         if rollout.messages
-                        else self._of_texts(read.row, rollout.place)
+                        else self._plan_texts(read.row, rollout.place)
                         for rollout in read.rollouts
                     ]
                 except RecordError as error:
                     if raw.value is not None and isinstance(raw.value.get("text"), str):
-                        planned = [self._of_texts(raw.value, place)]
+                        planned = [self._plan_texts(raw.value, place)]
                     else:
-                        planned = [self.planner.refused(place, str(error))]
+                        planned = [self.planner.refuse(place, str(error))]
                 for row in planned:
                     self.plan.add(row)
                     yield row
@@ -84,8 +84,8 @@ class PreFlight:
                     self.progress(rows, done + log.position, flow.size)
             done += log.size
 
-    def _of_texts(self, row: Mapping[str, Any], place: Place) -> PlannedRow:
-        texts = texts_of(row)
+    def _plan_texts(self, row: Mapping[str, Any], place: Place) -> PlannedRow:
+        texts = prompt_and_completion(row)
         if texts is None:
-            return self.planner.refused(place, "it holds neither messages nor a prompt and a completion")
-        return self.planner.of_texts(place, *texts)
+            return self.planner.refuse(place, "it holds neither messages nor a prompt and a completion")
+        return self.planner.plan_texts(place, *texts)

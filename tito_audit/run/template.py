@@ -16,17 +16,17 @@ from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.template import compile_template
 from tito_audit.run.auditor import Loader
-from tito_audit.run.log_groups import first_rows
+from tito_audit.run.log_groups import read_first_rows
 from tito_audit.settings.model import Settings
 from tito_audit.storage import find_logs
-from tito_audit.templates.against import PromptsCompared, compare
+from tito_audit.templates.comparison import PromptComparison, compare_prompts
 from tito_audit.templates.probes import PROBES, Probe
 from tito_audit.tokens.bounds import read_template
 from tito_audit.tokens.tokenizer import Tokenizer
 
-NO_TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
-"""What a template gets as special tokens if there is no tokenizer to name them."""
-_ROLLOUTS = 64
+PLACEHOLDER_TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
+"""The special tokens that a template gets without a tokenizer."""
+_MOST_ROLLOUTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class OpenedTemplate:
     """A template to examine."""
 
     name: str
-    """The tokenizer, or the file of the template."""
+    """The name of the tokenizer or of the template file."""
     renderer: Renderer
     tokenizer: Tokenizer | None
 
 
 def open_template(settings: Settings) -> OpenedTemplate:
-    """The template of these settings; SetupError if there is none. A template file needs no tokenizer."""
+    """The template that the settings name, a file also without a tokenizer; SetupError if there is none."""
     if settings.tokenizer is None:
         if settings.chat_template is None:
             raise SetupError(
@@ -56,24 +56,24 @@ def open_template(settings: Settings) -> OpenedTemplate:
             ) from None
         renderer = Renderer(
             templates={"default": compile_template(source, str(path), time_limit=settings.template_seconds)},
-            special_tokens=NO_TOKENS,
+            special_tokens=PLACEHOLDER_TOKENS,
             template_args=dict(settings.template_args),
             tool_arguments=settings.tool_arguments,
             clock=Clock(settings.clock) if isinstance(settings.clock, datetime) else None,
         )
         return OpenedTemplate(str(path), renderer, None)
-    auditor, notice = Loader().auditor(settings)
+    auditor, notice = Loader().load_auditor(settings)
     if auditor.renderer is None:
         raise SetupError(f"{settings.tokenizer}: there is no template to look at.\n{notice}")
     return OpenedTemplate(settings.tokenizer, auditor.renderer, auditor.tokenizer)
 
 
 def log_probes(logs: Sequence[str], settings: Settings) -> tuple[Probe, ...]:
-    """The conversations of a log's first rollouts that have a message after an answer."""
+    """The conversations of the first rollouts of logs."""
     files = find_logs(logs)
-    first = first_rows(files, replace(settings, tokenizer=None, chat_template=None), _ROLLOUTS)
+    first = read_first_rows(files, replace(settings, tokenizer=None, chat_template=None), _MOST_ROLLOUTS)
     speakers = Speakers(settings.sampled_roles)
-    spoken = [with_speakers(rollout, speakers) for rollout in first.rollouts[:_ROLLOUTS]]
+    spoken = [with_speakers(rollout, speakers) for rollout in first.rollouts[:_MOST_ROLLOUTS]]
     return tuple(
         Probe(str(rollout.place), rollout.messages, rollout.tools, rollout.template_kwargs)
         for rollout in spoken
@@ -82,37 +82,37 @@ def log_probes(logs: Sequence[str], settings: Settings) -> tuple[Probe, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """Two templates, their prompts, and their ids if both have a tokenizer."""
+class TemplateComparison:
+    """What two templates write for the same conversations."""
 
     names: tuple[str, str]
     of_log: bool
     """Whether the conversations come from a log."""
-    found: PromptsCompared
+    prompts: PromptComparison
     equal_ids: int | None
-    """How many of the equal prompts have the same ids with both tokenizers; None if there are not two."""
+    """How many of the equal prompts have equal ids with both tokenizers; None if there are not two tokenizers."""
 
     @property
     def same(self) -> bool:
-        """Whether both write the same, as far as was tried."""
-        return not self.found.parted and self.equal_ids in (None, self.found.equal)
+        """Whether all prompts and ids that were compared are equal."""
+        return not self.prompts.differing and self.equal_ids in (None, self.prompts.equal)
 
 
-def compared(settings: Settings, logs: Sequence[str], other: str) -> Compared:
-    """The template of these settings against another: a Jinja file, or the template of another tokenizer."""
+def compare_templates(settings: Settings, logs: Sequence[str], other: str) -> TemplateComparison:
+    """Compare the template of the settings with another: a Jinja file, or that of another tokenizer."""
     first = open_template(settings)
-    second = opened_beside(settings, other)
+    second = open_other_template(settings, other)
     probes = tuple(log_probes(logs, settings)) if logs else PROBES
-    differences = compare(first.renderer, second.renderer, probes)
+    differences = compare_prompts(first.renderer, second.renderer, probes)
     names = first.name, other
     ours, theirs, equal_ids = first.tokenizer, second.tokenizer, None
     if ours is not None and theirs is not None and ours is not theirs and ours.name != theirs.name:
         equal_ids = sum(np.array_equal(ours.encode(text), theirs.encode(text)) for text in differences.texts)
-    return Compared(names, bool(logs), differences, equal_ids)
+    return TemplateComparison(names, bool(logs), differences, equal_ids)
 
 
-def opened_beside(settings: Settings, other: str) -> OpenedTemplate:
-    """The other template; SetupError names it, not the tokenizer that it is rendered with."""
+def open_other_template(settings: Settings, other: str) -> OpenedTemplate:
+    """Open the other template: a Jinja file, rendered with the settings' tokenizer, or that of a tokenizer."""
     path = Path(other)
     if path.is_file():
         open_template(replace(settings, tokenizer=None, chat_template=other, template_name=None))

@@ -1,4 +1,4 @@
-"""Logs read for what they hold: the level of each."""
+"""validate_rollouts: reads logs for the level of what they hold."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tito_audit.errors import RecordError
-from tito_audit.levels.facts import NOTHING, RecordLevel
-from tito_audit.levels.holds import record_of
-from tito_audit.levels.tally import LogRecord, RecordCounts, below, count_record, records_of
+from tito_audit.levels.facts import LACKS_ALL, RecordLevel
+from tito_audit.levels.record_mask import record_mask
+from tito_audit.levels.tally import LogRecord, level_failures, log_records
 from tito_audit.run.log_groups import RowFlow
-from tito_audit.run.progress import Counted, Progress
+from tito_audit.run.progress import Progress, RowCounts
 from tito_audit.settings.model import Settings
-from tito_audit.storage import Logs, find_logs, names_of
-from tito_audit.summary import Summary
+from tito_audit.storage import Logs, find_logs, log_names
+from tito_audit.summary import RecordCounts, Summary, count_record
 
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    """What logs hold: the level of each, and what lacks for the next."""
+    """The level of each log, and what it lacks for the next."""
 
     logs: tuple[LogRecord, ...]
     because: tuple[str, ...] = ()
-    """Why logs are below the level that `Settings.require_level` asks of them; () if they are not."""
-
+    """Why logs are below the level that `Settings.require_level` demands; () if none is."""
     required: bool = False
-    """Whether a level was asked of any."""
+    """Whether a level is demanded of any log."""
 
     def as_object(self) -> dict[str, Any]:
-        """Everything as one object, of the schema `validate.schema.json`."""
+        """The JSON object, of the schema `validate.schema.json`."""
         return {
             "schema_version": 1,
             "level": None if self.level is RecordLevel.NONE else str(self.level),
@@ -44,21 +43,19 @@ class Validated:
 
 
 def validate_rollouts(logs: Logs, settings: Settings | None = None, progress: Progress | None = None) -> Validated:
-    """The level of logs: files, folders, globs, or rows in memory. Every row is read, none is audited."""
+    """Read logs (files, folders, globs, or rows in memory) for their levels; no row is audited."""
     settings = replace(Settings.given(settings), row=None, tokenizer=None, chat_template=None)
-    flow, counts = RowFlow(find_logs(names_of(logs)), settings, audits=False), RecordCounts()
-    for raw, place in flow.rows(Summary(), progress, Counted()):
+    flow, counts = RowFlow(find_logs(log_names(logs)), settings, audits=False), RecordCounts()
+    for raw, place in flow.rows(Summary(), progress, RowCounts()):
         group = flow.groups[place.file]
         try:
-            read = group.read(raw, place)
+            read = group.read_row(raw, place)
         except RecordError:
-            count_record(counts, place, "", NOTHING)
+            count_record(counts, place, "", LACKS_ALL)
             continue
-        rows = group.rows_behind(raw, read)
+        rows = group.logged_rows(raw, read)
         for rollout in read.rollouts:
-            record = record_of(rollout, rows)
-            if record is not None:
-                count_record(counts, rollout.place, rollout.format, record)
+            count_record(counts, rollout.place, rollout.format, record_mask(rollout, rows))
     required = any(group.settings.require_level is not None for group in flow.groups.values())
     files = [str(file) for file in flow.files]
-    return Validated(tuple(records_of(counts, files)), tuple(below(counts, files, settings)), required)
+    return Validated(tuple(log_records(counts, files)), tuple(level_failures(counts, files, settings)), required)

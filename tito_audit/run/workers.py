@@ -1,6 +1,6 @@
-"""Executors: work in this process, or in processes forked from it, which share what was loaded before.
+"""Executors: run work in this process, or in processes forked from it, which share what is loaded.
 
-`concurrent.futures` was tried: where a process is killed, it tells neither its task nor the signal.
+Not `concurrent.futures`: when a process is killed, it names neither the task nor the signal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeAlias, T
 
 from tito_audit.errors import SetupError, TitoAuditError
 from tito_audit.settings.model import Settings
-from tito_audit.signals import HeldBack
+from tito_audit.signals import DeferredSignals
 from tito_audit.summary import Summary
 
 if TYPE_CHECKING:
@@ -32,24 +32,24 @@ Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 
 Tasks: TypeAlias = Iterable[tuple[Tag, Task | None]]
-"""What each task is about, and the task; None for a tag without one."""
+"""Tags, each with its task; None for a tag without a task."""
 Answered: TypeAlias = Generator[tuple[Tag, Answer | None], None, None]
-"""Each tag with what the work returned for its task, in the order of the tasks; None for a tag without one."""
+"""The tags in order, each with the answer to its task; None for a tag without a task."""
 
-_AHEAD = 2
-"""How many tasks a process may hold: the current one, and the next."""
-_LIGHT = 16 * 1024
-"""How many pickled bytes of a task always fit into a pipe. A larger task is sent only to an idle process: a busy
-process may itself be waiting for us to take its answer."""
-_SMALL = 3 << 20
-"""How many bytes of logs one process gets through before others would have started."""
+_TASKS_AHEAD = 2
+"""How many tasks a process may hold: the current one and the next."""
+_LIGHT_TASK = 16 * 1024
+"""Pickled bytes that always fit into a pipe. A larger task goes only to an idle process: a busy one may be waiting
+for its answer to be taken, and sending would wait for it."""
+_SMALL_LOGS = 3 << 20
+"""Bytes of logs that one process gets through before others have started."""
 
 
 class Executor(Protocol):
     """Runs work on tasks.
 
-    Work, tasks and answers can be pickled; nothing else is shared. Work pickles as the arguments it was made from,
-    and may keep what it has loaded from one task to the next.
+    Work, tasks and answers are pickled; nothing else is shared. Work pickles as its constructor's arguments, and
+    may keep what it has loaded from one task to the next.
     """
 
     @property
@@ -58,18 +58,18 @@ class Executor(Protocol):
 
     @property
     def here(self) -> bool:
-        """Whether work runs in this process, on the tasks themselves rather than copies."""
+        """Whether work runs in this process, on the tasks themselves rather than on copies."""
 
     def map(self, work: Callable[[Task], Answer], tasks: Tasks[Tag, Task]) -> Answered[Tag, Answer]:
-        """Each tag with the answer to its task.
+        """Each tag with the answer to its task, in order.
 
-        Tasks are taken only a few ahead, so neither they nor answers pile up. What `work` raises is raised in its
-        turn. However the generator ends, nothing is left running.
+        Only a few tasks are taken ahead, so neither tasks nor answers pile up. What `work` raises is raised here,
+        in its turn. However the generator ends, nothing is left running.
         """
 
 
 class InProcess:
-    """Runs work in this process, each task when its answer is needed."""
+    """Runs work in this process, each task when its answer is wanted."""
 
     jobs = 1
     here = True
@@ -79,8 +79,10 @@ class InProcess:
             yield tag, None if task is None else work(task)
 
 
-def mapped(executor: Executor, work: Callable[[Task], Answer], tasks: Tasks[Tag, Task]) -> Answered[Tag, Answer]:
-    """What `executor.map` yields; an error in `tasks` is raised after the answers to the tasks before it."""
+def map_in_order(
+    executor: Executor, work: Callable[[Task], Answer], tasks: Tasks[Tag, Task]
+) -> Answered[Tag, Answer]:
+    """What `executor.map` yields; an error of `tasks` is raised after the answers to the tasks before it."""
 
     def until_error() -> Generator[tuple[Tag | Exception, Task | None], None, None]:
         try:
@@ -96,7 +98,7 @@ def mapped(executor: Executor, work: Callable[[Task], Answer], tasks: Tasks[Tag,
 
 
 def executor_for(jobs: int, summary: Summary) -> Executor:
-    """An executor for `jobs` processes; if the system cannot fork, this process, and the summary says so."""
+    """An executor with `jobs` processes; if the system cannot fork, this process, with a notice in the summary."""
     if jobs > 1 and can_fork():
         return ForkedProcesses(jobs)
     if jobs > 1:
@@ -105,24 +107,24 @@ def executor_for(jobs: int, summary: Summary) -> Executor:
 
 
 def all_cores(settings: Settings) -> Settings:
-    """The settings with a process for each core, unless they say how many, or another engine does the work."""
+    """The settings with one process per core, unless they name a number or another engine."""
     if settings.engine != "local" or settings.jobs is not None:
         return settings
     return replace(settings, jobs=usable_cores() if can_fork() else 1)
 
 
 def is_small(files: Sequence[Path]) -> bool:
-    """Whether one process gets through the files before others would have started."""
-    return all(file.is_file() for file in files) and sum(file.stat().st_size for file in files) <= _SMALL
+    """Whether the files are so small that starting processes would not pay off."""
+    return all(file.is_file() for file in files) and sum(file.stat().st_size for file in files) <= _SMALL_LOGS
 
 
 def can_fork() -> bool:
-    """Whether this system can fork processes safely. On macOS, system libraries break in the children."""
+    """Whether this system can fork processes safely; on macOS, system libraries break in the children."""
     return hasattr(os, "fork") and sys.platform != "darwin"
 
 
 def usable_cores() -> int:
-    """How many cores this process may use: those it is pinned to, up to the CPU quota of its container."""
+    """How many cores this process may use, by its CPU affinity and the CPU quota of its container."""
     cores = len(_cores()) or os.cpu_count() or 1
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
@@ -132,19 +134,15 @@ def usable_cores() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ForkedProcesses:
-    """Runs work in processes that `map` forks from this one, which share everything loaded by then.
-
-    Only tasks and answers are pickled, and only a few per process are in flight at a time.
-    """
+    """Runs work in forked processes, which share everything loaded by then; only tasks and answers are pickled."""
 
     jobs: int
     here: bool = field(default=False, init=False)
 
     def map(self, work: Callable[[Task], Answer], tasks: Tasks[Tag, Task]) -> Answered[Tag, Answer]:
-        """Each tag with the answer to its task.
+        """Each tag with the answer to its task; SetupError if a process is killed from outside.
 
-        What `work` raises is raised here in its turn; SetupError when a process is killed from outside. The
-        processes end when this generator does, however it ends.
+        The processes end with this generator, however it ends.
         """
         crew: _Crew[Tag, Task, Answer] = _Crew(work, self.jobs)
         try:
@@ -154,7 +152,7 @@ class ForkedProcesses:
 
 
 @dataclass(slots=True)
-class Failed:
+class FailedTask:
     """The answer to a task that raised an error."""
 
     error: BaseException
@@ -170,7 +168,7 @@ class _Worker:
 
 
 class _Crew(Generic[Tag, Task, Answer]):
-    """The processes, and the tasks and answers in flight."""
+    """The forked processes, and the tasks and answers in flight."""
 
     def __init__(self, work: Callable[[Task], Answer], jobs: int) -> None:
         self._work = work
@@ -201,7 +199,7 @@ class _Crew(Generic[Tag, Task, Answer]):
             ) from error
 
     def run(self, tasks: Iterable[tuple[Tag, Task | None]]) -> Iterator[tuple[Tag, Answer | None]]:
-        """Tags with their answers, in order."""
+        """The tags with their answers, in order."""
         source = iter(tasks)
         while True:
             self._hand_out(source)
@@ -213,12 +211,12 @@ class _Crew(Generic[Tag, Task, Answer]):
                 continue
             self._order.popleft()
             answer = self._done.pop(number)
-            if isinstance(answer, Failed):
+            if isinstance(answer, FailedTask):
                 raise answer.error
             yield tag, answer
 
     def close(self) -> None:
-        """Kill the processes; they hold nothing that must be kept."""
+        """Kill the processes, which hold nothing that must be kept."""
         workers = (*self._dismissed, *self._workers)
         for worker in workers:
             with suppress(ProcessLookupError):
@@ -226,15 +224,15 @@ class _Crew(Generic[Tag, Task, Answer]):
             worker.tasks.close()
             worker.answers.close()
         for worker in workers:
-            _status(worker)
+            _wait_for(worker)
         self._dismissed.clear()
         self._workers.clear()
 
     def _hand_out(self, source: Iterator[tuple[Tag, Task | None]]) -> None:
         """Send tasks to processes while there are tasks and free processes."""
         while True:
-            if self._next is None and not self._take(source):
-                # Idle processes end once there are no more tasks: freeing their memory takes time.
+            if self._next is None and not self._take_task(source):
+                # Let idle processes end once there are no more tasks: freeing their memory takes time.
                 for worker in [worker for worker in self._workers if self._ended and not worker.unanswered]:
                     worker.tasks.close()
                     self._workers.remove(worker)
@@ -243,7 +241,7 @@ class _Crew(Generic[Tag, Task, Answer]):
             if self._next is None:
                 continue
             number, data = self._next
-            room = _AHEAD if len(data) <= _LIGHT else 1
+            room = _TASKS_AHEAD if len(data) <= _LIGHT_TASK else 1
             worker = min(self._workers, key=lambda worker: len(worker.unanswered))
             if len(worker.unanswered) >= room:
                 return
@@ -252,10 +250,10 @@ class _Crew(Generic[Tag, Task, Answer]):
             try:
                 worker.tasks.send_bytes(data)
             except OSError:
-                self._lost(worker)
+                self._raise_lost(worker)
 
-    def _take(self, source: Iterator[tuple[Tag, Task | None]]) -> bool:
-        """Whether another tag was taken; its task, if it has one, is the next to send."""
+    def _take_task(self, source: Iterator[tuple[Tag, Task | None]]) -> bool:
+        """Take another tag, whose task, if any, becomes the next to send; False if there is none or no room."""
         if len(self._order) >= self._most:
             return False
         for tag, task in source:
@@ -278,14 +276,14 @@ class _Crew(Generic[Tag, Task, Answer]):
                 try:
                     data = worker.answers.recv_bytes()
                 except (EOFError, OSError):
-                    self._lost(worker)
+                    self._raise_lost(worker)
                 self._done[worker.unanswered.popleft()] = pickle.loads(data)
 
-    def _lost(self, worker: _Worker) -> NoReturn:
-        """Raise SetupError for a process that died, naming what it was working on."""
+    def _raise_lost(self, worker: _Worker) -> NoReturn:
+        """Raise SetupError for a process that died, with what it was working on."""
         tags = dict(self._order)
         where = next((str(tags[number]) for number in worker.unanswered if number in tags), "")
-        status = _status(worker)
+        status = _wait_for(worker)
         self._workers.remove(worker)
         how = "ended"
         if status < 0:
@@ -301,10 +299,10 @@ class _Crew(Generic[Tag, Task, Answer]):
         from multiprocessing.connection import Pipe
 
         (take, give), (collect, answer) = Pipe(duplex=False), Pipe(duplex=False)
-        # No signal may reach the child before it knows what to do with it, nor us before we know the child.
-        with HeldBack() as signals:
+        # Hold signals back until the child handles them and the parent knows the child.
+        with DeferredSignals() as signals:
             with warnings.catch_warnings():
-                # The child has none of our threads, and uses nothing that they hold.
+                # Python warns of threads; the child uses nothing that the parent's threads may hold.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if not pid:
@@ -313,50 +311,50 @@ class _Crew(Generic[Tag, Task, Answer]):
                     collect,
                     *(end for worker in self._workers for end in (worker.tasks, worker.answers)),
                 ]
-                _serve(self._work, take, answer, ours, cores, signals)
+                _work_until_closed(self._work, take, answer, ours, cores, signals)
             self._workers.append(_Worker(pid, give, collect))
             take.close()
             answer.close()
 
 
-def _serve(
+def _work_until_closed(
     work: Callable[[Any], Any],
     tasks: Connection[Any, Any],
     answers: Connection[Any, Any],
     others: Iterable[Connection[Any, Any]],
     cores: Sequence[int],
-    signals: HeldBack,
+    signals: DeferredSignals,
 ) -> NoReturn:
-    """The main loop of a forked process; it exits here and never returns to its parent's code."""
+    """The main loop of a forked process, which exits here and never returns to its parent's code."""
     code = 1
     try:
-        for end in others:  # a pipe reports its end only once every process has closed the other end
+        for end in others:  # a pipe ends only once every process has closed its other end
             end.close()
-        signals.end_child()
+        signals.restore_in_child()
         gc.freeze()  # keeps the parent's objects shared, and its files open
-        gc.set_threshold(250_000)  # as the program does; the results of a whole chunk are no garbage
+        gc.set_threshold(250_000)  # the results of a chunk are many objects and no garbage
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         if cores:
             os.sched_setaffinity(0, cores)
         while True:
             task = pickle.loads(tasks.recv_bytes())
-            answers.send_bytes(answered(work, task))
+            answers.send_bytes(answer_task(work, task))
     except (EOFError, BrokenPipeError):
         code = 0  # the parent is gone
     finally:
         os._exit(code)
 
 
-def answered(work: Callable[[Any], Any], task: Any) -> bytes:
-    """The pickled answer to a task; Failed if the work raised an error."""
+def answer_task(work: Callable[[Any], Any], task: Any) -> bytes:
+    """The pickled answer to a task; a FailedTask if the work raises."""
     try:
         return pickle.dumps(work(task), pickle.HIGHEST_PROTOCOL)
     except BaseException as error:
-        return pickle.dumps(Failed(sendable(error)), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(FailedTask(picklable_error(error)), pickle.HIGHEST_PROTOCOL)
 
 
-def sendable(error: BaseException) -> BaseException:
-    """The error with its traceback as a note, ready for another process; RuntimeError if it cannot be pickled."""
+def picklable_error(error: BaseException) -> BaseException:
+    """The error with its traceback as a note; a RuntimeError with the traceback if it cannot be pickled."""
     if isinstance(error, MemoryError):
         return SetupError("One of the processes ran out of memory.\nRun with fewer --jobs, or with --jobs 1.")
     lines = "".join(traceback.format_exception(error))
@@ -369,8 +367,8 @@ def sendable(error: BaseException) -> BaseException:
     return error
 
 
-def _status(worker: _Worker) -> int:
-    """The exit code of the process, once it has ended; the negative number of the signal that killed it."""
+def _wait_for(worker: _Worker) -> int:
+    """Wait for a process to end; its exit code, or the negative number of the signal that killed it."""
     try:
         return os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
     except ChildProcessError:

@@ -1,4 +1,4 @@
-"""write_rollouts: a copy of a log with rollouts that a caller changed."""
+"""write_rollouts: writes a copy of a log with rollouts that the caller changed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tito_audit.errors import RecordError
 from tito_audit.join import Join
-from tito_audit.record.repaired import unmended
+from tito_audit.record.repaired import unrepaired
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import Settings
@@ -22,15 +22,15 @@ def write_rollouts(
     *,
     overwrite: bool = False,
 ) -> int:
-    """Write a copy of a log with these rollouts replacing its own; returns how many rows changed.
+    """Write a copy of a log in which these rollouts replace its own; returns how many rows changed.
 
-    `rollouts` come in the order in which `read_rollouts` yields them, some may be missing, and each replaces the
-    one with the same `place`. Prompts, per-token columns and training rows may differ from what was read,
-    completions and the number of turns may not. Everything else in the log is kept. RecordError when a row cannot
-    hold its rollouts; then nothing is written.
+    Each rollout replaces the one with the same `place`. They come in the order of `read_rollouts`; some may be
+    missing. Prompts, per-token columns and training rows may differ from what was read, completions and the number
+    of turns may not. Everything else in the log is kept. RecordError if a row cannot hold its rollouts; then
+    nothing is written.
     """
     settings = (settings or Settings()).at(log)
-    group, reader = LogGroup(settings, join=Join.of(settings, [Path(log)])), LogGroup(settings)
+    group, reader = LogGroup(settings, join=Join.for_run(settings, [Path(log)])), LogGroup(settings)
     waiting = iter(rollouts)
     upcoming = next(waiting, None)
     written = 0
@@ -45,9 +45,9 @@ def write_rollouts(
             if not changed or raw.value is None:
                 output.keep(raw)
                 continue
-            read = reader.read(raw, Place(str(log), raw.index))
-            now = [unmended(changed.get(old.place.item, old)) for old in read.rollouts]
-            rows = [group.as_logged(raw.value, row) for row in read.format.update(read.row, now)]
+            read = reader.read_row(raw, Place(str(log), raw.index))
+            now = [unrepaired(changed.get(old.place.item, old)) for old in read.rollouts]
+            rows = [group.with_log_columns(raw.value, row) for row in read.format.update(read.row, now)]
             written += len(rows) != 1 or rows[0] is not raw.value
             output.replace(raw, rows)
         if upcoming is not None:

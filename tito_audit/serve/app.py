@@ -21,142 +21,141 @@ from aiohttp.http import HttpProcessingError
 
 from tito_audit.errors import ProviderError, SetupError
 from tito_audit.provider import GenerationResult, TokenProvider, count_waits
-from tito_audit.serve.errors import Refused, anthropic_error, error_object
+from tito_audit.serve.errors import Refused, anthropic_error, openai_error
 from tito_audit.serve.gateway import Call, Gateway
-from tito_audit.serve.messages import Messages
-from tito_audit.serve.request import Asked, chat_asked, text_asked
-from tito_audit.serve.responses import Responses
-from tito_audit.sessions.fit import misfit
+from tito_audit.serve.messages import MessagesApi
+from tito_audit.serve.request import SamplingRequest, parse_chat_request, parse_text_request
+from tito_audit.serve.responses import ResponsesApi
+from tito_audit.sessions.fit import find_misfit
 from tito_audit.sessions.model import Node
 from tito_audit.sessions.session import Session
-from tito_audit.sessions.shapes import Head, Tokens, usage
+from tito_audit.sessions.shapes import ResponseHead, TokenView
 from tito_audit.tokens.tokenizer import Tokenizer
-
-# Streamed answers, as server-sent events.
 
 LOGGER = logging.getLogger("tito_audit.serve")
 _DONE = b"data: [DONE]\n\n"
-_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+_STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
 async def send_stream(
-    request: web.Request, headers: Mapping[str, str], pieces: AsyncGenerator[dict[str, Any], None], last: bytes
+    request: web.Request, headers: Mapping[str, str], events: AsyncGenerator[dict[str, Any], None], last: bytes
 ) -> web.StreamResponse:
-    """Sends all pieces; the response.
+    """Send all events, then `last`.
 
-    Headers are sent with the first piece, so that an earlier refusal has its own status; a later one is the last
-    event, without `last`.
+    Headers go out with the first event, so a refusal before it keeps its own status. A later error is sent as the
+    last event, in place of `last`.
     """
-    async with aclosing(pieces):
-        first = await anext(pieces)
-        response = web.StreamResponse(headers={**_HEADERS, **headers})
+    async with aclosing(events):
+        first = await anext(events)
+        response = web.StreamResponse(headers={**_STREAM_HEADERS, **headers})
         await response.prepare(request)
-        await response.write(_event(first))
+        await response.write(_sse_event(first))
         try:
-            async for piece in pieces:
-                await response.write(_event(piece))
+            async for event in events:
+                await response.write(_sse_event(event))
         except ConnectionError:
             raise
         except Exception as error:
-            await response.write(_event(_error(request, error)[0]))
+            await response.write(_sse_event(_error_response(request, error)[0]))
         else:
             await response.write(last)
         await response.write_eof()
         return response
 
 
-def _event(piece: Any) -> bytes:
-    name = piece.get("type")  # Chunks of completions have no type, and events no name.
-    return (
-        (b"" if name is None else f"event: {name}\n".encode())
-        + b"data: "
-        + orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY)
-        + b"\n\n"
-    )
+def _sse_event(event: Mapping[str, Any]) -> bytes:
+    name = event.get("type")  # None for a chunk of a completion, which is sent without a name
+    head = b"" if name is None else f"event: {name}\n".encode()
+    return head + b"data: " + orjson.dumps(event, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n\n"
 
 
 # Sessions as JSON: a summary of each, and the training rows of its threads.
 
 
-def session_line(gateway: Gateway, session: Session) -> dict[str, Any]:
-    """The summary of a session."""
-    facts = gateway.facts_of(session)
+def session_summary(gateway: Gateway, session: Session) -> dict[str, Any]:
+    """A session as `GET /sessions` lists it."""
+    state = gateway.state_of(session)
     return {
         "session_id": session.id,
         "answers": len(session.nodes),
         "used": session.used,
-        "closed": facts.closed,
-        "reward": facts.reward,
+        "closed": state.closed,
+        "reward": state.reward,
     }
 
 
-def rollout_of(gateway: Gateway, session: Session) -> dict[str, Any]:
-    """A session with a training row for each of its threads; each answer is trained in one of them."""
-    threads: dict[str, list[Node]] = {}
-    of = gateway.facts_of(session).threads
+def session_rollout(gateway: Gateway, session: Session) -> dict[str, Any]:
+    """The summary of a session with a training row for each thread; each answer is trained in one of the rows."""
+    nodes_by_thread: dict[str, list[Node]] = {}
+    threads = gateway.state_of(session).threads
     for node in session.nodes:
-        threads.setdefault(of.of(node), []).append(node)
+        nodes_by_thread.setdefault(threads.name_of(node), []).append(node)
     rows: list[dict[str, Any]] = []
-    for thread, nodes in threads.items():
+    for thread, nodes in nodes_by_thread.items():
         # The last call holds the whole thread, since each prompt starts with the call before it.
         last = nodes[-1]
         ids = last.seen_ids
         mask, logprobs = np.zeros(len(ids), np.int8), np.zeros(len(ids))
         for node in nodes:
-            start = node.prompt.length
-            mask[start : start + len(node.output_ids)] = 1
-            logprobs[start : start + len(node.output_ids)] = node.logprobs
+            sampled = slice(node.prompt.length, node.prompt.length + len(node.output_ids))
+            mask[sampled] = 1
+            logprobs[sampled] = node.logprobs
         messages = () if last.prompt.written is None else last.prompt.written.messages
-        row = {
-            "thread_id": thread,
-            "call_ids": [node.call_id for node in nodes],
-            "token_ids": ids,
-            "loss_mask": mask,
-            "logprobs": logprobs,
-            "messages": [*(message.wire for message in messages), last.message.wire] if messages else None,
-            "finish_reason": last.finish_reason,
-        }
-        rows.append(row)
-    return {**session_line(gateway, session), "rollouts": rows}
+        rows.append(
+            {
+                "thread_id": thread,
+                "call_ids": [node.call_id for node in nodes],
+                "token_ids": ids,
+                "loss_mask": mask,
+                "logprobs": logprobs,
+                "messages": [*(message.wire for message in messages), last.message.wire] if messages else None,
+                "finish_reason": last.finish_reason,
+            }
+        )
+    return {**session_summary(gateway, session), "rollouts": rows}
 
 
 # Answers to clients: completions and chat completions, whole or streamed.
 
 
-def chat_answer(gateway: Gateway, call: Call, results: Sequence[GenerationResult]) -> dict[str, Any]:
-    """A whole chat completion."""
-    choices, tokens = [], _tokens(gateway, call)
-    for index, (answer, result) in enumerate(zip(call.answers, results, strict=True)):
-        choice = {
+def chat_completion(gateway: Gateway, call: Call, results: Sequence[GenerationResult]) -> dict[str, Any]:
+    """The body of a chat completion that is not streamed."""
+    writer = _logprob_writer(gateway, call)
+    choices = [
+        {
             "index": index,
             "message": {"refusal": None, **answer.message()},
-            "logprobs": tokens and tokens.chat_logprobs(result),
-            "finish_reason": answer.why(),
+            "logprobs": writer and writer.chat_logprobs(result),
+            "finish_reason": answer.client_finish_reason,
             "stop_reason": result.stop_reason,
+            **({"token_ids": result.output_ids} if call.request.returns_token_ids else {}),
         }
-        choices.append({**choice, "token_ids": result.output_ids} if call.fields.token_ids else choice)
-    return _head(gateway, call).chat(choices, usage=usage(len(call.ids), call.sampled), **call.prompt_wire)
+        for index, (answer, result) in enumerate(zip(call.answers, results, strict=True))
+    ]
+    return _head(gateway, call).chat(choices, usage=call.usage, **call.prompt_ids)
 
 
-def text_answer(gateway: Gateway, call: Call, results: Sequence[GenerationResult]) -> dict[str, Any]:
-    """A whole completion."""
-    choices, tokens = [], _tokens(gateway, call)
-    for index, (answer, result) in enumerate(zip(call.answers, results, strict=True)):
-        choice = {
+def text_completion(gateway: Gateway, call: Call, results: Sequence[GenerationResult]) -> dict[str, Any]:
+    """The body of a completion that is not streamed."""
+    writer = _logprob_writer(gateway, call)
+    choices = [
+        {
             "index": index,
             "text": answer.text,
-            "logprobs": tokens and tokens.text_logprobs(result, 0),
+            "logprobs": writer and writer.text_logprobs(result, 0),
             "finish_reason": result.finish_reason,
             "stop_reason": result.stop_reason,
-            **call.prompt_wire,
+            **call.prompt_ids,
+            **({"token_ids": result.output_ids} if call.request.returns_token_ids else {}),
         }
-        choices.append({**choice, "token_ids": result.output_ids} if call.fields.token_ids else choice)
-    return _head(gateway, call).text(choices, usage=usage(len(call.ids), call.sampled))
+        for index, (answer, result) in enumerate(zip(call.answers, results, strict=True))
+    ]
+    return _head(gateway, call).text(choices, usage=call.usage)
 
 
-async def chat_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, Any], None]:
-    """The chunks of a streamed chat completion. The last ones are sent once it is in the log."""
-    head, fields, tokens = _head(gateway, call), call.fields, _tokens(gateway, call)
+async def chat_chunks(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, Any], None]:
+    """The chunks of a streamed chat completion; those with the finish reason come once it is in the log."""
+    head, request, writer = _head(gateway, call), call.request, _logprob_writer(gateway, call)
     started = False
     async with aclosing(gateway.stream(call)) as pieces:
         async for chunk, deltas in pieces:
@@ -164,63 +163,64 @@ async def chat_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, 
                 started = True
                 for index in range(len(call.answers)):
                     begin = _choice(index, delta={"role": "assistant", "content": ""})
-                    yield head.chat_chunk([begin], **call.prompt_wire)
-            # The tokens, if the client asked for them, are sent once, with the first of their deltas.
-            shown: dict[str, Any] = {}
-            if chunk.output_ids and fields.token_ids:
-                shown["token_ids"] = chunk.output_ids
-            if chunk.output_ids and tokens is not None:
-                shown["logprobs"] = tokens.chat_logprobs(chunk)
-            for number, delta in enumerate(deltas or ([{}] if shown else [])):
-                yield head.chat_chunk([_choice(chunk.index, delta=delta, **({} if number else shown))])
+                    yield head.chat_chunk([begin], **call.prompt_ids)
+            # Ids and logprobs, if the client wants them, go with the first delta of their chunk.
+            columns: dict[str, Any] = {}
+            if chunk.output_ids and request.returns_token_ids:
+                columns["token_ids"] = chunk.output_ids
+            if chunk.output_ids and writer is not None:
+                columns["logprobs"] = writer.chat_logprobs(chunk)
+            for number, delta in enumerate(deltas or ([{}] if columns else [])):
+                yield head.chat_chunk([_choice(chunk.index, delta=delta, **({} if number else columns))])
     for index, answer in enumerate(call.answers):
-        ended = _choice(index, delta={}, stop_reason=answer.stop_reason, finish_reason=answer.why())
+        ended = _choice(index, delta={}, stop_reason=answer.stop_reason, finish_reason=answer.client_finish_reason)
         yield head.chat_chunk([ended])
-    if fields.include_usage:
-        yield head.chat_chunk([], usage=usage(len(call.ids), call.sampled))
+    if request.include_usage:
+        yield head.chat_chunk([], usage=call.usage)
 
 
-async def text_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, Any], None]:
-    """The chunks of a streamed completion. The last ones are sent once it is in the log."""
-    head, fields, tokens = _head(gateway, call), call.fields, _tokens(gateway, call)
+async def text_chunks(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, Any], None]:
+    """The chunks of a streamed completion; those with the finish reason come once it is in the log."""
+    head, request, writer = _head(gateway, call), call.request, _logprob_writer(gateway, call)
     offsets = [0] * len(call.answers)
     begun: set[int] = set()
     async with aclosing(gateway.stream(call)) as pieces:
         async for chunk, deltas in pieces:
             index = chunk.index
             text = "".join(delta.get("content", "") for delta in deltas)
-            more: dict[str, Any] = {"token_ids": chunk.output_ids} if fields.token_ids else {}
+            columns: dict[str, Any] = {"token_ids": chunk.output_ids} if request.returns_token_ids else {}
             if index not in begun:
-                more |= call.prompt_wire
+                columns |= call.prompt_ids
                 begun.add(index)
-            if tokens is not None:
-                more["logprobs"] = tokens.text_logprobs(chunk, offsets[index])
+            if writer is not None:
+                columns["logprobs"] = writer.text_logprobs(chunk, offsets[index])
             offsets[index] += len(text)
-            if text or more:
-                yield head.text([_choice(index, text=text, **more)])
+            if text or columns:
+                yield head.text([_choice(index, text=text, **columns)])
     for index, answer in enumerate(call.answers):
         ended = _choice(index, text="", stop_reason=answer.stop_reason, finish_reason=answer.finish_reason)
         yield head.text([ended])
-    if fields.include_usage:
-        yield head.text([], usage=usage(len(call.ids), call.sampled))
+    if request.include_usage:
+        yield head.text([], usage=call.usage)
 
 
-def _head(gateway: Gateway, call: Call) -> Head:
-    return Head(call.call_id, int(call.created), call.fields.model or gateway.model)
+def _head(gateway: Gateway, call: Call) -> ResponseHead:
+    return ResponseHead(call.call_id, int(call.created), call.request.model or gateway.model)
 
 
 def _choice(index: int, **fields: Any) -> dict[str, Any]:
     return {"index": index, "logprobs": None, "finish_reason": None, **fields}
 
 
-def _tokens(gateway: Gateway, call: Call) -> Tokens | None:
-    """What shows the tokens of a call, if its client asked for logprobs."""
-    return Tokens(gateway.tokenizer.vocabulary, call.fields.tokens_as_ids) if call.fields.logprobs else None
+def _logprob_writer(gateway: Gateway, call: Call) -> TokenView | None:
+    """What writes the logprobs of a call in OpenAI's form; None if its client did not ask for them."""
+    request = call.request
+    return TokenView(gateway.tokenizer.vocabulary, request.returns_tokens_as_ids) if request.logprobs else None
 
 
 GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
 SESSION_HEADER = "X-Session-ID"
-_NAME_LENGTH = 256
+_MAX_SESSION_NAME = 256
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _ROUTES = web.RouteTableDef()
 
@@ -240,23 +240,23 @@ OPTIONS: web.AppKey[HttpOptions] = web.AppKey("options", HttpOptions)
 
 
 def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Application:
-    """The application; the caller closes the provider and the log."""
+    """The routes of a gateway; the caller closes its provider and log."""
     options = options or HttpOptions()
-    app = web.Application(client_max_size=options.max_body, middlewares=[_guarded])
+    app = web.Application(client_max_size=options.max_body, middlewares=[_guard])
     app[GATEWAY], app[OPTIONS] = gateway, options
-    messages = Messages(options.api_key)
-    responses = Responses()
-    chat = partial(_respond, chat_asked, chat_answer, chat_stream, _DONE)
-    text = partial(_respond, text_asked, text_answer, text_stream, _DONE)
-    message = partial(_respond, messages.request, messages.answer, messages.stream, b"")
-    response = partial(_respond, responses.read_fields, responses.answer, responses.stream, b"")
+    messages = MessagesApi(options.api_key)
+    responses = ResponsesApi()
+    chat = partial(_respond, parse_chat_request, chat_completion, chat_chunks, _DONE)
+    text = partial(_respond, parse_text_request, text_completion, text_chunks, _DONE)
+    message = partial(_respond, messages.parse, messages.answer, messages.stream, b"")
+    response = partial(_respond, responses.parse, responses.answer, responses.stream, b"")
     for prefix in ("", "/s/{session}"):
         app.router.add_post(f"{prefix}/v1/chat/completions", chat)
         app.router.add_post(f"{prefix}/v1/completions", text)
         app.router.add_post(f"{prefix}/v1/responses", response)
-        app.router.add_get(f"{prefix}/v1/responses/{{response}}", _object(responses.retrieve))
-        app.router.add_delete(f"{prefix}/v1/responses/{{response}}", _object(responses.delete))
-        app.router.add_get(f"{prefix}/v1/responses/{{response}}/input_items", _object(responses.input_items))
+        app.router.add_get(f"{prefix}/v1/responses/{{response}}", _as_endpoint(responses.retrieve))
+        app.router.add_delete(f"{prefix}/v1/responses/{{response}}", _as_endpoint(responses.delete))
+        app.router.add_get(f"{prefix}/v1/responses/{{response}}/input_items", _as_endpoint(responses.input_items))
         app.router.add_post(f"{prefix}/v1/messages", message)
         app.router.add_post(f"{prefix}/v1/messages/count_tokens", partial(_count_tokens, messages))
     app.add_routes(_ROUTES)
@@ -264,43 +264,43 @@ def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Applic
 
 
 async def _respond(
-    read_fields: Callable[[bytes], Asked],
+    parse: Callable[[bytes], SamplingRequest],
     answer: Callable[..., dict[str, Any]],
-    pieces: Callable[..., Any],
+    stream: Callable[..., Any],
     last: bytes,
     request: web.Request,
 ) -> web.StreamResponse:
-    """The answer of an endpoint that samples; a stream ends with `last`."""
-    gateway, body = request.app[GATEWAY], await _body(request)
-    await gateway.ready()
+    """Sample for one request, and send the answer in the form of its API; a stream ends with `last`."""
+    gateway, body = request.app[GATEWAY], await _read_body(request)
+    await gateway.check_ready()
     began, waits = time.perf_counter(), count_waits()
-    fields = read_fields(body)
-    _check_model(gateway, fields)
-    call = await gateway.begin(fields, _session_id(request) or fields.session_id)
+    parsed = parse(body)
+    _check_model(gateway, parsed)
+    call = await gateway.begin_call(parsed, _session_id(request) or parsed.session_id)
     branch, fork = call.prompt.branch, call.prompt.fork
     headers = {SESSION_HEADER: call.session.id, "X-Tito-Branch": str(branch), "request-id": call.call_id}
     if fork is not None:
         headers["X-Tito-Fork"] = str(fork.reason)
-    if fields.stream:
-        return await send_stream(request, headers, pieces(gateway, call), last)
+    if parsed.stream:
+        return await send_stream(request, headers, stream(gateway, call), last)
     results = await gateway.sample(call)
-    response = _json(answer(gateway, call, results), headers=headers)
+    response = _json_response(answer(gateway, call, results), headers=headers)
     overhead = time.perf_counter() - began - waits.seconds
     gateway.metrics.overhead.labels(branch).observe(overhead)
     response.headers["X-Tito-Overhead-Ms"] = f"{overhead * 1000:.2f}"
     return response
 
 
-def _object(answer: Callable[[web.Request], Mapping[str, Any]]) -> Handler:
-    """An endpoint that answers with an object."""
+def _as_endpoint(answer: Callable[[web.Request], Mapping[str, Any]]) -> Handler:
+    """A handler that sends the object that `answer` returns."""
 
     async def respond(request: web.Request) -> web.Response:
-        return _json(answer(request))
+        return _json_response(answer(request))
 
     return respond
 
 
-async def _body(request: web.Request) -> bytes:
+async def _read_body(request: web.Request) -> bytes:
     try:
         return await request.read()
     except web.RequestPayloadError:
@@ -309,19 +309,19 @@ async def _body(request: web.Request) -> bytes:
         ) from None
 
 
-async def _count_tokens(messages: Messages, request: web.Request) -> web.Response:
-    gateway, body = request.app[GATEWAY], await _body(request)
-    await gateway.ready()
-    fields = messages.count_request(body)
-    _check_model(gateway, fields)
-    return _json({"input_tokens": await gateway.prompt_length(fields, _session_id(request))})
+async def _count_tokens(messages: MessagesApi, request: web.Request) -> web.Response:
+    gateway, body = request.app[GATEWAY], await _read_body(request)
+    await gateway.check_ready()
+    parsed = messages.parse_count(body)
+    _check_model(gateway, parsed)
+    return _json_response({"input_tokens": await gateway.count_prompt_tokens(parsed, _session_id(request))})
 
 
-def _check_model(gateway: Gateway, fields: Asked) -> None:
+def _check_model(gateway: Gateway, parsed: SamplingRequest) -> None:
     names = list(dict.fromkeys(name for name in (gateway.model, gateway.provider.model) if name))
-    if fields.model is not None and fields.model not in names:
+    if parsed.model is not None and parsed.model not in names:
         raise Refused(
-            f"The model `{fields.model}` does not exist; this gateway serves {', '.join(names)}.",
+            f"The model `{parsed.model}` does not exist; this gateway serves {', '.join(names)}.",
             "model",
             status=404,
             code="model_not_found",
@@ -329,10 +329,10 @@ def _check_model(gateway: Gateway, fields: Asked) -> None:
 
 
 def _session_id(request: web.Request) -> str | None:
-    """The session that a request names, in its path or its header."""
+    """The session that a request names in its path or its header; None if it names none."""
     named = request.match_info.get("session") or request.headers.get(SESSION_HEADER) or None
-    if named is not None and (len(named) > _NAME_LENGTH or not named.isprintable()):
-        raise Refused(f"a session's name has at most {_NAME_LENGTH} characters, all printable")
+    if named is not None and (len(named) > _MAX_SESSION_NAME or not named.isprintable()):
+        raise Refused(f"a session's name has at most {_MAX_SESSION_NAME} characters, all printable")
     return named
 
 
@@ -340,20 +340,20 @@ def _session_id(request: web.Request) -> str | None:
 
 
 @_ROUTES.get("/sessions")
-async def _sessions(request: web.Request) -> web.Response:
+async def _list_sessions(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
-    return _json({"sessions": [session_line(gateway, session) for session in gateway.conversations]})
+    return _json_response({"sessions": [session_summary(gateway, session) for session in gateway.conversations]})
 
 
 @_ROUTES.get("/sessions/{session}")
-async def _session(request: web.Request) -> web.Response:
+async def _show_session(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
-    return _json(rollout_of(gateway, gateway.session(request.match_info["session"])))
+    return _json_response(session_rollout(gateway, gateway.find_session(request.match_info["session"])))
 
 
 @_ROUTES.post("/sessions/{session}/close")
-async def _close(request: web.Request) -> web.Response:
-    gateway, data = request.app[GATEWAY], await _body(request)
+async def _close_session(request: web.Request) -> web.Response:
+    gateway, data = request.app[GATEWAY], await _read_body(request)
     reward = None
     if data.strip():
         try:
@@ -364,42 +364,42 @@ async def _close(request: web.Request) -> web.Response:
         if reward is not None and (not isinstance(reward, int | float) or isinstance(reward, bool)):
             raise Refused("`reward` is not a number", "reward")
     session = await gateway.close_session(request.match_info["session"], None if reward is None else float(reward))
-    return _json(rollout_of(gateway, session))
+    return _json_response(session_rollout(gateway, session))
 
 
 @_ROUTES.delete("/sessions/{session}")
-async def _delete(request: web.Request) -> web.Response:
+async def _delete_session(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
-    session = gateway.session(request.match_info["session"])
+    session = gateway.find_session(request.match_info["session"])
     gateway.conversations.close(session.id)
-    return _json({"session_id": session.id, "deleted": True})
+    return _json_response({"session_id": session.id, "deleted": True})
 
 
 @_ROUTES.get("/v1/models")
 @_ROUTES.get("/s/{session}/v1/models")
-async def _models(request: web.Request) -> web.Response:
+async def _list_models(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
     with suppress(Refused):  # The name known so far.
-        await gateway.ready()
+        await gateway.check_ready()
     entry = {"id": gateway.model, "object": "model", "created": 0, "owned_by": "tito-audit"}
-    return _json({"object": "list", "data": [entry]})
+    return _json_response({"object": "list", "data": [entry]})
 
 
 @_ROUTES.get("/health")
 async def _health(request: web.Request) -> web.Response:
-    return _json({"status": "ok", "sessions": len(request.app[GATEWAY].conversations)})
+    return _json_response({"status": "ok", "sessions": len(request.app[GATEWAY].conversations)})
 
 
 @_ROUTES.get("/metrics")
 async def _metrics(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
     gateway.metrics.sessions.set(len(gateway.conversations))
-    return web.Response(body=gateway.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+    return web.Response(body=gateway.metrics.exposition(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
 @web.middleware
-async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The answer to a request that has the key, or an error object of the API that was called; counted."""
+async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer only requests that have the key; write errors in the form of the API that was called; count both."""
     metrics, options = request.app[GATEWAY].metrics, request.app[OPTIONS]
     started, status = time.perf_counter(), 499
     metrics.in_flight.inc()
@@ -407,21 +407,21 @@ async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse
         try:
             if options.api_key is not None and request.path != "/health":
                 # Anthropic's clients send the key in a header of its own.
-                sent = request.headers.get("Authorization", ""), f"Bearer {request.headers.get('x-api-key', '')}"
-                key = f"Bearer {options.api_key}".encode()
-                if not any(hmac.compare_digest(text.encode("utf-8", "surrogateescape"), key) for text in sent):
+                keys = request.headers.get("Authorization", ""), f"Bearer {request.headers.get('x-api-key', '')}"
+                wanted = f"Bearer {options.api_key}".encode()
+                if not any(hmac.compare_digest(key.encode("utf-8", "surrogateescape"), wanted) for key in keys):
                     raise Refused("the API key is missing or wrong", status=401, code="invalid_api_key")
             response = await handler(request)
         except ConnectionError:
             status = 500
             raise
         except Exception as error:
-            response = _json(*_error(request, error))
+            response = _json_response(*_error_response(request, error))
         status = response.status
         return response
     finally:
         seconds = time.perf_counter() - started
-        # The route of a request, without the names in it.
+        # The pattern of the route, so that no name of a session becomes a label.
         resource = request.match_info.route.resource
         endpoint = "other" if resource is None else resource.canonical
         metrics.in_flight.dec()
@@ -431,8 +431,8 @@ async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse
             options.access_log(f"{request.method} {endpoint} {status} {seconds * 1000:.1f} ms")
 
 
-def _error(request: web.Request, error: Exception) -> tuple[dict[str, Any], int]:
-    """The error object of the API that was called, and its status."""
+def _error_response(request: web.Request, error: Exception) -> tuple[dict[str, Any], int]:
+    """The body of an error in the form of the API that was called, and its status."""
     details: tuple[str | None, ...] = ()
     if isinstance(error, Refused):
         message, status, details = str(error), error.status, (error.param, error.code)
@@ -443,11 +443,11 @@ def _error(request: web.Request, error: Exception) -> tuple[dict[str, Any], int]
     else:
         LOGGER.error("this is a bug in tito-audit, not a fault of the request", exc_info=error)
         message, status = f"the gateway failed: {type(error).__name__}", 500
-    shape = anthropic_error if "/v1/messages" in request.path else error_object
-    return shape(message, status, *details), status
+    body = anthropic_error if "/v1/messages" in request.path else openai_error
+    return body(message, status, *details), status
 
 
-def _json(value: Any, status: int = 200, *, headers: dict[str, str] | None = None) -> web.Response:
+def _json_response(value: Any, status: int = 200, *, headers: dict[str, str] | None = None) -> web.Response:
     data = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     return web.Response(body=data, status=status, headers=headers, content_type="application/json")
 
@@ -455,8 +455,8 @@ def _json(value: Any, status: int = 200, *, headers: dict[str, str] | None = Non
 # The server, until it is told to stop.
 
 _HTTP_LOG = logging.getLogger("aiohttp.server")
-_SWEEPS = 30.0
-"""The longest time between searches for idle sessions, in seconds."""
+_SWEEP_SECONDS = 30.0
+"""The longest pause between two searches for idle sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,12 +475,12 @@ class ServerOptions:
 async def serve(
     gateway: Gateway, http: HttpOptions, options: ServerOptions, started: Callable[[str], None]
 ) -> None:
-    """Serve until SIGTERM or SIGINT; `started` gets the address. SetupError if it is in use.
+    """Serve until SIGTERM or SIGINT; `started` is called with the address. SetupError if the port is in use.
 
-    Running calls have `grace` seconds to finish and are then cut off; the log and the provider are closed.
+    Running calls have `grace` seconds to finish and are then cut off. Closes the provider and the log.
     """
     stop = asyncio.Event()
-    _HTTP_LOG.addFilter(_is_ours)
+    _HTTP_LOG.addFilter(_is_gateway_error)
     runner = web.AppRunner(
         make_app(gateway, http), handler_cancellation=True, shutdown_timeout=options.grace, access_log=None
     )
@@ -488,7 +488,7 @@ async def serve(
 
     async def sweep() -> None:
         while True:
-            await asyncio.sleep(min(_SWEEPS, max(options.idle / 2, 0.05)))
+            await asyncio.sleep(min(_SWEEP_SECONDS, max(options.idle / 2, 0.05)))
             gateway.conversations.drop_idle(gateway.clock() - options.idle)
 
     sweeping = asyncio.ensure_future(sweep())
@@ -512,26 +512,26 @@ async def serve(
     finally:
         sweeping.cancel()
         await runner.cleanup()
-        _HTTP_LOG.removeFilter(_is_ours)
+        _HTTP_LOG.removeFilter(_is_gateway_error)
         await gateway.provider.close()
         gateway.log.close()
 
 
-async def fit_notice(provider: TokenProvider, tokenizer: Tokenizer) -> tuple[str | None, str | None]:
-    """Why the gateway must not serve, and a notice for the user; at least one of them is None.
+async def check_fit(provider: TokenProvider, tokenizer: Tokenizer) -> tuple[str | None, str | None]:
+    """Why the server's tokenizer does not fit, and a notice that it could not be compared; None, None if it fits.
 
-    The provider knows the name of its model afterwards, if its server answers.
+    Afterwards the provider knows the name of its model, if its server answers.
     """
-    find = getattr(provider, "find_model", None)
+    find_model = getattr(provider, "find_model", None)
     try:
-        if find is not None:
-            await find()
-        return await misfit(provider, tokenizer), None
+        if find_model is not None:
+            await find_model()
+        return await find_misfit(provider, tokenizer), None
     except ProviderError as error:
         return None, f"the server's tokenizer was not compared: {error}"
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether this is an error of the gateway: not a bad request, and not a client that left."""
+def _is_gateway_error(record: logging.LogRecord) -> bool:
+    """False for errors that a client caused: a bad request, or a connection that it closed."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError)

@@ -1,8 +1,7 @@
 """The log of a gateway: an append-only file of JSON lines, one write per call.
 
-An answer is sent after its line is written, so a crash loses or cuts off only answers that no client has. A line
-that was cut off gets a line feed when the log is opened again, so that the next line is whole. A log that was
-moved or deleted is created anew.
+An answer is sent after its line is written, so a crash loses or tears only lines of answers that no client has. A
+torn last line is ended when the log is opened again. A log that was moved or deleted is created again.
 """
 
 from __future__ import annotations
@@ -19,30 +18,31 @@ import orjson
 
 from tito_audit.errors import SetupError, StorageError
 
-_NOT_LINES = frozenset((".gz", ".zst", ".bz2", ".xz", ".parquet", ".arrow"))
-_AS_JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+_OTHER_SUFFIXES = frozenset((".gz", ".zst", ".bz2", ".xz", ".parquet", ".arrow"))
+_JSON_LINE = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
 
 class CallLog:
     """A log that one gateway appends to."""
 
     def __init__(self, path: Path, *, sync: bool = False) -> None:
-        """Opens or creates the file; `sync`: wait until each write is on the disk.
+        """Open or create the file; with `sync`, each `append` waits until it is on the disk.
 
-        SetupError if it cannot be written, or another gateway writes to it.
+        SetupError if it cannot be written, or if another gateway has locked it.
         """
         self.path = path
         self.sync = sync
-        self._file = _opened(path)
-        self.was_torn = self._ends_in_a_line()
-        """Whether the file ended in the middle of a line, as after a crash; a line feed was added."""
+        self._file = _open_log(path)
+        self.was_torn = self._end_torn_line()
+        """Whether the last line was torn, as after a crash."""
         self._torn = False
+        """Whether a part of a line was written and could not be removed."""
         self._moved: list[int] = []
-        """Files that were moved away while writes to them may still be pending."""
+        """Files that were moved away, and may still be waited for."""
 
     async def append(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Append lines, all or none of them; StorageError if that failed."""
-        self.append_now(lines)
+        """Append all lines or none; StorageError if they cannot be written."""
+        self.append_unsynced(lines)
         file = self._file
         if self.sync:
             try:
@@ -50,21 +50,21 @@ class CallLog:
             except OSError as error:
                 raise StorageError(f"{self.path}: it cannot be written ({error.strerror})") from None
 
-    def append_now(self, lines: Sequence[dict[str, Any]]) -> None:
-        """The same without waiting for the disk."""
-        data = b"".join(orjson.dumps(line, option=_AS_JSON) for line in lines)
+    def append_unsynced(self, lines: Sequence[dict[str, Any]]) -> None:
+        """The same as `append`, without waiting for the disk."""
+        data = b"".join(orjson.dumps(line, option=_JSON_LINE) for line in lines)
         try:
-            stays = os.path.samestat(self.path.stat(), os.fstat(self._file))
+            in_place = os.path.samestat(self.path.stat(), os.fstat(self._file))
         except OSError:
-            stays = False
-        if not stays:
+            in_place = False
+        if not in_place:
             try:
-                file = _opened(self.path)
+                file = _open_log(self.path)
             except SetupError as error:
                 raise StorageError(str(error)) from None
             self._moved.append(self._file)
             self._file, self._torn = file, False
-            self._ends_in_a_line()
+            self._end_torn_line()
             if not self.sync:
                 os.close(self._moved.pop())
         before = os.fstat(self._file).st_size
@@ -73,7 +73,7 @@ class CallLog:
         except OSError as error:
             raise StorageError(f"{self.path}: it cannot be written ({error.strerror})") from None
         if written < len(data) + self._torn:
-            # Remove the part of a line that was written; if that fails, the next line begins after a line feed.
+            # Remove what was written of the lines; if that fails, the next write begins with a line feed.
             try:
                 os.ftruncate(self._file, before)
             except OSError:
@@ -82,11 +82,11 @@ class CallLog:
         self._torn = False
 
     def close(self) -> None:
-        """Close the file; what was written stays."""
         for file in (self._file, *self._moved):
             os.close(file)
 
-    def _ends_in_a_line(self) -> bool:
+    def _end_torn_line(self) -> bool:
+        """Write a line feed if the file does not end with one; whether that was needed."""
         status = os.fstat(self._file)
         if not stat.S_ISREG(status.st_mode) or not status.st_size:
             return False
@@ -96,8 +96,9 @@ class CallLog:
         return True
 
 
-def _opened(path: Path) -> int:
-    if path.suffix.lower() in _NOT_LINES:
+def _open_log(path: Path) -> int:
+    """A locked file descriptor to append to; SetupError if there is none."""
+    if path.suffix.lower() in _OTHER_SUFFIXES:
         raise SetupError(f"--log {path}: the log is a file of JSON lines.\nName a file such as calls.jsonl.")
     try:
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -111,5 +112,5 @@ def _opened(path: Path) -> int:
             f"--log {path}: another gateway writes to it.\nGive each gateway a log of its own."
         ) from None
     except OSError:
-        pass  # A file system or device without locks.
+        pass  # a file system or device without locks
     return file

@@ -20,74 +20,76 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from tito_audit.errors import EncodeError, ProviderError, RenderError, StorageError
 from tito_audit.parser import Delta, Parsed, ParseOptions, Parser, ParserRun
 from tito_audit.parsers import (
-    JsonCalls,
+    JsonCallsRun,
     PlainRun,
-    collected,
+    calls_grammar,
     finish_reason,
-    forced_format,
-    forced_json,
+    join_deltas,
+    json_grammar,
     start_answer,
     to_delta,
     to_message,
 )
 from tito_audit.provider import GenerationChunk, GenerationResult, TokenProvider, logged_spans
-from tito_audit.record.by_name import WeightSpans
+from tito_audit.record.policy_columns import WeightSpans
 from tito_audit.record.prompt_ids import PromptIds
-from tito_audit.render.renderer import as_parts
+from tito_audit.render.renderer import wrap_text_in_parts
 from tito_audit.serve.call_log import CallLog
-from tito_audit.serve.errors import Refused, of_provider
-from tito_audit.serve.request import Asked, ChatAsked, TextAsked
+from tito_audit.serve.errors import Refused, refusal_of
+from tito_audit.serve.request import ChatRequest, SamplingRequest, TextRequest
 from tito_audit.sessions.engine import Conversations
 from tito_audit.sessions.model import Branch, Node, Prompt
 from tito_audit.sessions.session import Session
+from tito_audit.sessions.shapes import usage
 from tito_audit.tokens.text_stream import TextStream
 from tito_audit.tokens.tokenizer import Tokenizer
 
 # Which thread of calls an answer belongs to; each answer is in exactly one.
 
-Answer = tuple[str, int]
-"""A call by its id, and which of its answers."""
+AnswerKey = tuple[str, int]
+"""The id of a call, and the index of one of its answers."""
 
 
 @dataclass(slots=True)
 class Threads:
     """The threads of one session.
 
-    The first answer to the first call that continues an answer stays in its thread; every other answer, start or
-    fork begins a new one. So in a thread each prompt starts with everything before it.
+    A thread goes on with the first answer of the first call that continues its last answer. Every other answer
+    begins a new thread. So in a thread each prompt starts with everything before it.
     """
 
-    _of: dict[Answer, str] = field(default_factory=dict)
-    _continued: set[Answer] = field(default_factory=set)
+    _names: dict[AnswerKey, str] = field(default_factory=dict)
+    _continued: set[AnswerKey] = field(default_factory=set)
 
-    def begin(self, call_id: str, prompt: Prompt, answers: int) -> tuple[str, ...]:
-        names = [new_thread(call_id, choice) for choice in range(answers)]
+    def assign(self, call_id: str, prompt: Prompt, answers: int) -> tuple[str, ...]:
+        """The name of the thread of each answer to a call."""
+        names = [thread_name(call_id, choice) for choice in range(answers)]
         parent = prompt.parent if prompt.branch is Branch.CONTINUES else None
         if parent is not None:
-            before = (parent.call_id, parent.choice)
-            if before in self._of and before not in self._continued:
-                names[0] = self._of[before]
-                self._continued.add(before)
-        self._of |= {(call_id, choice): name for choice, name in enumerate(names)}
+            key = (parent.call_id, parent.choice)
+            if key in self._names and key not in self._continued:
+                names[0] = self._names[key]
+                self._continued.add(key)
+        self._names |= {(call_id, choice): name for choice, name in enumerate(names)}
         return tuple(names)
 
-    def of(self, node: Node) -> str:
-        return self._of[node.call_id, node.choice]
+    def name_of(self, node: Node) -> str:
+        return self._names[node.call_id, node.choice]
 
 
-def new_thread(call_id: str, choice: int) -> str:
-    """The name of a thread that an answer begins."""
+def thread_name(call_id: str, choice: int) -> str:
+    """The name of the thread that begins with this answer."""
     return f"{call_id}/{choice}"
 
 
 # The gateway's metrics for Prometheus. No label holds anything of a session or a prompt.
 
-_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_OVERHEAD = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1)
+_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_OVERHEAD_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1)
 
 
 class Metrics:
-    """The numbers of one gateway."""
+    """What one gateway counts."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -97,10 +99,10 @@ class Metrics:
         histogram: Callable[..., Histogram] = partial(Histogram, **own)
         self.requests = counter("requests", "Answered requests", ("endpoint", "status"))
         self.in_flight = gauge("in_flight", "Requests in progress")
-        self.seconds = histogram("request_seconds", "Time to answer a request", ("endpoint",), buckets=_SECONDS)
-        self.prompt_seconds = histogram("prompt_seconds", "Time to make a prompt", buckets=_OVERHEAD)
+        self.seconds = histogram("request_seconds", "Time to answer a request", ("endpoint",), buckets=_BUCKETS)
+        self.prompt_seconds = histogram("prompt_seconds", "Time to make a prompt", buckets=_OVERHEAD_BUCKETS)
         text = "Time that the gateway itself takes for a request that does not stream"
-        self.overhead = histogram("overhead_seconds", text, ("branch",), buckets=_OVERHEAD)
+        self.overhead = histogram("overhead_seconds", text, ("branch",), buckets=_OVERHEAD_BUCKETS)
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens")
         self.kept_tokens = counter("kept_tokens", "Prompt tokens that came from stored answers")
         self.sampled_tokens = counter("sampled_tokens", "Sampled tokens")
@@ -110,8 +112,8 @@ class Metrics:
         self.sessions = gauge("sessions", "Sessions in memory")
         self.log_errors = counter("log_errors", "Calls that could not be logged")
 
-    def prompt(self, prompt: Prompt, seconds: float) -> None:
-        """Count a prompt that was made in so many seconds."""
+    def count_prompt(self, prompt: Prompt, seconds: float) -> None:
+        """Count a prompt that took so many seconds to build."""
         self.prompt_seconds.observe(seconds)
         self.prompt_tokens.inc(prompt.length)
         self.kept_tokens.inc(prompt.kept)
@@ -119,7 +121,8 @@ class Metrics:
         if prompt.branch is Branch.FORK and prompt.fork is not None:
             self.forks.labels(prompt.fork.reason).inc()
 
-    def text(self) -> bytes:
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
 
@@ -133,21 +136,16 @@ class Status(StrEnum):
 
     ANSWERED = "answered"
     CLIENT_GONE = "client_gone"
-    """The client left while it was being sampled. The line holds what was sampled until then; no later prompt
-    continues it.
-    """
+    """The client left while it was sampled. The line holds what was sampled by then; no prompt continues it."""
     BROKEN_OFF = "broken_off"
-    """The provider failed while it was being sampled; the same holds."""
+    """The same where the provider failed."""
     DUMMY = "dummy"
-    """Its ids are placeholders, never sampled."""
+    """Its ids are placeholders that no model sampled."""
 
 
-Facts = Mapping[str, str]
-
-
-def answer_lines(call: Call, sampler: Facts, status: Status, threads: Mapping[int, str]) -> list[dict[str, Any]]:
-    """One line for each of these answers of a call, by number, in the threads that they belong to."""
-    prompt, fields = call.prompt, call.fields
+def log_lines(gateway: Gateway, call: Call, status: Status, threads: Mapping[int, str]) -> list[dict[str, Any]]:
+    """A line for each answer of a call whose thread `threads` names, by the index of the answer."""
+    prompt, request = call.prompt, call.request
     parent, fork = prompt.parent, prompt.fork
     cut_off = status in (Status.CLIENT_GONE, Status.BROKEN_OFF)
     shared = {
@@ -156,14 +154,14 @@ def answer_lines(call: Call, sampler: Facts, status: Status, threads: Mapping[in
         "call_id": call.call_id,
         "thread_id": "",
         "choice": 0,
-        "n": fields.sampling.n,
+        "n": request.sampling.n,
         "parent": None if parent is None else {"call_id": parent.call_id, "choice": parent.choice},
         "branch": prompt.branch,
         "fork": None if fork is None else {"reason": fork.reason, "detail": fork.detail, "message": fork.message},
         "kept": prompt.kept,
         "proof": prompt.proof,
         **({"alike": prompt.alike} if prompt.alike else {}),
-        **_request(call, sampler),
+        **_request_columns(gateway, call),
     }
     return [
         {
@@ -175,12 +173,12 @@ def answer_lines(call: Call, sampler: Facts, status: Status, threads: Mapping[in
             **(
                 {"weight_versions": spans} if (spans := logged_spans(answer.weight_spans, len(answer.ids))) else {}
             ),
-            "response_message": answer.message() if isinstance(fields, ChatAsked) else None,
-            **({} if isinstance(fields, ChatAsked) else {"text": answer.text}),
+            "response_message": answer.message() if isinstance(request, ChatRequest) else None,
+            **({} if isinstance(request, ChatRequest) else {"text": answer.text}),
             "prompt_token_ids": orjson.Fragment(call.ids.json),
             "completion_token_ids": answer.ids,
             "logprobs": answer.logprobs,
-            "finish_reason": (answer.finish_reason or "abort") if cut_off else answer.why(),
+            "finish_reason": (answer.finish_reason or "abort") if cut_off else answer.client_finish_reason,
             "stop_reason": answer.stop_reason,
             "status": status,
         }
@@ -189,61 +187,61 @@ def answer_lines(call: Call, sampler: Facts, status: Status, threads: Mapping[in
     ]
 
 
-def _request(call: Call, sampler: Facts) -> dict[str, Any]:
-    fields = call.fields
-    facts: dict[str, Any] = {
-        "endpoint": fields.endpoint,
-        **sampler,
+def _request_columns(gateway: Gateway, call: Call) -> dict[str, Any]:
+    """The columns of a log line that are the same for all answers of a call."""
+    request = call.request
+    columns: dict[str, Any] = {
+        "endpoint": request.endpoint,
+        "model": gateway.model,
+        **gateway.digests,
         "created": call.created,
         "weight_version": None,
-        "sampling": fields.sampling_as_sent,
+        "sampling": request.sampling_as_sent,
     }
-    if isinstance(fields, ChatAsked):
-        facts |= {
-            "chat_template_kwargs": fields.call.template_kwargs,
-            "tools": list(fields.call.tools),
-            "messages": fields.messages,
+    if isinstance(request, ChatRequest):
+        columns |= {
+            "chat_template_kwargs": request.call.template_kwargs,
+            "tools": list(request.call.tools),
+            "messages": request.messages,
         }
-        if fields.syntax is not None:
-            facts["forced"] = {"functions": list(fields.forced), "syntax": fields.syntax}
+        if request.forced_syntax is not None:
+            columns["forced"] = {"functions": list(request.forced_schemas), "syntax": request.forced_syntax}
         # The messages given to the template, if they differ from those that the client sent.
         messages = None if call.prompt.written is None else call.prompt.written.messages
         wraps = call.session.wraps_texts
-        if messages is not None and (wraps or messages is not fields.sent):
-            wires = [as_parts(message.wire) if wraps else message.wire for message in messages]
-            if wires != [message.wire for message in fields.sent]:
-                facts["template_messages"] = wires
-        return facts
-    if isinstance(fields, TextAsked) and isinstance(fields.prompt, str):
-        facts["prompt"] = fields.prompt
-    return {**facts, "messages": None}
+        if messages is not None and (wraps or messages is not request.parsed_messages):
+            wires = [wrap_text_in_parts(message.wire) if wraps else message.wire for message in messages]
+            if wires != [message.wire for message in request.parsed_messages]:
+                columns["template_messages"] = wires
+        return columns
+    if isinstance(request, TextRequest) and isinstance(request.prompt, str):
+        columns["prompt"] = request.prompt
+    return {**columns, "messages": None}
 
 
-# Long texts are encoded in threads, so that other requests do not wait.
-
-_LONG = 20_000
+_LONG_TEXT = 20_000
 """Texts of this many characters take several milliseconds to encode, too long for the event loop."""
-_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
+_ENCODER_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
 
 
-class Apart:
-    """Encodes long texts off the event loop; the tokenizer library releases the GIL."""
+class BackgroundEncoder:
+    """Encodes long texts off the event loop; the tokenizers library releases the GIL."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._threads: ThreadPoolExecutor | None = None
 
-    async def encode(self, text: str) -> None:
-        """Encode the segments of a long text in advance, so that encoding it later is fast."""
-        if len(text) < _LONG:
+    async def encode_ahead(self, text: str) -> None:
+        """Put the segments of a long text into the tokenizer's cache, so that encoding it is fast afterwards."""
+        if len(text) < _LONG_TEXT:
             return
         segments = self._tokenizer.segments
-        unknown = segments.unknown(text)
-        if sum(map(len, unknown)) < _LONG:
+        unknown = segments.uncached_segments(text)
+        if sum(map(len, unknown)) < _LONG_TEXT:
             return
-        self._threads = self._threads or ThreadPoolExecutor(_THREADS, thread_name_prefix="encode")
+        self._threads = self._threads or ThreadPoolExecutor(_ENCODER_THREADS, thread_name_prefix="encode")
         loop = asyncio.get_running_loop()
-        segments.remember(await loop.run_in_executor(self._threads, segments.encode_apart, unknown))
+        segments.remember(await loop.run_in_executor(self._threads, segments.encode_uncached, unknown))
 
 
 @runtime_checkable
@@ -257,39 +255,37 @@ class ParsingProvider(Protocol):
         ...
 
 
-_GRAMMARS = frozenset(
+_GRAMMAR_FIELDS = frozenset(
     (
         *("response_format", "structured_outputs", "structural_tag", "regex", "ebnf", "json_schema"),
         *("guided_json", "guided_regex", "guided_grammar", "guided_choice"),
     )
 )
-"""Fields of a request that keep an answer to a grammar."""
-StartParser = Callable[[ParseOptions], ParserRun]
+"""Fields of a request that constrain an answer to a grammar."""
 Parsers = tuple[Parser | None, Parser | None]
-"""Those of reasoning and of tools."""
-_PROMPT_END = 64
-"""Ids at the end of a prompt that parsers are shown, as text."""
+"""The parsers of reasoning and of tool calls."""
 
 
 @dataclass(slots=True)
-class SessionFacts:
-    """What a gateway keeps of a session besides its answers."""
+class SessionState:
+    """What a gateway knows of a session besides its answers."""
 
     threads: Threads = field(default_factory=Threads)
     closed: float | None = None
+    """When it was closed, in seconds since the epoch; None while it is open."""
     reward: float | None = None
 
 
 @dataclass(slots=True)
-class PartialAnswer:
-    """One answer while it is being sampled, and as its client gets it: text, reasoning and tool calls.
+class UnfinishedAnswer:
+    """One answer while it is sampled: its ids, and what its client gets of them: text, reasoning and tool calls.
 
-    What it reads does not change its ids; its deltas add up to `message`.
+    Parsing never changes the ids. The deltas add up to `message()`.
     """
 
     stream: TextStream
-    run: ParserRun | None
-    """None: the provider's server parses the whole answer at its end."""
+    parser: ParserRun | None
+    """None: the provider's server parses the answer once it is whole."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
@@ -300,8 +296,8 @@ class PartialAnswer:
     _call_ids: list[str] = field(default_factory=list)
     _parsed: Parsed | None = None
 
-    def take(self, chunk: GenerationChunk | GenerationResult) -> list[dict[str, Any]]:
-        """The deltas that the next ids add, as OpenAI writes them."""
+    def add(self, chunk: GenerationChunk | GenerationResult) -> list[dict[str, Any]]:
+        """Add the next ids; the deltas that they complete, as OpenAI writes them."""
         self.ids += chunk.output_ids
         self.logprobs += chunk.logprobs
         self.weight_version = chunk.weight_version or self.weight_version
@@ -309,26 +305,26 @@ class PartialAnswer:
         if chunk.finish_reason is not None:
             self.finish_reason, self.stop_reason = chunk.finish_reason, chunk.stop_reason
         text = self.stream.feed(chunk.output_ids)
-        return [] if self.run is None else self._add(self.run.feed(text))
+        return [] if self.parser is None else self._add_deltas(self.parser.feed(text))
 
     def close(self, by_server: Parsed | None) -> list[dict[str, Any]]:
-        """The deltas that were held back, at the end of the answer, or all as the server parsed it."""
+        """End the answer; the deltas that were held back, or all of them where the server parsed it."""
         text = self.stream.close()
-        if self.run is not None:
-            return self._add((*self.run.feed(text), *self.run.close()))
+        if self.parser is not None:
+            return self._add_deltas((*self.parser.feed(text), *self.parser.close()))
         assert by_server is not None, "the server parses"
         calls = enumerate(by_server.tool_calls)
         deltas = [Delta(call=number, name=call.name, arguments=call.arguments) for number, call in calls]
-        return self._add([Delta(by_server.content or "", by_server.reasoning or ""), *deltas])
+        return self._add_deltas([Delta(by_server.content or "", by_server.reasoning or ""), *deltas])
 
     @property
-    def wires(self) -> list[dict[str, Any]]:
-        """All deltas so far."""
-        return [wire for delta in self._deltas if (wire := to_delta(delta, self._call_id))]
+    def wire_deltas(self) -> list[dict[str, Any]]:
+        """All deltas so far, as OpenAI writes them."""
+        return self._as_wire(self._deltas)
 
     @property
     def parsed(self) -> Parsed:
-        self._parsed = self._parsed or collected(self._deltas)
+        self._parsed = self._parsed or join_deltas(self._deltas)
         return self._parsed
 
     @property
@@ -338,17 +334,21 @@ class PartialAnswer:
     def message(self) -> dict[str, Any]:
         return to_message(self.parsed, self._call_id)
 
-    def why(self) -> str | None:
-        """Why it ended, for its client."""
+    @property
+    def client_finish_reason(self) -> str | None:
+        """`tool_calls` where the model stopped after tool calls, else `finish_reason`."""
         return finish_reason(self.parsed, self.finish_reason)
 
-    def _add(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+    def _add_deltas(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
         self._deltas += deltas
         self._parsed = None
+        return self._as_wire(deltas)
+
+    def _as_wire(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
         return [wire for delta in deltas if (wire := to_delta(delta, self._call_id))]
 
     def _call_id(self, number: int) -> str:
-        """The id of a tool call; always the same for one number."""
+        """The id of the tool call with this number, made when it is first asked for."""
         while len(self._call_ids) <= number:
             self._call_ids.append(f"call_{uuid4().hex[:24]}")
         return self._call_ids[number]
@@ -356,31 +356,36 @@ class PartialAnswer:
 
 @dataclass(slots=True)
 class Call:
-    """A call with its prompt, still without answers."""
+    """A request with its prompt, and its answers while they are sampled."""
 
     session: Session
-    fields: Asked
+    request: SamplingRequest
     prompt: Prompt
     ids: PromptIds
-    """`[P]` of the prompt."""
+    """`[P]` the prompt."""
     call_id: str
     created: float
-    answers: list[PartialAnswer]
+    answers: list[UnfinishedAnswer]
 
     @property
-    def sampled(self) -> int:
-        """The number of tokens of all answers."""
+    def sampled_tokens(self) -> int:
+        """How many tokens all answers have so far."""
         return sum(len(answer.ids) for answer in self.answers)
 
     @property
-    def prompt_wire(self) -> dict[str, Any]:
-        """The ids of the prompt, where the client asked for ids."""
-        return {"prompt_token_ids": orjson.Fragment(self.ids.json)} if self.fields.token_ids else {}
+    def usage(self) -> dict[str, int]:
+        """The usage so far, as OpenAI writes it."""
+        return usage(len(self.ids), self.sampled_tokens)
+
+    @property
+    def prompt_ids(self) -> dict[str, Any]:
+        """The field with the ids of the prompt; {} if the client did not ask for ids."""
+        return {"prompt_token_ids": orjson.Fragment(self.ids.json)} if self.request.returns_token_ids else {}
 
 
 @dataclass(slots=True)
 class Gateway:
-    """What the endpoints use; belongs to one event loop."""
+    """Samples for the endpoints, and logs every answer; belongs to one event loop."""
 
     provider: TokenProvider
     tokenizer: Tokenizer
@@ -388,111 +393,114 @@ class Gateway:
     log: CallLog
     model: str
     """The name that clients know the model by."""
-    start_parser: StartParser = lambda options: start_answer(options=options)
+    start_parser: Callable[[ParseOptions], ParserRun] = lambda options: start_answer(options=options)
     server_parses: bool = False
-    """The provider's server parses whole answers, and `start_parser` is not used."""
+    """Whether the provider's server parses whole answers, in place of `start_parser`."""
     parsers: Parsers = (None, None)
-    """Those that `start_parser` starts, for the grammars that force calls."""
+    """The parsers that `start_parser` starts; the grammars that force calls follow their syntax."""
     metrics: Metrics = field(default_factory=Metrics)
-    digests: Facts = field(default_factory=dict)
-    """Those of tokenizer and template, for the log."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """The digests of tokenizer and template, as columns of the log."""
     clock: Callable[[], float] = time.time
-    unchecked: Callable[[Gateway], Awaitable[None]] | None = None
-    """What could not be asked of the provider's server at the start: asked before the first call. ProviderError
-    while the server does not answer, Refused where it does not fit."""
-    _kept: WeakKeyDictionary[Session, SessionFacts] = field(default_factory=WeakKeyDictionary)
-    _apart: Apart = field(init=False)
+    deferred_check: Callable[[Gateway], Awaitable[None]] | None = None
+    """Checks the provider's server before the first call, if it did not answer at the start. Raises ProviderError
+    while it does not answer, Refused if its tokenizer does not fit."""
+    _states: WeakKeyDictionary[Session, SessionState] = field(default_factory=WeakKeyDictionary)
+    _encoder: BackgroundEncoder = field(init=False)
 
     def __post_init__(self) -> None:
-        self._apart = Apart(self.tokenizer)
+        self._encoder = BackgroundEncoder(self.tokenizer)
         if hasattr(self.provider, "end_ids"):  # a server that does not say why an answer ended
             self.provider.end_ids = self.tokenizer.eos_ids
 
-    async def ready(self) -> None:
+    async def check_ready(self) -> None:
         """Refused while calls cannot be served: the server was never reached, or its tokenizer does not fit."""
-        if self.unchecked is None:
+        if self.deferred_check is None:
             return
         try:
-            await self.unchecked(self)
+            await self.deferred_check(self)
         except ProviderError as error:
-            raise of_provider(error) from error
-        self.unchecked = None
+            raise refusal_of(error) from error
+        self.deferred_check = None
 
-    async def begin(self, fields: Asked, session_id: str | None) -> Call:
-        """A call with its prompt; Refused if no prompt can be made."""
+    async def begin_call(self, request: SamplingRequest, session_id: str | None) -> Call:
+        """A call with its prompt, in this session, or else in the one that its history continues, or a new one."""
         started = time.perf_counter()
-        if isinstance(fields, ChatAsked):
+        if isinstance(request, ChatRequest):
             try:
-                fields = replace(fields, call=self.conversations.in_form(fields.call))
+                request = replace(request, call=self.conversations.in_form(request.call))
             except RenderError as error:
                 raise Refused(str(error), "messages") from None
         now = self.clock()
         if session_id is not None:
             session = self.conversations.open(session_id, now=now)
-            if self.facts_of(session).closed is not None:
+            if self.state_of(session).closed is not None:
                 raise Refused(f"session {session.id} is closed", status=409, code="session_closed")
         else:
-            if isinstance(fields, ChatAsked):
-                session = self.conversations.find(fields.call, now=now)
+            if isinstance(request, ChatRequest):
+                session = self.conversations.find(request.call, now=now)
             else:
-                assert isinstance(fields, TextAsked)
-                session = self.conversations.find_text(fields.prompt, now=now)
-            if self.facts_of(session).closed is not None:  # it had no name: the same history begins a new one
+                assert isinstance(request, TextRequest)
+                session = self.conversations.find_text(request.prompt, now=now)
+            if self.state_of(session).closed is not None:  # a closed session never goes on: begin a new one
                 session = self.conversations.open(None, now=now)
         try:
-            if isinstance(fields, ChatAsked):
-                draft = session.draft(fields.call)
-                await self._apart.encode(draft.prompt.added)
-                prompt = session.encoded(draft)
+            if isinstance(request, ChatRequest):
+                draft = session.draft(request.call)
+                await self._encoder.encode_ahead(draft.prompt.added)
+                prompt = session.encode(draft)
             else:
-                assert isinstance(fields, TextAsked)
-                prompt = session.text_prompt(fields.prompt)
+                assert isinstance(request, TextRequest)
+                prompt = session.text_prompt(request.prompt)
         except RenderError as error:
             raise Refused(f"the chat template cannot write these messages: {error}", "messages") from None
         except EncodeError as error:
             raise Refused(str(error).split("\n")[0]) from None
-        self.metrics.prompt(prompt, time.perf_counter() - started)
+        self.metrics.count_prompt(prompt, time.perf_counter() - started)
         self.metrics.sessions.set(len(self.conversations))
         ids = PromptIds(prompt.ids)
-        if isinstance(fields, ChatAsked) and fields.forced:
-            fields = self._forcing(fields, self.tokenizer.vocabulary.text(ids.tail(_PROMPT_END)))
-        answers = [self._unsampled(fields, ids) for _ in range(fields.sampling.n)]
-        return Call(session, fields, prompt, ids, f"{fields.id_prefix}{uuid4().hex}", self.clock(), answers)
+        prompt_end = ""
+        if isinstance(request, ChatRequest):
+            prompt_end = self.tokenizer.vocabulary.text(ids.tail(64))  # enough for a generation prompt
+            if request.forced_schemas:
+                request = self._with_grammar(request, prompt_end)
+        answers = [self._new_answer(request, prompt_end) for _ in range(request.sampling.n)]
+        return Call(session, request, prompt, ids, f"{request.id_prefix}{uuid4().hex}", self.clock(), answers)
 
-    async def prompt_length(self, fields: Asked, session_id: str | None) -> int:
-        """How many ids the prompt of a call would have; Refused as for the call."""
-        call = await self.begin(fields, session_id)
+    async def count_prompt_tokens(self, request: SamplingRequest, session_id: str | None) -> int:
+        """How many ids the prompt of a call would have; Refused if no prompt can be built."""
+        call = await self.begin_call(request, session_id)
         if session_id is None and not call.session.nodes:
-            self.conversations.close(call.session.id)  # It is new, and nobody knows its name.
+            self.conversations.close(call.session.id)  # new, and no client knows its name
         return len(call.ids)
 
     async def sample(self, call: Call) -> tuple[GenerationResult, ...]:
-        """All answers of a call, logged; Refused if the provider or the log fails."""
+        """Sample, parse and log all answers of a call; Refused if the provider or the log fails."""
         try:
-            results = await self.provider.generate_n(call.ids, call.fields.sampling)
+            results = await self.provider.generate_n(call.ids, call.request.sampling)
             parsed = await self._parsed_by_server(call, results)
         except ProviderError as error:
-            raise of_provider(error) from error
+            raise refusal_of(error) from error
         for answer, result, by_server in zip(call.answers, results, parsed, strict=True):
-            answer.take(result)
+            answer.add(result)
             answer.close(by_server)
-        await self._finish(call, results)
+        await self._log_and_commit(call, results)
         return results
 
     async def stream(self, call: Call) -> AsyncGenerator[tuple[GenerationChunk, list[dict[str, Any]]], None]:
-        """The chunks of all answers with their deltas; at the end the call is in the log.
+        """The chunks of all answers with their deltas; after the last one the call is in the log.
 
-        If it is closed or fails earlier, what was sampled is logged as cut off, and no later prompt continues it.
+        If the generator is closed or the provider fails, what was sampled is logged as cut off.
         """
         status = Status.CLIENT_GONE
         try:
-            chunks = self.provider.stream(call.ids, call.fields.sampling)
+            chunks = self.provider.stream(call.ids, call.request.sampling)
             try:
                 async for chunk in chunks:
-                    yield chunk, call.answers[chunk.index].take(chunk)
+                    yield chunk, call.answers[chunk.index].add(chunk)
             finally:
                 if isinstance(chunks, AsyncGenerator):
-                    await chunks.aclose()  # which ends the generation
+                    await chunks.aclose()  # stops the generation
             results = [
                 GenerationResult(
                     call.ids,
@@ -513,47 +521,44 @@ class Gateway:
             status = Status.ANSWERED
         except ProviderError as error:
             status = Status.BROKEN_OFF
-            raise of_provider(error) from error
+            raise refusal_of(error) from error
         finally:
             if status is not Status.ANSWERED:
                 self.metrics.unfinished.labels(status).inc()
-                threads = {
-                    choice: new_thread(call.call_id, choice) for choice, a in enumerate(call.answers) if a.ids
-                }
+                begun = [choice for choice, answer in enumerate(call.answers) if answer.ids]
+                threads = {choice: thread_name(call.call_id, choice) for choice in begun}
                 try:
-                    self.log.append_now(answer_lines(call, {"model": self.model, **self.digests}, status, threads))
-                except StorageError:  # Its client has left or already has an error.
+                    self.log.append_unsynced(log_lines(self, call, status, threads))
+                except StorageError:  # no client to tell: it has left, or already has an error
                     self.metrics.log_errors.inc()
-        await self._finish(call, results)
+        await self._log_and_commit(call, results)
 
     async def _parsed_by_server(self, call: Call, results: Sequence[GenerationResult]) -> Sequence[Parsed | None]:
-        """The answers as the server parses them; None for those that are parsed here."""
-        fields = call.fields
-        if not self.server_parses or not isinstance(fields, ChatAsked):
+        """Each answer as the provider's server parses it; None where it is parsed here."""
+        request = call.request
+        if not self.server_parses or not isinstance(request, ChatRequest):
             return [None] * len(results)
         assert isinstance(self.provider, ParsingProvider), "checked when the gateway was made"
-        request: dict[str, Any] = {
-            "messages": list(fields.messages),
-            "chat_template_kwargs": dict(fields.call.template_kwargs),
-            "skip_special_tokens": not fields.special,
+        chat_request: dict[str, Any] = {
+            "messages": list(request.messages),
+            "chat_template_kwargs": dict(request.call.template_kwargs),
+            "skip_special_tokens": not request.shows_special_tokens,
         }
-        if fields.parses_calls:
-            request["tools"] = list(fields.call.tools)
-        return await self.provider.derender(results, request)
+        if request.parses_calls:
+            chat_request["tools"] = list(request.call.tools)
+        return await self.provider.derender(results, chat_request)
 
-    async def _finish(self, call: Call, results: Sequence[GenerationResult]) -> None:
-        chat = call.fields if isinstance(call.fields, ChatAsked) else None
+    async def _log_and_commit(self, call: Call, results: Sequence[GenerationResult]) -> None:
+        chat = call.request if isinstance(call.request, ChatRequest) else None
         messages = [answer.message() if chat else {"text": answer.text} for answer in call.answers]
-        threads = self.facts_of(call.session).threads.begin(call.call_id, call.prompt, len(results))
+        threads = self.state_of(call.session).threads.assign(call.call_id, call.prompt, len(results))
         status = Status.DUMMY if getattr(self.provider, "dummy", False) else Status.ANSWERED
         self.metrics.sampled_tokens.inc(sum(len(result.output_ids) for result in results))
-        # An answer that could not be logged is not kept in the session either: its client gets an error.
-        await self._log(
-            answer_lines(call, {"model": self.model, **self.digests}, status, dict(enumerate(threads)))
-        )
+        # Log first: an answer that could not be logged must not be in the session, as its client gets an error.
+        await self._append_to_log(log_lines(self, call, status, dict(enumerate(threads))))
         call.session.commit(call.call_id, call.prompt, chat.call if chat else None, results, messages)
 
-    async def _log(self, lines: Sequence[dict[str, Any]]) -> None:
+    async def _append_to_log(self, lines: Sequence[dict[str, Any]]) -> None:
         try:
             await self.log.append(lines)
         except StorageError as error:
@@ -562,60 +567,59 @@ class Gateway:
                 f"the answer was sampled but could not be logged: {error}", status=507, code="log_failed"
             ) from error
 
-    def facts_of(self, session: Session) -> SessionFacts:
-        return self._kept.setdefault(session, SessionFacts())
+    def state_of(self, session: Session) -> SessionState:
+        return self._states.setdefault(session, SessionState())
 
-    def session(self, session_id: str) -> Session:
+    def find_session(self, session_id: str) -> Session:
         """The session with this id; Refused if it is not in memory."""
-        open_session = self.conversations.get(session_id)
-        if open_session is None:
+        session = self.conversations.find_open(session_id)
+        if session is None:
             raise Refused(f"session {session_id} is not in memory; its answers are in the log", status=404)
-        return open_session
+        return session
 
     async def close_session(self, session_id: str, reward: float | None) -> Session:
-        """End a session: no call continues it, and the log has its reward."""
-        session = self.session(session_id)
-        facts = self.facts_of(session)
-        if facts.closed is not None:
+        """End a session and log its reward; no call continues it. Refused if it is closed already."""
+        session = self.find_session(session_id)
+        state = self.state_of(session)
+        if state.closed is not None:
             raise Refused(f"session {session_id} is closed", status=409, code="session_closed")
         now = self.clock()
         line = {"tito_audit_gateway": VERSION, "session_id": session_id, "closed": now, "reward": reward}
-        await self._log([line])
-        facts.closed, facts.reward = now, reward
+        await self._append_to_log([line])
+        state.closed, state.reward = now, reward
         return session
 
-    def _forcing(self, fields: ChatAsked, end: str) -> ChatAsked:
-        """The request with a grammar: in the template's own syntax if it has one, else as vLLM forces calls."""
+    def _with_grammar(self, request: ChatRequest, prompt_end: str) -> ChatRequest:
+        """The request with a grammar that forces its calls, in the template's own syntax or else in JSON."""
         forcing = getattr(self.provider, "forcing", None)
         if forcing is None or self.server_parses:
             why = f"{self.provider.name} takes no grammars" if forcing is None else "the server parses answers"
             raise Refused(f"`tool_choice` cannot force calls here: {why}", "tool_choice")
-        extra = fields.sampling.extra
-        if extra.keys() & _GRAMMARS:
+        extra = request.sampling.extra
+        if extra.keys() & _GRAMMAR_FIELDS:
             raise Refused("`tool_choice` cannot force calls: the request has another grammar", "tool_choice")
-        tag = forced_format(*self.parsers, fields.forced, end, single=fields.one_call)
+        tag = calls_grammar(*self.parsers, request.forced_schemas, prompt_end, single=request.single_call)
         syntax = "json" if tag is None else "template"
-        tag = tag or forced_json(fields.forced, named=fields.forced_by_name)
-        sampling = replace(fields.sampling, extra={**extra, **forcing(tag)})
-        return replace(fields, sampling=sampling, syntax=syntax)
+        tag = tag or json_grammar(request.forced_schemas, named=request.forced_by_name)
+        sampling = replace(request.sampling, extra={**extra, **forcing(tag)})
+        return replace(request, sampling=sampling, forced_syntax=syntax)
 
-    def _unsampled(self, fields: Asked, ids: PromptIds) -> PartialAnswer:
-        run: ParserRun | None = start_answer()
-        if isinstance(fields, ChatAsked) and self.server_parses:
-            run = None
-        elif isinstance(fields, ChatAsked) and fields.syntax == "json":
-            run = JsonCalls(next(iter(fields.forced)) if fields.forced_by_name else None)
-        elif isinstance(fields, ChatAsked):
-            end = self.tokenizer.vocabulary.text(ids.tail(_PROMPT_END))
-            options = ParseOptions(fields.call.tools if fields.parses_calls else (), end)
-            run = self.start_parser(options)
-        sampling = fields.sampling
+    def _new_answer(self, request: SamplingRequest, prompt_end: str) -> UnfinishedAnswer:
+        parser: ParserRun | None = start_answer()
+        if isinstance(request, ChatRequest) and self.server_parses:
+            parser = None
+        elif isinstance(request, ChatRequest) and request.forced_syntax == "json":
+            parser = JsonCallsRun(next(iter(request.forced_schemas)) if request.forced_by_name else None)
+        elif isinstance(request, ChatRequest):
+            options = ParseOptions(request.call.tools if request.parses_calls else (), prompt_end)
+            parser = self.start_parser(options)
+        sampling = request.sampling
         text = TextStream(
             self.tokenizer.vocabulary,
             # Parsers need the control tokens of their syntax, as vLLM's do.
-            special=fields.special or not isinstance(run, PlainRun),
+            special=request.shows_special_tokens or not isinstance(parser, PlainRun),
             end_ids={*self.tokenizer.eos_ids, *sampling.stop_token_ids},
             stop=sampling.stop,
             keep_stop=bool(sampling.extra.get("include_stop_str_in_output")),
         )
-        return PartialAnswer(text, run)
+        return UnfinishedAnswer(text, parser)

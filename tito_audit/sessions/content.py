@@ -20,7 +20,7 @@ from tito_audit.render.renderer import Renderer
 from tito_audit.render.sandbox import ChatEnvironment
 from tito_audit.render.template import SIZE_LIMIT, TIME_LIMIT
 from tito_audit.sessions.model import ChatCall
-from tito_audit.templates.probes import probe
+from tito_audit.templates.probes import make_probe
 
 _TEXTS = {"text": "text", "refusal": "refusal"}
 """Kinds of parts that are text, and where it is."""
@@ -30,11 +30,8 @@ _ASKED = [
 ]
 
 
-def in_form(call: ChatCall, renderer: Renderer | None) -> ChatCall:
-    """The call with the text parts of its messages as the template reads them; the call itself if it has none.
-
-    RenderError for a part of another kind.
-    """
+def with_content_form(call: ChatCall, renderer: Renderer | None) -> ChatCall:
+    """The call with its text parts as the template reads them; itself without any. RenderError for other parts."""
     if renderer is None or not any(isinstance(message.content, tuple) for message in call.messages):
         return call
     as_parts = takes_parts(renderer.template(bool(call.tools)).source)
@@ -58,15 +55,17 @@ def in_form(call: ChatCall, renderer: Renderer | None) -> ChatCall:
     return replace(call, messages=tuple(messages))
 
 
-def as_served(renderer: Renderer | None) -> Renderer | None:
-    """The renderer that gives texts as parts, if its template loops over content and writes something else, or
-    nothing, for one text; else the renderer itself, and where the template prints a list of parts as it is."""
+def renderer_as_served(renderer: Renderer | None) -> Renderer | None:
+    """The renderer, with `wraps_texts` if its template loops over content and so writes one text differently.
+
+    Not if the template prints lists of parts as they are.
+    """
     if renderer is None or not any(takes_parts(template.source) for template in renderer.templates.values()):
         return renderer
     served = replace(renderer, wraps_texts=True)
     system = {"role": "system", "content": "Be\n\n brief.\n"}
-    probes = [probe("", chat) for chat in (_ASKED, [system, *_ASKED])]
-    texts = [(each.text(renderer, opens=False), each.text(served, opens=False)) for each in probes]
+    probes = [make_probe("", chat) for chat in (_ASKED, [system, *_ASKED])]
+    texts = [(each.try_render(renderer, opens=False), each.try_render(served, opens=False)) for each in probes]
     differs = any(parts not in (None, text) for text, parts in texts)
     return served if differs and not any("'type'" in (parts or "") for _, parts in texts) else renderer
 
@@ -81,26 +80,26 @@ def takes_parts(source: str) -> bool:
         return False
     lists: set[str | None] = {"messages"}
     loops = list(tree.find_all(nodes.For))
-    assigned = [(_source(node.target), node.node) for node in tree.find_all(nodes.Assign)]
+    assigned = [(_variable_name(node.target), node.node) for node in tree.find_all(nodes.Assign)]
     for _ in assigned:  # until no name is new
-        lists |= {name for name, value in assigned if name is not None and _source(value) in lists}
-    messages = {_source(loop.target) for loop in loops if _source(loop.iter) in lists}
-    if any(_source(loop.iter) == "content" or _is_content(loop.iter, messages) for loop in loops):
+        lists |= {name for name, value in assigned if name is not None and _variable_name(value) in lists}
+    messages = {_variable_name(loop.target) for loop in loops if _variable_name(loop.iter) in lists}
+    if any(_variable_name(loop.iter) == "content" or _is_content(loop.iter, messages) for loop in loops):
         return True
     macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
     for called in tree.find_all(nodes.Call):
-        macro = macros.get(_source(called.node) or "")
+        macro = macros.get(_variable_name(called.node) or "")
         if macro is None:
             continue
         passed = {name.name for name, value in zip(macro.args, called.args) if _is_content(value, messages)}  # noqa: B905 - a call may leave arguments out
         passed |= {pair.key for pair in called.kwargs if _is_content(pair.value, messages)}
-        if any(_source(loop.iter) in passed for loop in macro.find_all(nodes.For)):
+        if any(_variable_name(loop.iter) in passed for loop in macro.find_all(nodes.For)):
             return True
     return False
 
 
-def _inside(node: nodes.Node | None) -> nodes.Node | None:
-    """An expression without filters, tests and slices."""
+def _strip_filters(node: nodes.Node | None) -> nodes.Node | None:
+    """The expression under filters, tests and slices."""
     while isinstance(node, nodes.Filter | nodes.Test | nodes.Getitem):
         if isinstance(node, nodes.Getitem) and not isinstance(node.arg, nodes.Slice):
             break
@@ -108,17 +107,17 @@ def _inside(node: nodes.Node | None) -> nodes.Node | None:
     return node
 
 
-def _source(node: nodes.Node | None) -> str | None:
-    """The variable that an expression is, or is a part of."""
-    inside = _inside(node)
+def _variable_name(node: nodes.Node | None) -> str | None:
+    """The variable that an expression is, filters aside; None if it is none."""
+    inside = _strip_filters(node)
     return inside.name if isinstance(inside, nodes.Name) else None
 
 
 def _is_content(node: nodes.Node, messages: Collection[str | None]) -> bool:
-    inside = _inside(node)
+    inside = _strip_filters(node)
     if isinstance(inside, nodes.Getattr):
-        return inside.attr == "content" and _source(inside.node) in messages
+        return inside.attr == "content" and _variable_name(inside.node) in messages
     if not isinstance(inside, nodes.Getitem):
         return False
     is_content = isinstance(inside.arg, nodes.Const) and inside.arg.value == "content"
-    return is_content and _source(inside.node) in messages
+    return is_content and _variable_name(inside.node) in messages

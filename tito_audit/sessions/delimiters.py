@@ -21,15 +21,15 @@ import numpy as np
 from tito_audit.errors import SpliceError
 from tito_audit.record.arrays import Ids, as_ids, empty_ids
 from tito_audit.render.renderer import Renderer, make_renderer
-from tito_audit.sessions.fit import loaded
-from tito_audit.templates.appends import sampled_text, turn_ends
-from tito_audit.templates.probes import ANSWER, USER, answering, probe
-from tito_audit.templates.seams import CONTENTS, EDGES, PATTERNS, Content, Seam, contents, of_pattern, seams
+from tito_audit.sessions.fit import as_tokenizer
+from tito_audit.templates import seams
+from tito_audit.templates.append_only import sampled_text, turn_ends
+from tito_audit.templates.probes import ANSWER, USER, assistant, make_probe
 from tito_audit.tokens.tokenizer import Tokenizer
 
 ASSISTANT = "assistant"
 _NAMES = {"answer": ASSISTANT, "tool call": ASSISTANT}
-"""Speakers at a seam: an answer, an answer with a tool call, a generation prompt."""
+"""Speakers at a seam that are the assistant."""
 _LONGER: tuple[tuple[str, ...], ...] = (
     ("user", "assistant", "user", "assistant", "user", "assistant", "user"),
     ("system", "user", "assistant", "user", "assistant", "user"),
@@ -45,7 +45,7 @@ Pair: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Delimiter:
-    """What the template writes between two messages; after an answer, from the end token that was sampled."""
+    """What the template writes between two messages; after an answer, from its sampled end token on."""
 
     left: str
     """A role, or `start`."""
@@ -66,14 +66,14 @@ class Delimiter:
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What the template writes around the content of an answer, from the generation prompt to its end token."""
+    """What the template writes around the content of an answer."""
 
     opens: str | None
-    """Before the content; None where it depends on what follows, so that only sampled ids can be joined."""
+    """Between generation prompt and content; None if it depends on what follows: then only ids can be joined."""
     end: str
-    """The end token, which an answer that was cut lacks; "" if there is none."""
+    """The end token; "" if there is none."""
     end_ids: tuple[int, ...] | None
-    """Its ids, the same after any content; None if there is no end token, or if they are not."""
+    """Its ids; None if there is no end token, or if its ids depend on the content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,10 @@ class Delimiters:
 
     tokenizer: Tokenizer = field(repr=False)
     pairs: Mapping[Pair, Delimiter]
-    """By the roles before and after, `(left, right)`. A conversation with tools begins differently, with their
-    definitions; its beginning is not here.
-    """
-    contents: Mapping[str, Content]
+    """By (left, right). The beginning of a conversation with tools, which holds their definitions, is not here."""
+    contents: Mapping[str, seams.RoleContent]
     """How contents are written, by role."""
     answer: AnswerForm
-    """How an answer begins and ends."""
 
     def between(self, left: str, right: str) -> Delimiter:
         """The delimiter of a pair; SpliceError with the reason if there is none."""
@@ -114,11 +111,11 @@ def delimiters(tokenizer: Tokenizer | str | Path, renderer: Renderer | None = No
     `tokenizer` is a loaded one, a folder or a hub name; `renderer` replaces its own template. SetupError if it has
     none.
     """
-    own = loaded(tokenizer)
+    own = as_tokenizer(tokenizer)
     renderer = renderer or make_renderer(own)
     answer = answer_form(own, renderer)
-    between = seams(renderer, own, (*PATTERNS, *_LONGER), (*CONTENTS, *_MORE_CONTENTS))
-    groups: dict[Pair, list[Seam]] = {}
+    between = seams.find_seams(renderer, own, (*seams.PATTERNS, *_LONGER), (*seams.CONTENTS, *_MORE_CONTENTS))
+    groups: dict[Pair, list[seams.Seam]] = {}
     for seam in between:
         if not seam.left.endswith("with tools"):
             pair = _NAMES.get(seam.left, seam.left), _NAMES.get(seam.right, seam.right)
@@ -131,55 +128,55 @@ def delimiters(tokenizer: Tokenizer | str | Path, renderer: Renderer | None = No
         if len(texts) > 1:
             shown = " and ".join(repr(text[-40:]) for text in texts[:2])
             reason = f"it depends on the messages ({len(texts)} texts were found, among them {shown})"
-        elif _ids(own, end + text) != (*_ids(own, end), *_ids(own, text)):
+        elif _encode(own, end + text) != (*_encode(own, end), *_encode(own, text)):
             reason = f"a token reaches into it from the end token {end!r}"
         else:
             before = tuple(dict.fromkeys(edge for seam in group for edge in seam.merges_before))
             after = tuple(dict.fromkeys(edge for seam in group for edge in seam.merges_after))
             pairs[pair] = replace(
-                pairs[pair], text=text, ids=_ids(own, text), merges_before=before, merges_after=after
+                pairs[pair], text=text, ids=_encode(own, text), merges_before=before, merges_after=after
             )
             continue
         pairs[pair] = replace(pairs[pair], reason=reason)
     refuted: dict[Pair, str] = {}  # pairs that have another text in longer conversations
     for pattern, form in product(_LONGER, _MORE_CONTENTS):
         texts = [form.format(number) for number in range(len(pattern))]
-        whole = replace(of_pattern(pattern, texts), tools=()).text(renderer)
+        whole = replace(seams.pattern_probe(pattern, texts), tools=()).try_render(renderer)
         if whole is None:
             continue
-        unlike, reason = _first_unlike(pattern, texts, whole, pairs, answer)
+        unlike, reason = _find_refuted_pair(pattern, texts, whole, pairs, answer)
         if unlike is not None:
             refuted.setdefault(unlike, reason)
     for pair, reason in refuted.items():
         pairs[pair] = replace(pairs[pair], text=None, ids=None, reason=reason)
-    return Delimiters(own, pairs, {content.role: content for content in contents(renderer)}, answer)
+    return Delimiters(own, pairs, {content.role: content for content in seams.find_contents(renderer)}, answer)
 
 
 def answer_form(tokenizer: Tokenizer, renderer: Renderer) -> AnswerForm:
     """How the template writes an answer that has only content."""
     question = {"role": "user", "content": USER}
-    conversation = probe("", [question, answering(ANSWER), question])
-    prompt, history = (conversation.text(renderer, count) for count in (1, 3))
-    last = conversation.text(renderer, 2, opens=False)
+    conversation = make_probe("", [question, assistant(ANSWER), question])
+    prompt, history = (conversation.try_render(renderer, count) for count in (1, 3))
+    last = conversation.try_render(renderer, 2, opens=False)
     if prompt is None or last is None or history is None:
         return AnswerForm(None, "", None)
     ends = turn_ends(renderer)
     sampled, ended = sampled_text(last, prompt, ends)
     if ended and last.startswith(prompt) and history.startswith(prompt + sampled):
         opens, _, end = sampled.partition(ANSWER)
-        return AnswerForm(opens, end, _end_ids(tokenizer, end))
-    # A text up to the end token that it begins with, white space aside; "" if it begins with none.
+        return AnswerForm(opens, end, _end_token_ids(tokenizer, end))
+    # The end token that follows in the history, with white space before it; "" if there is none.
     text = history.partition(ANSWER)[2]
     bare = text.lstrip()
     end_found = max((end for end in ends if end and bare.startswith(end)), key=len, default="")
     end = text[: len(text) - len(bare) + len(end_found)] if end_found else ""
-    return AnswerForm(None, end, _end_ids(tokenizer, end))
+    return AnswerForm(None, end, _end_token_ids(tokenizer, end))
 
 
-def _first_unlike(
+def _find_refuted_pair(
     roles: Sequence[str], texts: Sequence[str], whole: str, pairs: Mapping[Pair, Delimiter], answer: AnswerForm
 ) -> tuple[Pair | None, str]:
-    """The first pair of a conversation with another text between it than its delimiter; None if none is found."""
+    """The first pair of roles in a conversation with another text than its delimiter, and why; None if none."""
     at = 0
     for pair, content in zip(pairwise(("start", *roles, ASSISTANT)), (*texts, ""), strict=True):
         text = pairs[pair].text if pair in pairs else None
@@ -195,16 +192,16 @@ def _first_unlike(
     return None, ""
 
 
-def _end_ids(tokenizer: Tokenizer, end: str) -> tuple[int, ...] | None:
-    """The ids of the end token after any content."""
+def _end_token_ids(tokenizer: Tokenizer, end: str) -> tuple[int, ...] | None:
+    """The ids of the end token; None if they depend on the content before it."""
     ids = set()
-    for edge in EDGES if end else ():
-        before, whole = _ids(tokenizer, ANSWER + edge), _ids(tokenizer, ANSWER + edge + end)
+    for edge in seams.EDGES if end else ():
+        before, whole = _encode(tokenizer, ANSWER + edge), _encode(tokenizer, ANSWER + edge + end)
         ids.add(whole[len(before) :] if whole[: len(before)] == before else None)
     return ids.pop() if len(ids) == 1 else None
 
 
-def _ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+def _encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text).tolist())
 
 
@@ -253,7 +250,7 @@ def build_multi_turn_ids(
             raise SpliceError(f"turn {number} is from {turn.role}, but the prompt before it opens an answer.")
         if _PROMPT not in (left, turn.role):
             parts.append(written.between(left, turn.role).text or "")
-        content = _content(written, turn, number, last=number == len(listed) - 1)
+        content = _written_content(written, turn, number, last=number == len(listed) - 1)
         if isinstance(content, str) or turn.role not in (ASSISTANT, _PROMPT):
             parts.append(content)
         else:
@@ -280,13 +277,12 @@ def build_multi_turn_ids(
     return np.concatenate(whole)
 
 
-def _content(written: Delimiters, turn: StoredTurn, number: int, *, last: bool) -> str | Ids:
-    """The content of a turn as the template writes it; ids as they are. An answer that was cut gets its end token,
-    unless it is the last turn."""
+def _written_content(written: Delimiters, turn: StoredTurn, number: int, *, last: bool) -> str | Ids:
+    """The content of a turn as the template writes it, or its ids; a cut answer gets its end token if not last."""
     where, answer = f"{written.tokenizer.name}: turn {number}", written.answer
     if isinstance(turn.content, str):
         how = written.contents.get(turn.role)
-        text = how.written(turn.content) if how is not None else None
+        text = how.write(turn.content) if how is not None else None
         if text is None:
             example = f", such as {how.unlike!r}" if how is not None else ""
             raise SpliceError(

@@ -1,7 +1,4 @@
-"""The sessions of a gateway or a managed server: which answer a call continues, and its prompt.
-
-No I/O and no clock: the caller sends prompts to a provider, writes the log and passes the time.
-"""
+"""Conversations: the sessions of a gateway or a managed server, without I/O or clock."""
 
 from __future__ import annotations
 
@@ -11,12 +8,12 @@ from dataclasses import dataclass
 from itertools import count
 
 from tito_audit.render.renderer import Renderer
-from tito_audit.sessions.content import as_served, in_form
-from tito_audit.sessions.index import Fit, Index
+from tito_audit.sessions.content import renderer_as_served, with_content_form
+from tito_audit.sessions.index import Fit, SessionIndex
 from tito_audit.sessions.model import ChatCall
 from tito_audit.sessions.next_prompt import PromptWriter
 from tito_audit.sessions.session import Session as Session
-from tito_audit.sessions.session import TextPrompt, prompt_data
+from tito_audit.sessions.session import TextPrompt, prompt_key_bytes
 from tito_audit.tokens.tokenizer import Tokenizer
 
 
@@ -26,13 +23,13 @@ class Limits:
 
     sessions: int = 4096
     nodes: int = 4096
-    """Answers of one session; beyond this, the older half leaves."""
+    """Answers per session; beyond this, the older half leaves."""
     bytes: int = 2 << 30
-    """Of all sessions together, as an estimate."""
+    """Of all sessions, as an estimate."""
 
 
 class Conversations:
-    """All sessions of one gateway or managed server. Not thread-safe: use it from one event loop."""
+    """All sessions of a gateway or managed server. Not thread-safe: for one event loop."""
 
     def __init__(
         self,
@@ -43,12 +40,12 @@ class Conversations:
         new_id: Callable[[], str] | None = None,
     ) -> None:
         """`renderer` None: only text prompts. `new_id` makes ids for unnamed sessions; None: numbers."""
-        self.renderer = as_served(renderer)
+        self.renderer = renderer_as_served(renderer)
         self._writer = PromptWriter(tokenizer, self.renderer)
         self._limits = limits or Limits()
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._left: OrderedDict[str, None] = OrderedDict()
-        self._index = Index()
+        self._index = SessionIndex()
         numbers = count(1)
         self._new_id = new_id or (lambda: f"session-{next(numbers)}")
 
@@ -74,18 +71,18 @@ class Conversations:
 
     def in_form(self, call: ChatCall) -> ChatCall:
         """The call with content parts as the template reads them; RenderError for parts that are not text."""
-        return in_form(call, self.renderer)
+        return with_content_form(call, self.renderer)
 
     def find(self, call: ChatCall, *, now: float = 0.0) -> Session:
         """The session that answered the most of this history, else a new one.
 
-        Of several, the one whose answers fit best by the reasoning sent back, then by the ids of tool calls; then
-        the latest. Where all were sent other reasoning, the latest that answered the most.
+        Of several, the one whose answers fit best (`Fit`), then the latest; if all were sent other reasoning, the
+        latest.
         """
         places, latest = self._index.keys(call.messages)[1], None
         for depth in range(len(places) - 1, 0, -1):
             best: tuple[Fit, str] | None = None
-            for session_id in self._index.at(places[depth]):
+            for session_id in self._index.sessions_at(places[depth]):
                 latest = session_id if latest is None else latest
                 fit = self._sessions[session_id].fit(call.messages, places[depth], depth)
                 if fit is not None and (best is None or fit > best[0]):
@@ -97,10 +94,10 @@ class Conversations:
         return self.open(latest, now=now)
 
     def find_text(self, prompt: TextPrompt, *, now: float = 0.0) -> Session:
-        """The same for a text prompt: the session that holds the longest prompt and answer that it starts with."""
-        return self.open(self._index.of_text(prompt_data(prompt)), now=now)
+        """The session with the longest prompt and answer that a text prompt starts with, else a new one."""
+        return self.open(self._index.session_of_text(prompt_key_bytes(prompt)), now=now)
 
-    def get(self, session_id: str) -> Session | None:
+    def find_open(self, session_id: str) -> Session | None:
         """The session with this id, if it is in memory."""
         return self._sessions.get(session_id)
 
@@ -128,7 +125,7 @@ class Conversations:
 
     @property
     def size(self) -> int:
-        """The bytes that all sessions hold in memory, as an estimate."""
+        """An estimate of the memory of all sessions, in bytes."""
         return self._index.bytes
 
     def _leave(self, session_id: str) -> None:

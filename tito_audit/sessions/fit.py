@@ -10,18 +10,16 @@ from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
 
-def loaded(tokenizer: Tokenizer | str | Path) -> Tokenizer:
-    """A tokenizer that is loaded, or that of a folder or hub name."""
+def as_tokenizer(tokenizer: Tokenizer | str | Path) -> Tokenizer:
+    """The tokenizer itself, or that of a folder or hub name, loaded."""
     return tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(str(tokenizer))
 
 
 _PROBE = "The year 2024: naïve café, 你好 🎉\n\n\t  def f(x):\n    return x  # ok, don't\r\n<b>1234567</b>"
 
 
-async def misfit(provider: TokenProvider, tokenizer: Tokenizer) -> str | None:
-    """How the server's own tokenizer differs from this one; None if it does not, or if the server has no endpoint
-    for it. ProviderError if the server does not answer.
-    """
+async def find_misfit(provider: TokenProvider, tokenizer: Tokenizer) -> str | None:
+    """How the server's own tokenizer differs; None if it does not, or if there is no endpoint to ask."""
     tokenized = getattr(provider, "tokenized", None)
     if tokenized is None:
         return None
@@ -38,7 +36,7 @@ async def misfit(provider: TokenProvider, tokenizer: Tokenizer) -> str | None:
 
 
 async def find_tokenizer(provider: TokenProvider) -> Tokenizer:
-    """The tokenizer of the provider's model: of the folder or name that its server states, or else of `model`.
+    """The tokenizer of the model that the server states, else of `provider.model`.
 
     SetupError if there is no name, if it cannot be loaded here, or if the server encodes otherwise.
     """
@@ -57,7 +55,7 @@ async def find_tokenizer(provider: TokenProvider) -> Tokenizer:
             f"{provider.name} serves {name}, and there is no tokenizer of that name here ({why}).\n"
             "Pass tokenizer=FOLDER, the folder or hub name of the model's tokenizer."
         ) from None
-    difference = await misfit(provider, tokenizer)
+    difference = await find_misfit(provider, tokenizer)
     if difference is not None:
         raise SetupError(
             f"{provider.name} serves {name} with another tokenizer: {difference}.\nPass tokenizer=FOLDER."

@@ -28,19 +28,19 @@ from tito_audit.parsers import parser_named
 from tito_audit.provider import GenerationResult, SamplingParams, TokenProvider, logged_spans
 from tito_audit.record.arrays import Ids
 from tito_audit.render.renderer import Renderer, make_renderer
-from tito_audit.sessions.content import in_form
+from tito_audit.sessions.content import with_content_form
 from tito_audit.sessions.engine import Conversations
-from tito_audit.sessions.fit import find_tokenizer, loaded
+from tito_audit.sessions.fit import as_tokenizer, find_tokenizer
 from tito_audit.sessions.model import Node, Prompt
 from tito_audit.sessions.sample import Sample, SampleStatus
 from tito_audit.sessions.session import Session
 from tito_audit.sessions.shapes import (
-    Head,
-    Reader,
-    Tokens,
+    AnswerReader,
+    ResponseHead,
+    TokenView,
     answer_types,
-    chat_call,
-    sampling_of,
+    parse_chat_call,
+    parse_sampling,
     usage_of,
 )
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -49,7 +49,7 @@ from tito_audit.tokens.vocab import Vocabulary
 UNTRAINED = -100
 """The label of a token that is not trained."""
 UNSAMPLED = 1.0
-"""The logprob of a token that is not trained; real logprobs are never above zero."""
+"""The logprob of a token that is not trained; real ones are never above zero."""
 
 
 @dataclass(slots=True)
@@ -110,9 +110,8 @@ class SequenceNode:
         return Sample(**{**stated, "reward": reward, **fields})
 
 
-def chain_of(node: Node) -> Iterator[tuple[Node, int]]:
-    """An answer and those that its prompt continues, each with how many of its leading ids are kept; the last
-    first."""
+def ancestors(node: Node) -> Iterator[tuple[Node, int]]:
+    """(answer, ids of it that are kept) for an answer and those that its prompt continues, the last first."""
     count = node.length
     while True:
         yield node, count
@@ -121,7 +120,9 @@ def chain_of(node: Node) -> Iterator[tuple[Node, int]]:
         node, count = node.parent, min(count, node.prompt.kept)
 
 
-def sequence(node: Node, vocabulary: Vocabulary, trains: set[int] | None = None, **more: Any) -> SequenceNode:
+def sequence_ending_with(
+    node: Node, vocabulary: Vocabulary, trains: set[int] | None = None, **more: Any
+) -> SequenceNode:
     """The sequence that ends with an answer.
 
     `trains` holds the answers (by `id`) that another sequence trains already: they are masked here, and the others
@@ -131,7 +132,7 @@ def sequence(node: Node, vocabulary: Vocabulary, trains: set[int] | None = None,
     trained = np.zeros(len(tokens), np.bool_)
     logprobs = np.full(len(tokens), UNSAMPLED)
     first = node
-    for link, count in chain_of(node):
+    for link, count in ancestors(node):
         if link.prompt.length < first.prompt.length:
             first = link
         start = link.prompt.length
@@ -161,7 +162,7 @@ def sequence(node: Node, vocabulary: Vocabulary, trains: set[int] | None = None,
         tokens.tolist(),
         np.where(trained, tokens, UNTRAINED).tolist(),
         logprobs.tolist(),
-        {**{name: value for name, value in metadata.items() if value is not None}, **_versions(node), **more},
+        {name: value for name, value in metadata.items() if value is not None} | _weight_versions(node) | more,
         [*_prompt_messages(node), dict(node.message.wire)] if alone else [],
         _prompt_messages(first) or vocabulary.text(tokens[: first.prompt.length]),
         vocabulary.text(tokens[first.prompt.length :]),
@@ -175,10 +176,10 @@ def _prompt_messages(node: Node) -> list[dict[str, Any]]:
     return [] if written is None else [dict(message.wire) for message in written.messages]
 
 
-def _versions(node: Node) -> dict[str, Any]:
-    """Which version of the weights sampled which tokens of the sequence, if they are several."""
+def _weight_versions(node: Node) -> dict[str, Any]:
+    """The weight versions that sampled the tokens of the sequence, as spans; {} unless there are several."""
     spans: list[tuple[str, int, int]] = []
-    for link, count in reversed(list(chain_of(node))):
+    for link, count in reversed(list(ancestors(node))):
         start, whole = link.prompt.length, link.weight_version
         own = link.weight_spans or (() if whole is None else ((whole, 0, len(link.output_ids)),))
         spans += [(version, start + at, min(start + end, count)) for version, at, end in own if start + at < count]
@@ -186,7 +187,7 @@ def _versions(node: Node) -> dict[str, Any]:
     return {"weight_versions": logged_spans(tuple(spans), node.length)} if len(versions) > 1 else {}
 
 
-def digest(ids: Ids) -> str:
+def short_digest(ids: Ids) -> str:
     """A short name of a sequence of ids."""
     return sha256(ids.tobytes()).hexdigest()[:12]
 
@@ -246,7 +247,7 @@ async def managed_server(
             tokenizer = await find_tokenizer(provider)
         managed = ManagedServer(
             provider,
-            loaded(tokenizer),
+            as_tokenizer(tokenizer),
             track_tree,
             tool_parser,
             reasoning_parser,
@@ -294,9 +295,8 @@ class ManagedServer:
         self.track_tree = track_tree
         self._train_once = train_once
         self._clock = clock
-        self._reader = Reader(
-            tokenizer, _parser(reasoning_parser, Reads.REASONING), _parser(tool_parser, Reads.TOOLS)
-        )
+        parsers = _find_parser(reasoning_parser, Reads.REASONING), _find_parser(tool_parser, Reads.TOOLS)
+        self._reader = AnswerReader(tokenizer, *parsers)
         has_template = chat_template is not None or bool(tokenizer.chat_templates)
         if renderer is None and has_template:
             renderer = make_renderer(tokenizer, chat_template=chat_template)
@@ -312,17 +312,17 @@ class ManagedServer:
         A prompt that continues an answer keeps the ids that were sampled. RenderError as the template raises,
         ProviderError as the provider does; then nothing is tracked.
         """
-        session, call, sampling = self._open(), chat_call(arguments), sampling_of(arguments)
+        session, call, sampling = self._open(), parse_chat_call(arguments), parse_sampling(arguments)
         if self._renderer is None:
             raise SetupError(f"{self.tokenizer.name}: no chat template.\nPass chat_template, or use `completion`.")
-        call = in_form(call, self._renderer)
+        call = with_content_form(call, self._renderer)
         prompt = session.prompt(call)
         results = await self._sampled(prompt, sampling)
         calls = bool(call.tools) and arguments.get("tool_choice") != "none"
         read = [self._reader.message(result, sampling, call, calls=calls) for result in results]
         head = self._head("chatcmpl")
         self._track(session.commit(head.id, prompt, call, results, [message for message, _ in read]))
-        shown = Tokens(self.tokenizer.vocabulary)
+        shown = TokenView(self.tokenizer.vocabulary)
         chat = head.chat(
             [
                 {
@@ -342,7 +342,7 @@ class ManagedServer:
     async def completion(self, **arguments: Any) -> Any:
         """A `Completion` of the openai package. `prompt` is a text or token ids; one that starts with the text or
         the ids of an answer and its prompt continues it."""
-        session, sampling = self._open(), sampling_of(arguments)
+        session, sampling = self._open(), parse_sampling(arguments)
         text = arguments.get("prompt", "")
         prompt = session.text_prompt(text)
         results = await self._sampled(prompt, sampling)
@@ -351,7 +351,7 @@ class ManagedServer:
         self._track(session.commit(head.id, prompt, None, results, [{"text": text} for text in texts]))
         offset = len(text) if isinstance(text, str) else 0
         shows = arguments.get("logprobs") is not None
-        shown = Tokens(self.tokenizer.vocabulary)
+        shown = TokenView(self.tokenizer.vocabulary)
         completion = head.text(
             [
                 {
@@ -376,7 +376,7 @@ class ManagedServer:
         if ids is None:
             session = self._open()
             if "messages" in arguments:
-                prompt = session.prompt(in_form(chat_call(arguments), self._renderer))
+                prompt = session.prompt(with_content_form(parse_chat_call(arguments), self._renderer))
             else:
                 prompt = session.text_prompt(arguments["prompt"])
             ids = prompt.ids.tolist()
@@ -401,17 +401,17 @@ class ManagedServer:
         if not self.track_tree:
             trained: set[int] = set()
             once = self._train_once
-            nodes = [sequence(node, vocabulary, trained if once else set()) for node in self._current]
+            nodes = [sequence_ending_with(node, vocabulary, trained if once else set()) for node in self._current]
             return {"nodes": nodes}
         # Every answer by its text, and by its ids too where another answer has the same text.
         keys: dict[int, str] = {}
         tree: dict[str, SequenceNode] = {}
         for node in self._current:
-            node_of_tree = sequence(node, vocabulary)
+            node_of_tree = sequence_ending_with(node, vocabulary)
             key, number = node_of_tree.full_text, 1
             while key in tree:
                 again = f", {number}" if number > 1 else ""
-                key, number = f"{node_of_tree.full_text} [ids {digest(node.seen_ids)}{again}]", number + 1
+                key, number = f"{node_of_tree.full_text} [ids {short_digest(node.seen_ids)}{again}]", number + 1
             keys[id(node)] = key
             parent = None if node.parent is None else keys[id(node.parent)]
             node_of_tree.metadata |= {"key": key, "parent": parent}
@@ -447,8 +447,8 @@ class ManagedServer:
                 )
         return results
 
-    def _head(self, kind: str) -> Head:
-        return Head(f"{kind}-{uuid4().hex}", int(self._clock()), self.provider.model or self.provider.name)
+    def _head(self, kind: str) -> ResponseHead:
+        return ResponseHead(f"{kind}-{uuid4().hex}", int(self._clock()), self.provider.model or self.provider.name)
 
     def _track(self, nodes: Sequence[Node]) -> None:
         """Track answers: the first replaces the one that it continues."""
@@ -462,7 +462,7 @@ class ManagedServer:
                 self._current[place] = node
 
 
-def _parser(name: str | None, reads: Reads) -> Parser | None:
+def _find_parser(name: str | None, reads: Reads) -> Parser | None:
     return parser_named(name, reads) if name is not None else None
 
 
@@ -491,14 +491,15 @@ class PlaceholderServer:
         for choice in answer.choices:
             conversation = [*messages, {"role": "assistant", "content": choice.message.content}]
             text = "\n\n".join(f"{message['role']}:{message.get('content') or ''}" for message in conversation)
-            self._nodes.append(_node(text, choice.finish_reason))
+            self._nodes.append(_placeholder_node(text, choice.finish_reason))
         return answer
 
     async def completion(self, **arguments: Any) -> Any:
         """The client's own answer."""
         answer = await self._client().completions.create(**arguments)
         for choice in answer.choices:
-            self._nodes.append(_node(f"{arguments.get('prompt', '')}{choice.text or ''}", choice.finish_reason))
+            text = f"{arguments.get('prompt', '')}{choice.text or ''}"
+            self._nodes.append(_placeholder_node(text, choice.finish_reason))
         return answer
 
     async def get_logprobs(self, **arguments: Any) -> dict[str, Any]:
@@ -527,7 +528,7 @@ class PlaceholderServer:
         return self.client
 
 
-def _node(text: str, finish_reason: str | None) -> SequenceNode:
+def _placeholder_node(text: str, finish_reason: str | None) -> SequenceNode:
     return SequenceNode(
         text,
         list(range(_TOKENS)),

@@ -1,8 +1,7 @@
 """Rollouts from answers of an OpenAI-compatible API, with Marin's function names: exact, or refused.
 
-marin-community/marin `lib/marin/src/marin/rl/environments/inference_ctx/base.py`. If a template fails, Marin
-continues with another text, and it looks ids up by token strings alone; these functions raise if an id is not
-certain.
+marin-community/marin `lib/marin/src/marin/rl/environments/inference_ctx/base.py` goes on with another text if a
+template fails, and looks ids up by token strings alone; these functions raise if an id is not certain.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import TokenText
 from tito_audit.render.renderer import make_renderer
-from tito_audit.sessions.fit import loaded
+from tito_audit.sessions.fit import as_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
 PromptInput: TypeAlias = str | Sequence[Mapping[str, Any]]
@@ -73,8 +72,8 @@ def tokenize_prompt_with_chat_template(
 
     SetupError where the tokenizer has no template, RenderError where the template refuses the messages.
     """
-    own = loaded(tokenizer)
-    messages = as_messages(_messages(prompt, system_prompt), "the prompt")
+    own = as_tokenizer(tokenizer)
+    messages = as_messages(_prompt_messages(prompt, system_prompt), "the prompt")
     text = make_renderer(own).render(messages, add_generation_prompt=True)
     ids: list[int] = own.encode(text).tolist()
     if not ids:
@@ -93,12 +92,12 @@ def extract_tokens_and_logprobs_from_choice(
     returned them; else each token's id is looked up by its bytes. ChoiceError where logprobs are missing, where
     there are no tokens, and where the id of a token is not certain.
     """
-    stated = _get(choice, "logprobs")
+    stated = _field(choice, "logprobs")
     if stated is None:
         raise ChoiceError(f"The choice has no logprobs.\n{_ASK}")
-    content = _get(stated, "content")
-    if content is None and (tokens := _get(stated, "tokens")) is not None:  # a choice of /v1/completions
-        values = _get(stated, "token_logprobs") or ()
+    content = _field(stated, "content")
+    if content is None and (tokens := _field(stated, "tokens")) is not None:  # a choice of /v1/completions
+        values = _field(stated, "token_logprobs") or ()
         if len(values) != len(tokens):
             raise ChoiceError(f"The choice has {len(tokens)} tokens and {len(values)} logprobs.\n{_ASK}")
         content = [{"token": token, "logprob": value} for token, value in zip(tokens, values, strict=True)]
@@ -106,12 +105,12 @@ def extract_tokens_and_logprobs_from_choice(
         raise ChoiceError(f"The choice has zero tokens in its logprobs.\n{_ASK}")
     entries = list(content)
     for place, entry in enumerate(entries):
-        value = _get(entry, "logprob")
+        value = _field(entry, "logprob")
         if value is None or not math.isfinite(value) or value > 0 or value == _NOT_AVAILABLE:
-            which = f"Token {place} ({_get(entry, 'token')!r})"
+            which = f"Token {place} ({_field(entry, 'token')!r})"
             raise ChoiceError(f"{which} has the logprob {value}, which no sampler gives.\n{_ASK}")
-    logprobs = np.array([float(_get(entry, "logprob")) for entry in entries], np.float32)
-    ids = _ids(choice, entries, loaded(tokenizer))
+    logprobs = np.array([float(_field(entry, "logprob")) for entry in entries], np.float32)
+    ids = _choice_ids(choice, entries, as_tokenizer(tokenizer))
     if not logprobs.any():
         warnings.warn(
             "all logprobs of the choice are zero: servers that do not know them write zeros, and ratios computed "
@@ -137,10 +136,10 @@ def rollout_from_choice(
     ChoiceError if the choice holds the ids of its prompt (`prompt_token_ids`) and they are not the chat
     template's.
     """
-    own = loaded(tokenizer)
+    own = as_tokenizer(tokenizer)
     of_prompt = tokenize_prompt_with_chat_template(prompt, own, system_prompt=system_prompt)
     prompt_ids = as_ids(of_prompt, "the prompt")
-    stated = _get(choice, "prompt_token_ids")
+    stated = _field(choice, "prompt_token_ids")
     if stated is not None and as_ids(stated, "prompt_token_ids").tolist() != prompt_ids.tolist():
         raise ChoiceError(
             f"{own.name}: the prompt that the server reports is not what this chat template writes.\n"
@@ -148,7 +147,7 @@ def rollout_from_choice(
             "Pass the server's own tokenizer folder."
         )
     ids, logprobs = extract_tokens_and_logprobs_from_choice(choice, own)
-    message, answer = _get(choice, "message"), {"role": "assistant", "content": _get(choice, "text")}
+    message, answer = _field(choice, "message"), {"role": "assistant", "content": _field(choice, "text")}
     if message is not None:
         wire = message if isinstance(message, Mapping) else message.model_dump(exclude_none=True)
         answer |= {"content": None, **{key: value for key, value in wire.items() if value is not None}}
@@ -161,12 +160,12 @@ def rollout_from_choice(
         np.full(len(ids), reward, np.float32),
         float(reward),
         correctness_reward,
-        _get(choice, "finish_reason") == "length",
-        (*_messages(prompt, system_prompt), answer),
+        _field(choice, "finish_reason") == "length",
+        (*_prompt_messages(prompt, system_prompt), answer),
     )
 
 
-def _messages(prompt: PromptInput, system_prompt: str | None) -> list[Mapping[str, Any]]:
+def _prompt_messages(prompt: PromptInput, system_prompt: str | None) -> list[Mapping[str, Any]]:
     if not isinstance(prompt, str):
         if system_prompt is not None:
             raise ValueError("system_prompt cannot be combined with a list of messages.")
@@ -175,14 +174,14 @@ def _messages(prompt: PromptInput, system_prompt: str | None) -> list[Mapping[st
     return [*system, {"role": "user", "content": prompt}]
 
 
-def _get(value: Any, name: str) -> Any:
+def _field(value: Any, name: str) -> Any:
     """A field of an object of the `openai` package, or of the same as a mapping; None if absent."""
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
 
 
-def _ids(choice: Any, entries: Sequence[Any], tokenizer: Tokenizer) -> Ids:
+def _choice_ids(choice: Any, entries: Sequence[Any], tokenizer: Tokenizer) -> Ids:
     """The id of each token: as the server states it, as `token_id:N`, or by its bytes."""
-    stated = _get(choice, "token_ids")
+    stated = _field(choice, "token_ids")
     if stated is not None:
         ids = as_ids(stated, "token_ids")
         if len(ids) != len(entries):
@@ -190,12 +189,12 @@ def _ids(choice: Any, entries: Sequence[Any], tokenizer: Tokenizer) -> Ids:
                 f"The choice has {len(ids)} token ids and {len(entries)} logprobs.\nThey cannot be matched."
             )
         return ids
-    named = [_TOKEN_ID.fullmatch(str(_get(entry, "token"))) for entry in entries]
+    named = [_TOKEN_ID.fullmatch(str(_field(entry, "token"))) for entry in entries]
     if all(named):
         return as_ids([int(match[1]) for match in named if match], "token_id")
-    data = [_get(entry, "bytes") for entry in entries]
+    data = [_field(entry, "bytes") for entry in entries]
     texts = [
-        TokenText(str(_get(entry, "token")), None if own is None else bytes(own), math.nan)
+        TokenText(str(_field(entry, "token")), None if own is None else bytes(own), math.nan)
         for entry, own in zip(entries, data, strict=True)
     ]
     recovered = recover_ids(texts, tokenizer.vocabulary, tokenizer.eos_ids)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tito_audit.record.arrays import Ids, Logprobs
-from tito_audit.record.by_name import WeightSpans
 from tito_audit.record.message import Message, ToolSpec
+from tito_audit.record.policy_columns import WeightSpans
 
 
 class Branch(StrEnum):
@@ -22,10 +22,8 @@ class Branch(StrEnum):
     CONTINUES = "continues"
     """Stored ids of the parent call, then new text, proved."""
     FORK = "fork"
-    """A later call that does not continue the answer its history ends with; `Prompt.fork` says why. It keeps the
-    ids of an earlier answer if one is still proved (`Prompt.parent`); else the whole prompt is rendered and
-    encoded.
-    """
+    """A later call that does not continue the answer its history ends with, as `Prompt.fork` says. It may keep the
+    ids of an earlier one (`Prompt.parent`)."""
 
 
 class Proof(StrEnum):
@@ -52,9 +50,7 @@ class ForkReason(StrEnum):
     ARGUMENTS_CHANGED = "arguments_changed"
     """Other template arguments (`chat_template_kwargs`)."""
     TEMPLATE_REWRITES = "template_rewrites"
-    """The template rewrites the history once new messages follow: it strips reasoning, or moves or adds a system
-    prompt.
-    """
+    """The template rewrites the history once new messages follow: it strips reasoning or moves a system prompt."""
     NO_PLACE = "no_place"
     """The end of the sampled turn is not found in what the template writes."""
     STOP_LEFT_OUT = "stop_left_out"
@@ -76,27 +72,26 @@ class ChatCall:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Why a call is a new branch, in words and as data."""
+    """Why a call does not continue the answer before it."""
 
     reason: ForkReason
     detail: str
-    """One line: which message, what the template writes on both sides."""
+    """In words: which message, or what the template writes on both sides."""
     message: int | None = None
     """The first message of the request that is not what the session holds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """The messages of a prompt as the template was given them, enough to recognize it again."""
+class SentPrompt:
+    """The messages of a prompt, and length and digest of what the template wrote for them."""
 
     messages: tuple[Message, ...]
-    """The session's view of the history: its own answers in full, reasoning included."""
+    """The history with the session's own answers in full, reasoning included."""
     sent: tuple[Message, ...]
-    """The same history, message by message as the client has it."""
+    """The history as the client has it."""
     keys: tuple[bytes, ...]
     """The key of each message of `sent`."""
     length: int
-    """Characters that the template wrote."""
     digest: bytes
 
 
@@ -118,7 +113,7 @@ class Prompt:
     fork: Fork | None = None
     alike: int = 0
     """How many other answers, with other ids, fit the history equally well; the latest was taken."""
-    written: Written | None = None
+    written: SentPrompt | None = None
     """None for a text prompt."""
     text: str | None = None
     """A text prompt as the client sent it; None for a chat, and where the client sent ids."""
@@ -144,7 +139,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A prompt whose new text, `prompt.added`, may still have to be encoded."""
+    """A prompt whose new text, `prompt.added`, is still to be encoded unless `encoded`."""
 
     prompt: Prompt
     after: int | None = None

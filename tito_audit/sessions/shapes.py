@@ -15,13 +15,13 @@ from tito_audit.parsers import finish_reason, parse_answer, to_message
 from tito_audit.provider import GenerationChunk, GenerationResult, SamplingParams, TopLogprobs
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.sessions.model import ChatCall
-from tito_audit.tokens.text_stream import decoded
+from tito_audit.tokens.text_stream import decode
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ResponseHead:
     """What every object of one answer begins with."""
 
     id: str
@@ -51,7 +51,7 @@ def usage(prompt: int, completion: int) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenView:
     """Sampled tokens as they are shown to a client."""
 
     vocabulary: Vocabulary
@@ -94,6 +94,7 @@ class Tokens:
 
 
 def _tops(result: GenerationResult | GenerationChunk) -> Sequence[TopLogprobs]:
+    """The top logprobs at each token; () where a server gave none."""
     return result.top_logprobs if result.top_logprobs is not None else [()] * len(result.output_ids)
 
 
@@ -108,9 +109,9 @@ _OURS = frozenset(
 """Fields that are read or ignored here; every other field goes to the provider as it is."""
 
 
-def sampling_of(arguments: Mapping[str, Any]) -> SamplingParams:
+def parse_sampling(arguments: Mapping[str, Any]) -> SamplingParams:
     """The sampling parameters among keyword arguments; ValueError if one is not supported."""
-    body = _merged(arguments)
+    body = _with_extra_body(arguments)
     if body.get("stream"):
         raise ValueError("A managed server gives whole answers: leave `stream` out.")
     for name in ("n", "max_tokens", "max_completion_tokens", "top_k", "seed"):
@@ -145,7 +146,7 @@ def sampling_of(arguments: Mapping[str, Any]) -> SamplingParams:
     )
 
 
-def _merged(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _with_extra_body(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """All keyword arguments, `extra_body` included."""
     extra = arguments.get("extra_body") or {}
     if not isinstance(extra, Mapping):
@@ -153,12 +154,12 @@ def _merged(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {**arguments, **extra}
 
 
-def chat_call(arguments: Mapping[str, Any]) -> ChatCall:
+def parse_chat_call(arguments: Mapping[str, Any]) -> ChatCall:
     """The arguments that the prompt depends on. A last message of the assistant is continued."""
     messages = as_messages(arguments.get("messages"), "messages")
     if not messages:
         raise ValueError("`messages` is empty.")
-    body = _merged(arguments)
+    body = _with_extra_body(arguments)
     if not isinstance(body.get("chat_template_kwargs") or {}, Mapping):
         raise ValueError("`chat_template_kwargs` is not a mapping.")
     if body.get("tool_choice") not in (None, "auto", "none"):
@@ -175,7 +176,7 @@ def chat_call(arguments: Mapping[str, Any]) -> ChatCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class AnswerReader:
     """Turns sampled tokens into what a client gets; the stored ids do not change."""
 
     tokenizer: Tokenizer
@@ -185,7 +186,7 @@ class Reader:
     def text(self, result: GenerationResult, sampling: SamplingParams) -> str:
         """An answer without the token or text that ended it."""
         shown = bool(sampling.extra.get("include_stop_str_in_output"))
-        return decoded(
+        return decode(
             self.tokenizer.vocabulary,
             result.output_ids,
             end_ids={*self.tokenizer.eos_ids, *sampling.stop_token_ids},

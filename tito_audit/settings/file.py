@@ -1,9 +1,8 @@
 """The configuration file: the settings of a project, under the names of the flags.
 
-It is the nearest `tito-audit.toml` or `pyproject.toml` with a table `[tool.tito-audit]`, from the working folder
-upwards; in the same folder `tito-audit.toml` comes first. A flag overrides the file. Relative paths start from the
-folder of the file. `extend` names files whose settings apply where this one sets none, and `overrides` are
-settings for some of the logs.
+It is the nearest `tito-audit.toml`, or `pyproject.toml` with a table `[tool.tito-audit]`, from the working folder
+upwards; in one folder `tito-audit.toml` comes first. Flags override it. Relative paths start from its folder.
+`extend` names files whose settings apply where this one sets none; `overrides` are settings for some logs.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 from tito_audit.errors import SetupError
 from tito_audit.settings.options import FLAG_ONLY, KEYS, options_of
-from tito_audit.settings.values import joined, words
+from tito_audit.settings.values import describe, resolve
 from tito_audit.unknown import did_you_mean, quoted
 
 _OWN_NAME = "tito-audit.toml"
@@ -30,24 +29,24 @@ PATHS = "paths"
 _PER_LOG = [name for name, key in KEYS.items() if key.per_log]
 _PATHS_TAKE = 'a pattern of files or a list of patterns, such as ["legacy/**", "*.parquet"]'
 _EXTEND_TAKES = 'the path of a file or a list of paths, such as "../base.toml"'
-MEANINGLESS = r"(?:^|[^\\])(?:\[[^/]*\]|\{[^/]*,[^/]*\})|^!|\\[A-Za-z0-9]"
+FOREIGN_PATTERN = r"(?:^|[^\\])(?:\[[^/]*\]|\{[^/]*,[^/]*\})|^!|\\[A-Za-z0-9]"
 """Syntax of other tools' patterns that ours lack: sets, alternatives, exceptions, backslashes between folders.
-Taken literally, it would silently match nothing."""
+Read literally, it would silently match nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileSearch:
-    """The search for a configuration file."""
+    """Where the configuration file was searched for, and what was found."""
 
     folder: Path
-    """Where it started, going upwards."""
+    """Where the search started; it goes upwards."""
     file: Path | None
     passed_over: tuple[Path, ...] = ()
-    """Each `pyproject.toml` on the way without our table."""
+    """Each `pyproject.toml` on the way that lacks our table."""
 
 
-def look_for_config(folder: Path) -> FileSearch:
-    """The search for the configuration file of a folder, its own or the nearest above it."""
+def find_config(folder: Path) -> FileSearch:
+    """Search for the configuration file of a folder: its own or the nearest above it."""
     passed_over: list[Path] = []
     for place in (folder, *folder.parents):
         own = place / _OWN_NAME
@@ -55,20 +54,20 @@ def look_for_config(folder: Path) -> FileSearch:
             return FileSearch(folder, own, tuple(passed_over))
         project = place / _PROJECT_NAME
         if project.is_file():
-            if _table_of_project(project) is not None:
+            if _read_project_table(project) is not None:
                 return FileSearch(folder, project, tuple(passed_over))
             passed_over.append(project)
     return FileSearch(folder, None, tuple(passed_over))
 
 
-def table_of(path: Path, extended_by: Path | None = None) -> tuple[Mapping[str, Any], str]:
-    """The table of a file, and the prefix of its keys in messages; SetupError when it cannot be read.
+def read_table(path: Path, extended_by: Path | None = None) -> tuple[Mapping[str, Any], str]:
+    """The table of a file, and the prefix of its keys in messages; SetupError if it cannot be read.
 
-    A `pyproject.toml` without the table is empty, but an error in `extend`.
+    A `pyproject.toml` without our table gives an empty one, or SetupError if a file extends it.
     """
     if path.name != _PROJECT_NAME:
-        return _parsed(path, _content(path, extended_by)), ""
-    table = _table_of_project(path, extended_by)
+        return _parse_toml(path, _read_bytes(path, extended_by)), ""
+    table = _read_project_table(path, extended_by)
     if table is None and extended_by is not None:
         raise SetupError(
             f"{extended_by}: extend names {path}, which has no table [tool.{_TABLE}].\n"
@@ -77,19 +76,19 @@ def table_of(path: Path, extended_by: Path | None = None) -> tuple[Mapping[str, 
     return table or {}, f"tool.{_TABLE}."
 
 
-def _table_of_project(path: Path, extended_by: Path | None = None) -> Mapping[str, Any] | None:
-    """The table of a `pyproject.toml`; None if it has none, and then it need not even be valid."""
-    data = _content(path, extended_by)
+def _read_project_table(path: Path, extended_by: Path | None = None) -> Mapping[str, Any] | None:
+    """Our table of a `pyproject.toml`; None without one, and then the file need not even be valid."""
+    data = _read_bytes(path, extended_by)
     if _TABLE.encode() not in data:
         return None
-    tool = _parsed(path, data).get("tool")
+    tool = _parse_toml(path, data).get("tool")
     table = tool.get(_TABLE) if isinstance(tool, dict) else None
     if table is not None and not isinstance(table, dict):
-        raise SetupError(f"{path}: tool.{_TABLE} is {words(table)}.\nIt takes a table: [tool.{_TABLE}]")
+        raise SetupError(f"{path}: tool.{_TABLE} is {describe(table)}.\nIt takes a table: [tool.{_TABLE}]")
     return table
 
 
-def _content(path: Path, extended_by: Path | None) -> bytes:
+def _read_bytes(path: Path, extended_by: Path | None) -> bytes:
     try:
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
@@ -105,7 +104,7 @@ def _content(path: Path, extended_by: Path | None) -> bytes:
     )
 
 
-def _parsed(path: Path, data: bytes) -> dict[str, Any]:
+def _parse_toml(path: Path, data: bytes) -> dict[str, Any]:
     import tomllib
 
     try:
@@ -122,13 +121,13 @@ class FileOverride:
 
     file: Path
     index: int
-    """Its position among the overrides of the file, counted from 0."""
+    """Its index among the overrides of the file."""
     paths: tuple[str, ...]
     """As written in the file."""
     patterns: tuple[str, ...]
-    """The same for `Override.paths`."""
+    """The same as absolute patterns, for `Override.paths`."""
     values: Mapping[str, Any]
-    """By key, as read by its kind."""
+    """By key: its value as `Kind.read` returns it."""
 
     def __str__(self) -> str:
         return f"{OVERRIDES}[{self.index}]"
@@ -140,7 +139,7 @@ class Config:
 
     path: Path | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
-    """By key, as read by its kind."""
+    """By key: its value as `Kind.read` returns it."""
     sources: Mapping[str, Path] = field(default_factory=dict)
     """The file that sets each key: this one or one that it extends."""
     overrides: tuple[FileOverride, ...] = ()
@@ -149,49 +148,48 @@ class Config:
     """For each extended file, the file that extends it."""
 
     def parameters(self, command: str) -> dict[str, Any]:
-        """The values that apply to a command, by parameter."""
+        """By option name: the values for a command."""
         keyed = (option for option in options_of(command) if option.key_takes is not None)
         return {option.name: self.values[option.key] for option in keyed if option.key in self.values}
 
 
 def read_config(path: Path, opened: tuple[Path, ...] = ()) -> Config:
-    """The contents of the file and of those that it extends; SetupError, with file and key, if one is invalid.
+    """The contents of a file merged with those it extends; SetupError, with file and key, if something is invalid.
 
-    Its own keys override those of the files that it extends, and later ones of these override earlier ones; tables
-    and lists are replaced whole. A `pyproject.toml` without the table is empty. `opened` are the files that led to
-    it.
+    Its own keys override those of the files it extends, of which later ones override earlier ones; tables and
+    lists are replaced whole. `opened` are the files that extend it, outermost first.
     """
     if any(path.resolve() == file.resolve() for file in opened):
         circle = " → ".join(map(str, (*opened, path)))
         raise SetupError(f"{opened[-1]}: extend goes in a circle: {circle}.\nRemove it from one of them.")
-    table, prefix = table_of(path, opened[-1] if opened else None)
+    table, prefix = read_table(path, opened[-1] if opened else None)
     values: dict[str, Any] = {}
     sources: dict[str, Path] = {}
     extended_by: dict[Path, Path] = {}
     overrides: dict[tuple[Path, int], FileOverride] = {}
-    for text in _texts(path, prefix + EXTEND, table.get(EXTEND, []), _EXTEND_TAKES):
-        base = read_config(Path(joined(path.parent, text)), (*opened, path))
+    for text in _read_texts(path, prefix + EXTEND, table.get(EXTEND, []), _EXTEND_TAKES):
+        base = read_config(Path(resolve(path.parent, text)), (*opened, path))
         values |= base.values
         sources |= base.sources
         extended_by |= {base.path or path: path, **base.extended_by}
         overrides |= {(override.file, override.index): override for override in base.overrides}
     rest = {name: value for name, value in table.items() if name not in (EXTEND, OVERRIDES)}
-    own = _values(path, prefix, rest, (*KEYS, EXTEND, OVERRIDES))
-    overrides |= {(path, override.index): override for override in _overrides(path, prefix, table)}
+    own = _read_values(path, prefix, rest, (*KEYS, EXTEND, OVERRIDES))
+    overrides |= {(path, override.index): override for override in _read_overrides(path, prefix, table)}
     sources |= dict.fromkeys(own, path)
     return Config(path, values | own, sources, tuple(overrides.values()), extended_by)
 
 
-def _overrides(path: Path, prefix: str, table: Mapping[str, Any]) -> Iterator[FileOverride]:
+def _read_overrides(path: Path, prefix: str, table: Mapping[str, Any]) -> Iterator[FileOverride]:
     name, entries = prefix + OVERRIDES, table.get(OVERRIDES, [])
     if not isinstance(entries, list):
         raise SetupError(
-            f"{path}: {name} is {words(entries)}.\nIt takes a list of tables: begin each with [[{name}]]"
+            f"{path}: {name} is {describe(entries)}.\nIt takes a list of tables: begin each with [[{name}]]"
         )
     for index, entry in enumerate(entries):
         inside = f"{name}[{index}]"
         if not isinstance(entry, dict):
-            raise SetupError(f"{path}: {inside} is {words(entry)}.\nIt takes a table: begin it with [[{name}]]")
+            raise SetupError(f"{path}: {inside} is {describe(entry)}.\nIt takes a table: begin it with [[{name}]]")
         rest = {name: value for name, value in entry.items() if name != PATHS}
         for key in rest:
             if key in (EXTEND, OVERRIDES) or (key in KEYS and not KEYS[key].per_log):
@@ -199,50 +197,52 @@ def _overrides(path: Path, prefix: str, table: Mapping[str, Any]) -> Iterator[Fi
                     f"{path}: {inside}.{key} applies to a whole run, so it cannot differ from log to log.\n"
                     f"Set it above the overrides. Keys that can differ: {', '.join(_PER_LOG)}."
                 )
-        values = _values(path, f"{inside}.", rest, (PATHS, *_PER_LOG))
+        values = _read_values(path, f"{inside}.", rest, (PATHS, *_PER_LOG))
         if PATHS not in entry:
             raise SetupError(f"{path}: {inside} does not say which logs it is for.\nAdd paths, {_PATHS_TAKE}.")
-        paths = _texts(path, f"{inside}.{PATHS}", entry[PATHS], _PATHS_TAKE)
+        paths = _read_texts(path, f"{inside}.{PATHS}", entry[PATHS], _PATHS_TAKE)
         if not paths:
             raise SetupError(f"{path}: {inside}.{PATHS} is an empty list.\nIt takes {_PATHS_TAKE}.")
         for text in paths:
-            if re.search(MEANINGLESS, text) is not None:
+            if re.search(FOREIGN_PATTERN, text) is not None:
                 raise SetupError(
-                    f"{path}: {inside}.{PATHS} has {words(text)}, which matches no log.\n"
+                    f"{path}: {inside}.{PATHS} has {describe(text)}, which matches no log.\n"
                     "Patterns know only *, ? and **, with / between folders: list several patterns for several "
                     "names, and write \\[ or \\{ for a name with such a character."
                 )
-        patterns = tuple(pattern for text in paths for pattern in _patterns_of(text, path.parent))
+        patterns = tuple(pattern for text in paths for pattern in _override_patterns(text, path.parent))
         yield FileOverride(path, index, tuple(paths), patterns, values)
 
 
-def _values(path: Path, prefix: str, table: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """The values of a table by key, each as its kind reads it."""
+def _read_values(path: Path, prefix: str, table: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """By key: the values of a table as `Kind.read` returns them; SetupError if a key or value is invalid."""
     values: dict[str, Any] = {}
     for name, value in table.items():
         option = KEYS.get(name)
         if option is None:
-            raise SetupError(_about_unknown(path, prefix + name, name, names))
+            raise SetupError(_unknown_key_message(path, prefix + name, name, names))
         try:
             values[name] = option.kind.read(value, path.parent)
         except ValueError as error:
             why = f" ({error})" if str(error) else ""
             raise SetupError(
-                f"{path}: {prefix}{name} is {words(value)}{why}.\nIt takes {option.kind.takes}."
+                f"{path}: {prefix}{name} is {describe(value)}{why}.\nIt takes {option.kind.takes}."
             ) from None
     return values
 
 
-def _texts(path: Path, full: str, value: Any, takes: str) -> list[str]:
+def _read_texts(path: Path, full: str, value: Any, takes: str) -> list[str]:
+    """The texts of the key `full`, which takes one text or a list of them."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise SetupError(f"{path}: {full} is {words(value)}.\nIt takes {takes}.")
+        raise SetupError(f"{path}: {full} is {describe(value)}.\nIt takes {takes}.")
     if any("\0" in text for text in texts):
         raise SetupError(f"{path}: {full} holds a character that no path can have, \\x00.\nRemove it.")
     return texts
 
 
-def _about_unknown(path: Path, full: str, name: str, names: tuple[str, ...]) -> str:
+def _unknown_key_message(path: Path, full: str, name: str, names: tuple[str, ...]) -> str:
+    """Why a key cannot be set; `full` is its name with the table's, `names` are the valid ones."""
     flag = name.replace("_", "-")
     if flag in FLAG_ONLY:
         return (
@@ -260,11 +260,11 @@ def _about_unknown(path: Path, full: str, name: str, names: tuple[str, ...]) -> 
     return f"{path}: unknown key {quoted(full)}" + (f": {hint}" if hint else f".\nKeys: {', '.join(names)}.")
 
 
-def _patterns_of(text: str, folder: Path) -> tuple[str, ...]:
-    """The patterns for `Override.paths` equivalent to one pattern in a file of this folder.
+def _override_patterns(text: str, folder: Path) -> tuple[str, ...]:
+    """The patterns for `Override.paths` that a pattern in a file of this folder stands for.
 
-    Without a slash it is the name of a file anywhere, or of a folder below this one, with everything in it. With
-    one it is a path from this folder, with everything in it if it is a folder. Links are resolved up to the first
+    Without a slash it is the name of a file anywhere, or of a folder below this one with everything in it. With a
+    slash it is a path from this folder, and everything in it if it is a folder. Links are resolved up to the first
     `*` or `?`.
     """
     name = text.rstrip("/")
@@ -272,8 +272,8 @@ def _patterns_of(text: str, folder: Path) -> tuple[str, ...]:
         return (name, f"{name}/**")
     if "/" not in name and name not in ("", ".", "..", "~"):
         here = Path(os.path.realpath(folder))
-        below = f"{_literal(here)}/**/{name}/**"
-        return (below,) if text.endswith("/") else (f"{_literal(Path(here.anchor))}/**/{name}", below)
+        below = f"{_escape_pattern(here)}/**/{name}/**"
+        return (below,) if text.endswith("/") else (f"{_escape_pattern(Path(here.anchor))}/**/{name}", below)
     parts = os.path.expanduser(text).split("/")  # noqa: PTH111 - Path drops the slash at the end
     first_wild = next((at for at, part in enumerate(parts) if re.search(r"(?<!\\)[*?]", part)), len(parts))
     head = re.sub(r"\\(.)", r"\1", "/".join(parts[:first_wild]) or "/" * first_wild)
@@ -283,44 +283,44 @@ def _patterns_of(text: str, folder: Path) -> tuple[str, ...]:
             wild.pop()
         elif part not in ("", "."):
             wild.append(part)
-    whole = "/".join([_literal(Path(os.path.realpath(folder / head))), *wild])
+    whole = "/".join([_escape_pattern(Path(os.path.realpath(folder / head))), *wild])
     inside = whole if wild[-1:] == ["**"] else f"{whole}/**"
     return (inside,) if text.endswith("/") or inside == whole else (whole, inside)
 
 
-def _literal(path: Path) -> str:
-    """A pattern that matches only this path, without a slash at its end."""
+def _escape_pattern(path: Path) -> str:
+    """The pattern that matches this path alone, without a slash at its end."""
     return re.sub(r"([\\*?])", r"\\\1", path.as_posix()).rstrip("/")
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
-    """A configuration file with keys written into it."""
+class MergedConfig:
+    """The text of a configuration file with keys written into it."""
 
     text: str
     added: tuple[str, ...]
     changed: tuple[str, ...]
-    """Keys that had another value, or that were removed."""
+    """Keys that had another value, and keys that were removed."""
 
     @property
-    def same(self) -> bool:
-        """Whether the file already has all keys."""
+    def is_unchanged(self) -> bool:
+        """Whether the file already had all keys."""
         return not self.added and not self.changed
 
 
-def merged_config(
+def merge_config(
     path: Path, keys: Mapping[str, Any], unset: Iterable[str] = (), *, force: bool = False
-) -> Merged:
-    """The text of a configuration file with these keys, as TOML values, and without those in `unset`.
+) -> MergedConfig:
+    """Write keys with TOML values into the text of a configuration file, and remove those in `unset`.
 
-    Everything else in it stays as it is, comments too. SetupError if the file cannot be read, or sets one of them
-    differently and `force` is not given. Each key is read as a run would read it.
+    Everything else stays, comments too. SetupError if the file or a value is invalid, or if the file sets a key
+    differently and `force` is not given; values are compared as a run reads them.
     """
     text, table = "", {}
     if path.exists():
         read_config(path)
         text = path.read_text(encoding="utf-8-sig")
-        table = dict(table_of(path)[0])
+        table = dict(read_table(path)[0])
     for name, value in keys.items():
         try:
             toml_value(value)
@@ -336,22 +336,22 @@ def merged_config(
         if name in table
         and KEYS[name].kind.read(table[name], path.parent) != KEYS[name].kind.read(value, path.parent)
     ]
-    gone = [name for name in unset if name in table]
-    if (differing or gone) and not force:
+    removed = [name for name in unset if name in table]
+    if (differing or removed) and not force:
         changes = [
             f"{name} = {_short(table[name])}, found: {_short(keys[name]) if name in keys else 'none'}"
-            for name in (*differing, *gone)
+            for name in (*differing, *removed)
         ]
         lines = "\n  ".join(changes)
         raise SetupError(f"{path} sets these keys to something else:\n  {lines}\nPass --force to replace them.")
     new = {name: keys[name] for name in (*differing, *added)}
-    wanted = {name: value for name, value in table.items() if name not in gone} | new
-    edited = _edited(path, text, new, gone) if new or gone else text
-    if not _says(path, edited, wanted, text):
+    wanted = {name: value for name, value in table.items() if name not in removed} | new
+    edited = _edit_toml(path, text, new, removed) if new or removed else text
+    if not _holds_only(path, edited, wanted, text):
         raise SetupError(
             f"{path}: keys cannot be added to this file.\nAdd them by hand, or write to another file."
         )
-    return Merged(edited, tuple(added), (*differing, *gone))
+    return MergedConfig(edited, tuple(added), (*differing, *removed))
 
 
 def _short(value: Any) -> str:
@@ -359,9 +359,9 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
-def _edited(path: Path, text: str, new: Mapping[str, Any], gone: Iterable[str]) -> str:
-    """The text with keys set and others removed."""
-    import tomlkit  # imports for 40 ms, and only a file that is edited needs it
+def _edit_toml(path: Path, text: str, new: Mapping[str, Any], removed: Iterable[str]) -> str:
+    """The text with keys of our table set and others removed; comments and layout stay."""
+    import tomlkit  # takes 40 ms to import
 
     document = tomlkit.parse(text)
     table: Any = document
@@ -370,7 +370,7 @@ def _edited(path: Path, text: str, new: Mapping[str, Any], gone: Iterable[str]) 
         if _TABLE not in tool and text:
             tool.add(tomlkit.nl())
         table = tool.setdefault(_TABLE, tomlkit.table())
-    for name in gone:
+    for name in removed:
         del table[name]
     for name, value in new.items():
         table[name] = tomlkit.value(toml_value(value))
@@ -378,8 +378,8 @@ def _edited(path: Path, text: str, new: Mapping[str, Any], gone: Iterable[str]) 
     return edited
 
 
-def _says(path: Path, text: str, table: Mapping[str, Any], before: str) -> bool:
-    """Whether a text holds this table of our keys, and everything else as before."""
+def _holds_only(path: Path, text: str, table: Mapping[str, Any], before: str) -> bool:
+    """Whether the text is TOML with exactly this table of our keys, and everything else as in `before`."""
     import tomllib
 
     try:

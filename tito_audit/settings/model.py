@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from tito_audit.errors import SetupError
-from tito_audit.unknown import close_names, unknown
+from tito_audit.unknown import close_names, unknown_name
 
 FailOn = Literal["error", "warning", "note", "never"]
 ToolArguments = Literal["auto", "object", "string"]
@@ -25,9 +25,9 @@ MaskBy = Literal["span", "turn", "first-divergence"]
 MaskStyle = Literal["labels", "binary", "float", "bool"]
 Padding = Literal["none", "left", "right"]
 RECORDED: Literal["recorded"] = "recorded"
-"""The value of `Settings.clock` that renders each prompt with the date that it holds."""
+"""`Settings.clock` to render each prompt with the date it holds."""
 NO_TOOLS = "none"
-"""The value of `Settings.tools` for prompts rendered without tools."""
+"""`Settings.tools` to render prompts without tools."""
 _CHOICES = {
     "fail_on": get_args(FailOn),
     "tool_arguments": get_args(ToolArguments),
@@ -37,22 +37,22 @@ _CHOICES = {
     "require_level": (*get_args(RequiredLevel), None),
 }
 _T = TypeVar("_T")
-_HOMES: dict[str, str] = {}
-"""Arguments of all classes of settings: the class that takes each."""
+_CLASS_OF_ARGUMENT: dict[str, str] = {}
+"""By argument of any settings class: the class that takes it."""
 
 
-def _named(cls: type[_T]) -> type[_T]:
-    """The dataclass, whose constructor names what a wrong keyword may have meant, or the class that takes it."""
+def _explain_wrong_keywords(cls: type[_T]) -> type[_T]:
+    """Let the constructor of a settings class say what an unknown keyword may mean, or which class takes it."""
     construct = cls.__init__
     names = construct.__annotations__.keys() - {"return"}
-    _HOMES.update(dict.fromkeys(names, cls.__name__))
+    _CLASS_OF_ARGUMENT.update(dict.fromkeys(names, cls.__name__))
 
     @wraps(construct)
     def __init__(self: Any, *values: Any, **keywords: Any) -> None:
         for name in keywords.keys() - names:
             close = close_names(name, names) or [each for each in names if name.startswith(each)]
             hint = f"did you mean {' or '.join(close)}?" if close else f"it takes {', '.join(sorted(names))}."
-            hint = f"{_HOMES[name]} takes it." if name in _HOMES else hint
+            hint = f"{_CLASS_OF_ARGUMENT[name]} takes it." if name in _CLASS_OF_ARGUMENT else hint
             raise TypeError(f"{cls.__name__}() takes no argument {name!r}: {hint}")
         construct(self, *values, **keywords)
 
@@ -73,11 +73,11 @@ class Override:
     def fits(self, file: str | Path) -> bool:
         """Whether a pattern matches the path of a file, as given or with links resolved."""
         if "://" in str(file):
-            return any(_pattern(pattern).fullmatch(str(file)) for pattern in self.paths)
+            return any(_regex(pattern).fullmatch(str(file)) for pattern in self.paths)
         called = os.path.abspath(file)  # noqa: PTH100 - Path.absolute keeps the dots
         folder, name = os.path.split(called)
         paths = {called, os.path.join(os.path.realpath(folder), name), os.path.realpath(called)}  # noqa: PTH118
-        return any(_pattern(pattern).fullmatch(Path(path).as_posix()) for pattern in self.paths for path in paths)
+        return any(_regex(pattern).fullmatch(Path(path).as_posix()) for pattern in self.paths for path in paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +113,11 @@ class Requirement:
 
 
 def share_text(share: float) -> str:
-    """A share as it may be written for an option: `95%`, `0.5%`."""
+    """A share as options write it: `95%`, `0.5%`."""
     return f"{share * 100:.12g}%"
 
 
-@_named
+@_explain_wrong_keywords
 @dataclass(frozen=True, slots=True)
 class GateSettings:
     """What a gate requires besides `Settings.fail_on`, and what it lets pass."""
@@ -136,7 +136,7 @@ class GateSettings:
     """The least share of rollouts that has to be audited, above 0 and at most 1; None: any."""
 
 
-@_named
+@_explain_wrong_keywords
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of a run; the command line and Python callers fill the same fields."""
@@ -232,7 +232,7 @@ class Settings:
             changes["columns"] = {**self.columns, **map}
         for name, words in _CHOICES.items():
             if getattr(self, name) not in words:
-                raise unknown(name, str(getattr(self, name)), [word for word in words if word is not None])
+                raise unknown_name(name, str(getattr(self, name)), [word for word in words if word is not None])
         for name in ("tokenizer", "chat_template", "messages", "tools"):
             if isinstance(path := getattr(self, name), Path):
                 changes[name] = str(path)
@@ -266,7 +266,7 @@ class Settings:
         return replace(self, **changes, overrides=())
 
 
-@_named
+@_explain_wrong_keywords
 @dataclass(frozen=True, slots=True)
 class RepairChoices:
     """Choices for single repairs."""
@@ -283,7 +283,7 @@ class RepairChoices:
     """For `rescore`: gives a model's `ModelScores` of a rollout's `Evidence`, or None; None: there is no model."""
 
 
-@_named
+@_explain_wrong_keywords
 @dataclass(frozen=True, slots=True)
 class RepairSettings:
     """The settings of a repair, in addition to the Settings of its audit."""
@@ -309,8 +309,8 @@ _EXPRESSIONS = {"through": "(?:[^/]+/)*", "below": ".+", "any": "[^/]*", "char":
 
 
 @lru_cache(maxsize=256)
-def _pattern(pattern: str) -> re.Pattern[str]:
-    """One of `Override.paths` as a regular expression for whole paths."""
+def _regex(pattern: str) -> re.Pattern[str]:
+    """A pattern of `Override.paths` as a regular expression for whole paths."""
     parts = _PART.finditer(pattern)
     text = "".join(_EXPRESSIONS.get(part.lastgroup or "", "") or re.escape(part["plain"]) for part in parts)
     return re.compile(text, re.DOTALL)

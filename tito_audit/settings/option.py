@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, get_args
 
-from tito_audit.settings.values import Kind, one_of, whole
+from tito_audit.settings.values import Kind, one_of, whole_number
 
 
 class FlagOnly(StrEnum):
@@ -70,7 +70,7 @@ class Option:
 
     # The key
     key_takes: Kind | None = None
-    """What its key in the configuration file takes; None: it has no key."""
+    """What its key in the configuration file takes; None: no key."""
     key_name: str = ""
     """"": the key has the flag's name."""
     key_after: str = ""
@@ -80,7 +80,7 @@ class Option:
     per_log: bool = False
     """Whether it may differ from log to log, and so be set in an override."""
     flag_only: FlagOnly | None = None
-    """Why it has no key; None also if another option with the same flag has one."""
+    """Why it has no key; None if it has one, or if another option with the same flag has."""
 
     def __post_init__(self) -> None:
         if words := get_args(self.takes):
@@ -98,7 +98,7 @@ class Option:
 
     @property
     def declared(self) -> tuple[str, ...]:
-        """Its flags as declared to Typer; a switch with a key also has a flag that turns it off."""
+        """Its flags as Typer declares them; a switch with a key also has a flag that turns it off."""
         off = f"/--{self.flag[5:]}" if self.flag.startswith("--no-") else f"/--no-{self.flag[2:]}"
         long = self.flag + (off if self.takes is bool and self.key_takes is not None else "")
         return (long, *((self.short,) if self.short else ()), *self.aliases)
@@ -116,7 +116,7 @@ class Option:
         return self.helps.get(command, self.help)
 
     def read(self, value: Any) -> Any:
-        """The value of its field from what the flag got; SetupError when that is invalid."""
+        """The value for its field, from what the flag got; SetupError if that is invalid."""
         if self.reads is not None:
             return self.reads(value, self.flag)
         if isinstance(self.takes, tuple):
@@ -125,16 +125,16 @@ class Option:
 
 
 def flag(name: str, commands: tuple[str, ...], **facts: Any) -> Callable[..., Option]:
-    """An option, to be called with its help; a keyword is the help of one command."""
+    """A maker of an option: call it with the help, and a keyword per command that has its own."""
     return lambda help, **helps: Option(name, help, commands, helps=helps, **facts)
 
 
-def under(panel: str, *options: Option) -> tuple[Option, ...]:
-    """The options, listed under a heading unless they have one."""
+def in_panel(panel: str, *options: Option) -> tuple[Option, ...]:
+    """The options with this heading in `--help`, unless they have their own."""
     return tuple(option if option.panel else replace(option, panel=panel) for option in options)
 
 
-def numbered(name: str, commands: tuple[str, ...], of: str, least: int, **facts: Any) -> Callable[..., Option]:
-    """An option that takes a whole number, `least` or more, as a flag and as a key; `of` says what of."""
+def number_flag(name: str, commands: tuple[str, ...], of: str, least: int, **facts: Any) -> Callable[..., Option]:
+    """A maker of an option that takes a whole number, `least` or more, as flag and key; `of`: in words."""
     facts = {"metavar": "N", **facts}
-    return flag(name, commands, takes=int, least=least, key_takes=whole(of, least), **facts)
+    return flag(name, commands, takes=int, least=least, key_takes=whole_number(of, least), **facts)

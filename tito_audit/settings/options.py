@@ -27,7 +27,7 @@ from tito_audit.settings.model import (
     Settings,
     ToolArguments,
 )
-from tito_audit.settings.option import FlagOnly, Option, flag, numbered, under
+from tito_audit.settings.option import FlagOnly, Option, flag, in_panel, number_flag
 
 _T = TypeVar("_T")
 COMMANDS = (
@@ -62,12 +62,12 @@ _codes = partial(
     metavar="CODES",
     repeats=True,
     completes="codes",
-    reads=readers.codes,
+    reads=readers.parse_codes,
     codes=tuple,
     key_takes=values.CODES,
 )
 
-_SERVING = under(
+_SERVING = in_panel(
     "Server",
     _of_serve("provider", metavar="KIND=WHERE", required=True)(
         "The model that samples: vllm=URL, sglang=URL, trl=URL or hf=PATH."
@@ -104,7 +104,7 @@ _SERVING = under(
     ),
 )
 
-_RESCORING = under(
+_RESCORING = in_panel(
     "Model",
     _of_rescore("provider", metavar="KIND=WHERE", required=True)(
         "The model that scores: hf=PATH, vllm=URL, sglang=URL or trl=URL."
@@ -149,7 +149,7 @@ _RESCORING = under(
     ),
 )
 
-_IDENTIFYING = under(
+_IDENTIFYING = in_panel(
     "Tokenizer and template",
     _of_identify("tokenizers", flag_name="tokenizer", short="-t", metavar="DIR|NAME")(
         "A tokenizer that may have written the log: a folder with tokenizer.json, or a Hugging Face name. "
@@ -163,7 +163,7 @@ _IDENTIFYING = under(
     ),
 )
 
-_OF_TEMPLATES = under(
+_OF_TEMPLATES = in_panel(
     "Output",
     flag(
         "logs", ("template",), flag_name="log", metavar="LOG", panel="Input", repeats=True, flag_only=FlagOnly.READ
@@ -188,7 +188,7 @@ _OF_TEMPLATES = under(
 )
 
 _CONFORMANCE = (
-    *under(
+    *in_panel(
         "Tokenizer and template",
         _of_conformance("tokenizers", flag_name="tokenizer", short="-t", metavar="DIR|NAME", repeats=True)(
             "A tokenizer with its template: a folder with tokenizer.json, or a Hugging Face name. Repeatable."
@@ -201,7 +201,7 @@ _CONFORMANCE = (
             "Try the templates that installed packages ship: TRL, vLLM, SGLang, axolotl, LLaMA-Factory."
         ),
     ),
-    *under(
+    *in_panel(
         "Output",
         _of_conformance("out", short="-o", metavar="DIR", flag_only=FlagOnly.WRITTEN)(
             "A folder for index.html, drift.jsonl, drift.parquet and badge.svg."
@@ -213,7 +213,7 @@ _CONFORMANCE = (
     ),
 )
 
-_WRITING = under(
+_WRITING = in_panel(
     "Output",
     flag("to", ("convert",), metavar="FORM", required=True, completes="forms", flag_only=FlagOnly.WRITTEN)(
         "What to write: rows (training rows), calls, atropos_group, nemo_rl, nemo_rl_message_log, nemo_gym, slime "
@@ -229,7 +229,7 @@ _WRITING = under(
         metavar="NAMES",
         repeats=True,
         completes="repairs",
-        reads=readers.names,
+        reads=readers.parse_names,
         key_takes=values.texts('a list of repairs in the order to try them, such as ["splice", "mask"]'),
         unset="all safe ones",
     )("Repairs to try, in this order: splice,mask. [default: all safe ones]"),
@@ -263,13 +263,17 @@ _WRITING = under(
         "What mask takes out of the loss: the drifted tokens, their turn, or everything from the first drift on."
     ),
     _of_one_repair(
-        "sentinel", metavar="NUMBER|null", reads=readers.sentinel, key_takes=values.SENTINEL, unset="unchanged"
+        "sentinel",
+        metavar="NUMBER|null",
+        reads=readers.parse_sentinel,
+        key_takes=values.SENTINEL,
+        unset="unchanged",
     )("What normalize writes where a logprob is missing."),
     _of_one_repair("mask_style", takes=MaskStyle, unset="unchanged")("How normalize writes loss masks."),
     _of_one_repair("padding", takes=Padding, unset="unchanged")("Where normalize puts padding."),
 )
 
-_SHOWING = under(
+_SHOWING = in_panel(
     "View",
     _place("row")("Row of the file, counted from 0; the same as LOG:ROW."),
     _place("item")("Which rollout of a row that holds several. [default: 0]"),
@@ -278,7 +282,7 @@ _SHOWING = under(
         "Show only the surroundings of a token (120, completion:12, row:5-9), or of the findings with a code or "
         "fingerprint. Repeatable."
     ),
-    numbered("nearby", ("show",), "a number of tokens", 0, flag_name="context", default=16)(
+    number_flag("nearby", ("show",), "a number of tokens", 0, flag_name="context", default=16)(
         "Tokens to show around each --around place and each finding."
     ),
     flag("ids", ("show", "sft"), takes=bool, key_takes=values.FLAG)("Show the id of each token below it."),
@@ -292,7 +296,7 @@ _SHOWING = under(
     _of_show("no_pager", takes=bool, key_takes=values.FLAG)("Do not page long output through $PAGER or less."),
 )
 
-_VIEWING = under(
+_VIEWING = in_panel(
     "Output",
     flag("out", ("view",), short="-o", metavar="DIR", required=True, flag_only=FlagOnly.WRITTEN)(
         "The folder of the site: a new one, or a site to update."
@@ -302,9 +306,9 @@ _VIEWING = under(
     ),
 )
 
-_LOOKING_UP = under(
+_LOOKING_UP = in_panel(
     "Reports",
-    numbered(
+    number_flag(
         "rows", ("inspect",), "a number of rows", 1, short="-n", default=100, aliases=("--limit",), panel="Input"
     )("Rows to read."),
     _shape(("inspect", "validate", "config", "identify", "template", "conformance", "show", "sft", "explain"))(
@@ -322,7 +326,7 @@ _LOOKING_UP = under(
     flag("markdown", ("list",), takes=bool, hidden=True)("Print a Markdown table."),
 )
 
-_TEXT = under(
+_TEXT = in_panel(
     "Tokenizer and template",
     _of_log(
         "tokenizer",
@@ -359,7 +363,7 @@ _TEXT = under(
         flag_name="template-arg",
         metavar="K=V",
         repeats=True,
-        reads=readers.arguments,
+        reads=readers.parse_arguments,
         key_takes=values.ARGUMENTS,
         key_name="template-args",
     )("An argument for the template, such as enable_thinking=false. JSON, else text. Repeatable."),
@@ -369,12 +373,14 @@ _TEXT = under(
         metavar="SECONDS",
         takes=float,
         least=0.01,
-        key_takes=values.seconds("a number of seconds"),
+        key_takes=values.SECONDS,
     )("Time limit for rendering one prompt."),
     _of_log("tool_arguments", _RENDERED, takes=ToolArguments)(
         "How tool-call arguments are passed to the template."
     ),
-    _of_log("clock", _RENDERED, metavar="DATE|recorded", reads=readers.clock, key_takes=values.CLOCK, unset="now")(
+    _of_log(
+        "clock", _RENDERED, metavar="DATE|recorded", reads=readers.parse_clock, key_takes=values.CLOCK, unset="now"
+    )(
         "The date of the log, such as 2024-07-26, for templates that print it; recorded: the date in each prompt. "
         "[default: now]"
     ),
@@ -385,7 +391,7 @@ _TEXT = under(
         metavar="ROLE",
         repeats=True,
         completes="sampled_roles",
-        reads=readers.roles,
+        reads=readers.parse_roles,
         key_takes=values.texts('a list of roles, such as ["agent", "planner"]'),
         key_name="sampled-roles",
         unset="assistant and other names for models",
@@ -399,7 +405,7 @@ _TEXT = under(
         flag_name="convention",
         metavar="NAME=VALUE",
         repeats=True,
-        reads=readers.conventions,
+        reads=partial(readers.parse_pairs, example="end=untrained"),
         key_takes=values.pairs('a table, such as {first = "prefill:1", end = "untrained"}'),
         key_name="conventions",
         unset="as each row shows",
@@ -412,7 +418,7 @@ _TEXT = under(
         _AUDITS,
         metavar="COLUMN=PLACES",
         repeats=True,
-        reads=readers.assumed,
+        reads=readers.parse_offsets,
         fills=Settings,
         flag_only=FlagOnly.SAFEGUARD,
     )(
@@ -421,7 +427,7 @@ _TEXT = under(
     ),
 )
 
-_LOG = under(
+_LOG = in_panel(
     "Input",
     _of_log(
         "format",
@@ -437,7 +443,7 @@ _LOG = under(
         flag_name="map",
         metavar="OURS=THEIRS",
         repeats=True,
-        reads=readers.columns,
+        reads=partial(readers.parse_pairs, example="token_ids=tokens"),
         key_takes=values.pairs('a table of our columns and the log\'s, such as {token_ids = "tokens"}'),
     )("Read a column under the log's name for it, such as token_ids=tokens. Repeatable."),
     _of_log(
@@ -462,7 +468,7 @@ _LOG = under(
         _JOINED,
         metavar="KEY[=OTHER]",
         repeats=True,
-        reads=readers.join_columns,
+        reads=readers.parse_join_columns,
         key_takes=values.pairs("a table of the log's columns and the other file's, such as {id = \"uid\"}"),
         unset="the first id that both have",
     )(
@@ -488,7 +494,7 @@ _LOG = under(
     ),
 )
 
-_RULES = under(
+_RULES = in_panel(
     "Rules",
     _codes("select", unset="all rules")("Rules to run, by code or prefix: TOK,TPL203. [default: all]"),
     _codes("extend_select")("More rules to run, unless a longer prefix in --ignore rules them out."),
@@ -506,8 +512,8 @@ _RULES = under(
         flag_name="max-rate",
         metavar="CODES=RATE",
         repeats=True,
-        reads=readers.rates,
-        codes=readers.prefixes,
+        reads=readers.parse_rates,
+        codes=readers.code_prefixes,
         key_takes=values.RATES,
         unset="each finding fails by itself",
     )(
@@ -520,15 +526,15 @@ _RULES = under(
         metavar="CODES[=SHARE]",
         repeats=True,
         completes="codes",
-        reads=readers.requirements,
-        codes=readers.prefixes,
+        reads=readers.parse_requirements,
+        codes=readers.code_prefixes,
         key_takes=values.REQUIREMENTS,
         unset="no rule has to cover anything",
     )("Fail unless these rules cover every rollout, or a share of them: LPR,SEQ or LPR=95%. Repeatable."),
     _of_gate(
         "min_audited",
         metavar="SHARE",
-        takes=readers.min_audited,
+        takes=readers.parse_min_audited,
         key_takes=values.REQUIRED_SHARE,
         unset="any share",
     )("Fail unless at least this share of the rollouts is audited: 0.95 or 95%."),
@@ -540,7 +546,7 @@ _RULES = under(
     ),
 )
 
-_RUNNING = under(
+_RUNNING = in_panel(
     "Running",
     _report(("scan",), completes="reports", key_takes=values.REPORTS, key_after="jobs", unset="text")(
         "A report, to stdout or a file; `list reports` names them. Repeatable."
@@ -562,7 +568,7 @@ _RUNNING = under(
     _printed(("rescore",), completes="rescore_reports")(
         "The report on stdout: text, json or html. [default: text]"
     ),
-    numbered(
+    number_flag(
         "limit",
         ("scan", "validate", "identify", "rescore", "view"),
         "a number of rows",
@@ -581,12 +587,12 @@ _RUNNING = under(
         "sample",
         ("scan", "rescore", "view"),
         metavar="SHARE",
-        takes=readers.share,
+        takes=readers.parse_sample_share,
         panel="Input",
         key_takes=values.SHARE,
         unset="every row",
     )("Audit about this share of the rows, 0.05 or 5%: the same rows every time."),
-    numbered(
+    number_flag(
         "max_row_bytes",
         ("scan", "repair", "convert", "inspect", "validate", "identify", "template", "rescore", "view"),
         "a number of bytes",
@@ -608,7 +614,7 @@ _RUNNING = under(
     flag("config", (*_EVERY, "serve"), metavar="FILE", calls="read_file", flag_only=FlagOnly.READ)(
         "Read settings from this file. [default: tito-audit.toml or pyproject.toml, here or in a folder above]"
     ),
-    numbered(
+    number_flag(
         "jobs",
         ("scan", "repair", "view"),
         "a number of processes",
@@ -641,7 +647,7 @@ _RUNNING = under(
         "Which encoder runs first; tokenizers confirms every difference before it is reported. auto: fastokens "
         "for large logs."
     ),
-    numbered("worst", ("scan",), "a number of findings", 0, default=10, panel="Reports")(
+    number_flag("worst", ("scan",), "a number of findings", 0, default=10, panel="Reports")(
         "Findings shown in full by the text report."
     ),
     flag("notes", ("scan", "repair"), takes=bool, fills=GateSettings, key_takes=values.FLAG, panel="Reports")(
@@ -670,23 +676,23 @@ OPTIONS: Final[tuple[Option, ...]] = (
 )
 
 
-def _keyed() -> dict[str, Option]:
-    """Options with a key, by key."""
-    ordered = [option for option in _FILE.values() if option.key_takes is not None and not option.key_after]
-    for moved in (option for option in _FILE.values() if option.key_takes is not None and option.key_after):
+def _options_by_key() -> dict[str, Option]:
+    """Options with a key, by key, in the order that lists show; `key_after` moves one."""
+    ordered = [option for option in _OF_FILE.values() if option.key_takes is not None and not option.key_after]
+    for moved in (option for option in _OF_FILE.values() if option.key_takes is not None and option.key_after):
         before = next(at for at, option in enumerate(ordered) if option.key == moved.key_after)
         ordered.insert(before + 1, moved)
     return {option.key: option for option in ordered}
 
 
-_FILE: Final = {
+_OF_FILE: Final = {
     option.name: option
     for command in COMMANDS
     for option in OPTIONS
     if command in option.commands and (option.key_takes is not None or option.calls)
 }
-"""Options with a key, and those that say which file is read, by name."""
-KEYS: Final[Mapping[str, Option]] = _keyed()
+"""By name: options with a key, and those that say which file is read."""
+KEYS: Final[Mapping[str, Option]] = _options_by_key()
 """The options that a configuration file may set, by key."""
 FLAG_ONLY: Final[Mapping[str, FlagOnly]] = {
     option.flag[2:]: why for why in FlagOnly for option in OPTIONS if option.flag_only is why
@@ -704,14 +710,14 @@ def options_of(command: str) -> tuple[Option, ...]:
         return tuple(own)
     flags = {option.flag for option in own}
     options, letters = [], {""}
-    for option in (*own, *(option for option in _FILE.values() if option.flag not in flags)):
+    for option in (*own, *(option for option in _OF_FILE.values() if option.flag not in flags)):
         options.append(replace(option, short="" if option.short in letters else option.short, aliases=()))
         letters.add(option.short)
     return tuple(options)
 
 
-def filled(settings: type[_T], options: Mapping[str, Any]) -> _T:
-    """A settings dataclass made from values by option name; what is missing or None keeps the field's default.
+def fill_settings(settings: type[_T], options: Mapping[str, Any]) -> _T:
+    """A settings dataclass made of values by option name; a missing or None value leaves the field's default.
 
     SetupError names the flag whose value is invalid.
     """

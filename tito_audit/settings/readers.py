@@ -13,27 +13,29 @@ from typing import Any, Literal
 from tito_audit.errors import SetupError
 from tito_audit.settings.model import RECORDED, MaxRate, Requirement
 
-MOMENT = r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2})?)?"
+DATETIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2})?)?"
 """A date, or a date and a time of day, as ISO 8601 writes it."""
-_HOW = "Write --max-rate TOK=0.001 (per generated token), TOK=0.1% or SEQ=0.5/rollout; ALL stands for every rule."
+_RATES = (
+    "Write --max-rate TOK=0.001 (per generated token), TOK=0.1% or SEQ=0.5/rollout; ALL stands for every rule."
+)
 
-_HOW_REQUIRED = (
+_REQUIRE_ADVICE = (
     "Write --require LPR (all rollouts), --require LPR=95% or --require LPR,SEQ; a share is above 0 and at most 1."
 )
 
 
-def columns(texts: Sequence[str], flag: str) -> dict[str, str]:
-    """Our columns to the log's, from `token_ids=tokens`."""
-    return dict(_pair(text, flag, "token_ids=tokens") for text in texts)
+def parse_pairs(texts: Sequence[str], flag: str, *, example: str) -> dict[str, str]:
+    """Values by name, from texts such as the example, `token_ids=tokens`."""
+    return dict(_parse_pair(text, flag, example) for text in texts)
 
 
-def arguments(texts: Sequence[str], flag: str) -> dict[str, object]:
-    """Arguments by name, from `enable_thinking=false`; a value is JSON, else text."""
-    pairs = [_pair(text, flag, "enable_thinking=false") for text in texts]
+def parse_arguments(texts: Sequence[str], flag: str) -> dict[str, object]:
+    """Template arguments by name, from `enable_thinking=false`; values are JSON, else text."""
+    pairs = [_parse_pair(text, flag, "enable_thinking=false") for text in texts]
     return {name: json_or_text(text) for name, text in pairs}
 
 
-def join_columns(texts: Sequence[str], flag: str) -> dict[str, str]:
+def parse_join_columns(texts: Sequence[str], flag: str) -> dict[str, str]:
     """The log's columns to the other file's, from `id` or `id=uid`."""
     pairs: dict[str, str] = {}
     for text in texts:
@@ -44,48 +46,43 @@ def join_columns(texts: Sequence[str], flag: str) -> dict[str, str]:
     return pairs
 
 
-def conventions(texts: Sequence[str], flag: str) -> dict[str, str]:
-    """Conventions of training rows by name, from `first=prefill:1` and `end=untrained`."""
-    return dict(_pair(text, flag, "end=untrained") for text in texts)
-
-
-def assumed(texts: Sequence[str], flag: str) -> dict[str, int]:
-    """How far columns are off, from `logprobs=+1` and `mask=-1`."""
-    far: dict[str, int] = {}
+def parse_offsets(texts: Sequence[str], flag: str) -> dict[str, int]:
+    """How many places columns are late (+) or early (-), from `logprobs=+1` and `mask=-1`."""
+    offsets: dict[str, int] = {}
     for text in texts:
-        column, number = _pair(text, flag, "logprobs=+1")
+        column, number = _parse_pair(text, flag, "logprobs=+1")
         if column not in ("mask", "logprobs") or not re.fullmatch(r"[+-]?[1-4]", number, re.ASCII):
             raise SetupError(
                 f"{flag} {text}: not a column and how far it is off.\n"
                 f"Write {flag} logprobs=+1 for logprobs one place late, or {flag} mask=-2 for a mask two places "
                 "early; 4 places at most."
             )
-        far[column] = int(number)
-    return far
+        offsets[column] = int(number)
+    return offsets
 
 
-def roles(texts: Sequence[str], flag: str) -> tuple[str, ...]:
-    """Roles from comma-separated lists, each once."""
+def parse_roles(texts: Sequence[str], flag: str) -> tuple[str, ...]:
+    """Roles from comma-separated lists, without duplicates."""
     entries = [role.strip() for text in texts for role in text.split(",")]
     if not all(entries):
         raise SetupError(f"{flag} {','.join(texts)!r}: a role is missing.\nWrite {flag} assistant")
     return tuple(dict.fromkeys(entries))
 
 
-def codes(texts: Sequence[str], flag: str) -> tuple[str, ...]:
-    """Code prefixes from comma-separated lists."""
+def parse_codes(texts: Sequence[str], flag: str) -> tuple[str, ...]:
+    """Code prefixes from comma-separated lists, in capitals."""
     return tuple(code.strip().upper() for text in texts for code in text.split(",") if code.strip())
 
 
-def names(texts: Sequence[str], flag: str) -> tuple[str, ...]:
-    """Names from comma-separated lists, each once."""
+def parse_names(texts: Sequence[str], flag: str) -> tuple[str, ...]:
+    """Names from comma-separated lists, in lowercase and without duplicates."""
     entries = [name.strip().lower() for text in texts for name in text.split(",")]
     return tuple(name for name in dict.fromkeys(entries) if name)
 
 
-def clock(text: str, flag: str) -> datetime | Literal["recorded"]:
-    """A moment, from `2024-07-26` or `2024-07-26T14:30`; or `recorded`."""
-    date = RECORDED if text.strip() == RECORDED else moment(text.strip())
+def parse_clock(text: str, flag: str) -> datetime | Literal["recorded"]:
+    """A datetime from `2024-07-26` or `2024-07-26T14:30`, or "recorded"."""
+    date = RECORDED if text.strip() == RECORDED else parse_datetime(text.strip())
     if date is None:
         raise SetupError(
             f"{flag} {text}: not a date.\n"
@@ -94,9 +91,9 @@ def clock(text: str, flag: str) -> datetime | Literal["recorded"]:
     return date
 
 
-def moment(text: str) -> datetime | None:
-    """The moment that an ISO date, or date and time, names; None if it is neither."""
-    if not re.fullmatch(MOMENT, text, re.ASCII):
+def parse_datetime(text: str) -> datetime | None:
+    """The datetime of an ISO date, or date and time; None for any other text."""
+    if not re.fullmatch(DATETIME, text, re.ASCII):
         return None
     try:
         return datetime.fromisoformat(text)
@@ -104,7 +101,7 @@ def moment(text: str) -> datetime | None:
         return None
 
 
-def sentinel(text: str, flag: str) -> float | Literal["null"]:
+def parse_sentinel(text: str, flag: str) -> float | Literal["null"]:
     """A finite number, or "null"."""
     if text == "null":
         return "null"
@@ -117,10 +114,10 @@ def sentinel(text: str, flag: str) -> float | Literal["null"]:
     return number
 
 
-def share(text: str | float) -> float:
+def parse_sample_share(text: str | float) -> float:
     """The share of rows to audit, from `0.1` or `10%`."""
     words = str(text).strip()
-    number = _number(words.removesuffix("%"))
+    number = _parse_number(words.removesuffix("%"))
     part = number / 100 if number is not None and words.endswith("%") else number
     if part is None or not 0 < part <= 1:
         raise SetupError(
@@ -130,20 +127,20 @@ def share(text: str | float) -> float:
     return part
 
 
-def rates(texts: Sequence[str], flag: str) -> tuple[MaxRate, ...]:
-    """Rates from comma-separated lists, one per code prefix."""
+def parse_rates(texts: Sequence[str], flag: str) -> tuple[MaxRate, ...]:
+    """Rate limits from comma-separated lists, one per code prefix."""
     by_prefix: dict[str, MaxRate] = {}
     for text in (part for entry in texts for part in entry.split(",") if part.strip()):
         # CODES=RATE or CODES=RATE%, either with /rollout
         codes, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not codes or not value:
-            raise SetupError(f"{flag} {text}: not of the form CODES=RATE.\n{_HOW}")
+            raise SetupError(f"{flag} {text}: not of the form CODES=RATE.\n{_RATES}")
         number, slash, per = (part.strip() for part in value.partition("/"))
         if slash and per not in ("token", "rollout"):
-            raise SetupError(f"{flag} {text}: a rate is per token or per rollout, not per {per!r}.\n{_HOW}")
-        limit = _number(number.removesuffix("%"))
+            raise SetupError(f"{flag} {text}: a rate is per token or per rollout, not per {per!r}.\n{_RATES}")
+        limit = _parse_number(number.removesuffix("%"))
         if limit is None:
-            raise SetupError(f"{flag} {text}: {number!r} is not a number of 0 or more.\n{_HOW}")
+            raise SetupError(f"{flag} {text}: {number!r} is not a number of 0 or more.\n{_RATES}")
         limit = limit / 100 if number.endswith("%") else limit
         prefix = "" if codes.upper() == "ALL" else codes.upper()
         rate = MaxRate(prefix, limit, "rollout" if per == "rollout" else "token")
@@ -155,16 +152,16 @@ def rates(texts: Sequence[str], flag: str) -> tuple[MaxRate, ...]:
     return tuple(by_prefix.values())
 
 
-def requirements(texts: Sequence[str], flag: str) -> tuple[Requirement, ...]:
-    """Required rules from comma-separated lists, `LPR` or `LPR=95%`, each prefix once."""
+def parse_requirements(texts: Sequence[str], flag: str) -> tuple[Requirement, ...]:
+    """Required rules from comma-separated lists of `LPR` or `LPR=95%`, one per code prefix."""
     shares: dict[str, float] = {}
     if any(not entry.strip(", ") for entry in texts):  # an unset variable of a script must not open the gate
-        raise SetupError(f'{flag} "": no rules are named.\n{_HOW_REQUIRED}')
+        raise SetupError(f'{flag} "": no rules are named.\n{_REQUIRE_ADVICE}')
     for text in (part.strip() for entry in texts for part in entry.split(",") if part.strip()):
         codes, equals, share = (part.strip() for part in text.partition("="))
-        part = required_share(share) if equals else 1.0
+        part = parse_share(share) if equals else 1.0
         if not codes or part is None:
-            raise SetupError(f"{flag} {text}: not of the form CODES or CODES=SHARE.\n{_HOW_REQUIRED}")
+            raise SetupError(f"{flag} {text}: not of the form CODES or CODES=SHARE.\n{_REQUIRE_ADVICE}")
         prefix = "" if codes.upper() == "ALL" else codes.upper()
         if prefix in shares:
             raise SetupError(f"{flag} {text}: {codes} is already required.\nPass one share per code or prefix.")
@@ -172,9 +169,9 @@ def requirements(texts: Sequence[str], flag: str) -> tuple[Requirement, ...]:
     return tuple(Requirement(prefix, part) for prefix, part in shares.items())
 
 
-def min_audited(text: str | float) -> float:
-    """The share of rollouts that has to be audited, from `0.95` or `95%`."""
-    part = required_share(str(text))
+def parse_min_audited(text: str | float) -> float:
+    """The share of rollouts to be audited at least, from `0.95` or `95%`."""
+    part = parse_share(str(text))
     if part is None:
         raise SetupError(
             f"--min-audited {text}: not a share of the rollouts.\n"
@@ -183,7 +180,7 @@ def min_audited(text: str | float) -> float:
     return part
 
 
-def required_share(text: str) -> float | None:
+def parse_share(text: str) -> float | None:
     """A share above 0 and at most 1, from `0.95` or `95%`; None for anything else."""
     words = text.strip()
     if re.fullmatch(r"[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,2})?%?", words) is None:
@@ -193,8 +190,8 @@ def required_share(text: str) -> float | None:
     return part if 0 < part <= 1 else None
 
 
-def prefixes(limits: Sequence[MaxRate | Requirement]) -> list[str]:
-    """The code prefixes of rates or requirements."""
+def code_prefixes(limits: Sequence[MaxRate | Requirement]) -> list[str]:
+    """The code prefixes of limits, without that for all codes."""
     return [limit.prefix for limit in limits if limit.prefix]
 
 
@@ -206,7 +203,8 @@ def json_or_text(text: str) -> Any:
         return text
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
+    """A finite number of 0 or more; None for any other text."""
     try:
         number = float(text)
     except ValueError:
@@ -214,7 +212,7 @@ def _number(text: str) -> float | None:
     return number if math.isfinite(number) and number >= 0 else None
 
 
-def _pair(text: str, flag: str, example: str) -> tuple[str, str]:
+def _parse_pair(text: str, flag: str, example: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise SetupError(f"{flag} {text}: not of the form NAME=VALUE.\nWrite {flag} {example}")

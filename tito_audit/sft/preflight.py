@@ -1,4 +1,4 @@
-"""What a trainer would make of a conversation: what it trains, and how a prompt at inference differs from it."""
+"""Plans what a trainer would train of a conversation, and finds where a prompt at inference differs from it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tito_audit.record.finding import Severity
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.spans import common_start
-from tito_audit.sft.tokenized import TokenizedChat, tokenized, tokenized_texts
+from tito_audit.sft.tokenized import TokenizedChat, tokenize_chat, tokenize_texts
 
 _THINK = "think"
-"""What the tags of reasoning hold in all published templates that have them."""
-_START = 32
-"""Characters by which the start of a content is found."""
+"""Part of the reasoning tags of all published templates that have them."""
+_CONTENT_START = 32
+"""Characters of a message that are enough to find where its content starts."""
 
 
 class Problem(StrEnum):
-    """What may be wrong with the rows of a set before it is tokenized."""
+    """What may be wrong with rows of an SFT set, known before a trainer tokenizes it."""
 
     REFUSED = "cannot be tokenized"
     NOTHING = "nothing would be trained"
@@ -41,7 +41,7 @@ class Problem(StrEnum):
 
 
 SEVERITIES = {Problem.REFUSED: Severity.ERROR, Problem.MARKED_MORE: Severity.ERROR}
-"""All others are warnings; that nothing is trained in any row is an error."""
+"""All others are warnings; `SetPlan.severity` makes errors of some if no row would train anything."""
 ADVICE = {
     Problem.REFUSED: "leave these rows out, or fix their messages",
     Problem.NOTHING: "leave these rows out",
@@ -67,29 +67,29 @@ class PlannedRow:
     place: Place
     ids: Ids
     trained: Mask
-    """`[N]`"""
+    """`[N]` True for tokens in the loss."""
     answers: int = 0
     ends: int = 0
     """Answers whose last token is trained."""
     problems: tuple[tuple[Problem, str], ...] = ()
-    """Each with what shows it."""
+    """Each with its evidence, in words."""
     markers: bool = False
     """Whether the template's own markers say what is trained."""
 
 
 @dataclass(slots=True)
 class ProblemCount:
-    """The rows with a problem."""
+    """How many rows have a problem, and the first."""
 
     first: Place
     shown: str
-    """What shows it in the first of them."""
+    """Its evidence in the first row."""
     rows: int = 0
 
 
 @dataclass(slots=True)
 class SetPlan:
-    """What a trainer would make of a set, counted row by row."""
+    """What a trainer would train of a set, counted row by row."""
 
     rows: int = 0
     tokens: int = 0
@@ -116,7 +116,7 @@ class SetPlan:
             counted.rows += 1
 
     def severity(self, problem: Problem) -> Severity:
-        """How severe a problem is in this set."""
+        """The severity of a problem in this set."""
         if problem in (Problem.NOTHING, Problem.CUT_BEFORE) and self.nothing == self.rows:
             return Severity.ERROR
         return SEVERITIES.get(problem, Severity.WARNING)
@@ -136,58 +136,58 @@ class Planner:
     """What writes prompts at inference; None: no template is needed, or there is none."""
     max_length: int | None = None
 
-    def of_messages(self, rollout: Rollout) -> PlannedRow:
+    def plan_messages(self, rollout: Rollout) -> PlannedRow:
         """A conversation as it would be trained."""
         if self.reference.renderer is None:
-            return self.refused(rollout.place, "the tokenizer has no chat template; pass --chat-template FILE")
+            return self.refuse(rollout.place, "the tokenizer has no chat template; pass --chat-template FILE")
         if not any(message.sampled for message in rollout.messages):
-            return self.refused(rollout.place, "no message is an answer")
+            return self.refuse(rollout.place, "no message is an answer")
         try:
-            chat = tokenized(rollout, self.reference)
+            chat = tokenize_chat(rollout, self.reference)
         except RecordError as error:
-            return self.refused(rollout.place, str(error))
-        problems = list(self._of_markers(chat))
+            return self.refuse(rollout.place, str(error))
+        problems = list(self._marker_problems(chat))
         for tokens in map(chat.answers.__getitem__, chat.split):
             assert tokens is not None
             problems.append((Problem.SPLIT, f"{self.reference.decode(chat.ids[tokens[0] - 1 : tokens[0]])!r}"))
-        problems += self._of_prompts(rollout, chat)
+        problems += self._prompt_problems(rollout, chat)
         mask = chat.written if chat.marked is None else chat.marked
         if chat.marked is None and None in chat.answers:
             problems.append((Problem.NOT_SHOWN, f"answer {chat.answers.index(None)}"))
         answers = [each for each in chat.answers if each is not None and mask[slice(*each)].any()]
-        problems += self._of_length(answers)
+        problems += self._length_problems(answers)
         ids, mask = chat.ids[: self.max_length], mask[: self.max_length]
         if not mask.any():
             problems.append((Problem.NOTHING, f"{len(ids):,} tokens"))
         ends = sum(end <= len(ids) and bool(mask[end - 1]) for _, end in answers)
         return PlannedRow(rollout.place, ids, mask, len(answers), ends, tuple(problems), chat.marked is not None)
 
-    def of_texts(self, place: Place, prompt: str, completion: str) -> PlannedRow:
-        """A prompt and a completion as text."""
+    def plan_texts(self, place: Place, prompt: str, completion: str) -> PlannedRow:
+        """The plan of a row that holds a prompt and a completion as text."""
         try:
-            ids, alone, start = tokenized_texts(prompt, completion, self.reference)
+            ids, alone, start = tokenize_texts(prompt, completion, self.reference)
         except RecordError as error:
-            return self.refused(place, str(error))
+            return self.refuse(place, str(error))
         mask = np.arange(len(ids)) >= start
         problems: list[tuple[Problem, str]] = []
         if start < len(alone):
             text = self.reference.decode
             problems.append((Problem.SPLIT, f"{text(alone[start:])!r} becomes {text(ids[start : start + 1])!r}"))
-        problems += self._of_length([(start, len(ids))])
+        problems += self._length_problems([(start, len(ids))])
         whole_fits = self.max_length is None or len(ids) <= self.max_length
         ids, mask = ids[: self.max_length], mask[: self.max_length]
         if not mask.any():
             problems.append((Problem.NOTHING, f"{len(ids):,} tokens"))
         return PlannedRow(place, ids, mask, 1, int(whole_fits), tuple(problems))
 
-    def refused(self, place: Place, reason: str) -> PlannedRow:
-        """A row that cannot be tokenized."""
+    def refuse(self, place: Place, reason: str) -> PlannedRow:
+        """The plan of a row that cannot be tokenized."""
         return PlannedRow(
             place, np.empty(0, np.int64), np.empty(0, np.bool_), problems=((Problem.REFUSED, reason),)
         )
 
-    def _of_markers(self, chat: TokenizedChat) -> Iterator[tuple[Problem, str]]:
-        """Where the template's markers differ from what the assistant wrote, white space and headers aside."""
+    def _marker_problems(self, chat: TokenizedChat) -> Iterator[tuple[Problem, str]]:
+        """Where `{% generation %}` marks other tokens than the assistant wrote, header and white space aside."""
         if chat.marked is None or None in chat.answers:
             return
         text = self.reference.decode
@@ -195,7 +195,7 @@ class Planner:
         for tokens, header in zip(chat.answers, chat.headers, strict=True):
             assert tokens is not None
             start, end = tokens
-            # White space behind the end and the header in front of an answer are trained by many trainers.
+            # Many trainers train these on purpose.
             more[header:start] = False
             while end < len(more) and more[end] and not text(chat.ids[end : end + 1]).strip():
                 more[end] = False
@@ -208,8 +208,8 @@ class Planner:
             at = int(less.argmax())
             yield Problem.MARKED_LESS, f"token {at}, {text(chat.ids[at : at + 1])!r}"
 
-    def _of_prompts(self, rollout: Rollout, chat: TokenizedChat) -> Iterator[tuple[Problem, str]]:
-        """Where the prompt of an answer at inference is not what stands before it in the text that is trained."""
+    def _prompt_problems(self, rollout: Rollout, chat: TokenizedChat) -> Iterator[tuple[Problem, str]]:
+        """Where an answer loses reasoning, or its prompt at inference is not the text before it in training."""
         text, renderer = chat.rendering.text, self.inference
         for index, span in chat.rendering.sampled.items():
             if span is None or renderer is None:
@@ -224,9 +224,9 @@ class Planner:
                 if thought.strip() not in text[start:end]:
                     yield Problem.STRIPPED, f"message {index}"
             else:
-                # What is trained before the content.
-                content = text.find(message.text.strip()[:_START], start, end) if message.text.strip() else -1
-                head = text[start : content if content >= 0 else min(end, start + 2 * _START)]
+                content = message.text.strip()[:_CONTENT_START]
+                content_at = text.find(content, start, end) if content else -1
+                head = text[start : content_at if content_at >= 0 else min(end, start + 2 * _CONTENT_START)]
                 if _THINK in head:
                     yield Problem.INSERTED, f"message {index}, {head!r}"
             if not index:
@@ -244,8 +244,8 @@ class Planner:
             problem = Problem.OPENED if same >= min(last, start - 1) or not ours else Problem.HISTORY
             yield problem, f"message {index}: trained after {ours!r}, prompted with {theirs!r}"
 
-    def _of_length(self, answers: list[tuple[int, int]]) -> Iterator[tuple[Problem, str]]:
-        """What the maximum length cuts."""
+    def _length_problems(self, answers: list[tuple[int, int]]) -> Iterator[tuple[Problem, str]]:
+        """Which answers the maximum length cuts."""
         size = self.max_length
         if size is None:
             return

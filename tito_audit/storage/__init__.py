@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from tito_audit.storage.atomic import allow_open_files, make_folder, refuse_taken, same_place, target_paths
+from tito_audit.storage.atomic import (
+    make_folder,
+    raise_open_file_limit,
+    refuse_existing,
+    target_paths,
+)
 from tito_audit.storage.find import (
     dataset_metadata,
-    few,
     find_logs,
+    first_few,
     skipped_files,
     write_dataset_metadata,
 )
@@ -17,16 +22,16 @@ from tito_audit.storage.passed import (
     Logs,
     MemoryOutput,
     Name,
+    log_names,
+    log_paths,
     memory_targets,
-    names_of,
     open_memory_output,
     passed_logs,
-    paths_of,
 )
 from tito_audit.storage.remote import RemoteFile
-from tito_audit.storage.remote_output import output_path, place_key
+from tito_audit.storage.remote_output import output_path, path_identity
 from tito_audit.storage.row import RawRow
-from tito_audit.storage.watch import path_of
+from tito_audit.storage.watch import path_from_name
 
 __all__ = [
     "Log",
@@ -38,24 +43,23 @@ __all__ = [
     "RawRow",
     "RemoteFile",
     "RowsInMemory",
-    "allow_open_files",
     "dataset_metadata",
-    "few",
     "find_logs",
+    "first_few",
     "is_in_memory",
+    "log_names",
+    "log_paths",
     "make_folder",
     "memory_targets",
-    "names_of",
     "open_log",
     "open_memory_output",
     "open_output",
     "output_path",
     "passed_logs",
-    "path_of",
-    "paths_of",
-    "place_key",
-    "refuse_taken",
-    "same_place",
+    "path_from_name",
+    "path_identity",
+    "raise_open_file_limit",
+    "refuse_existing",
     "skipped_files",
     "target_paths",
     "write_dataset_metadata",

@@ -1,8 +1,8 @@
-"""Store: where remote files are, in four operations, and the ways in which one can fail, in words for people.
+"""Stores of remote files: what they can be asked, and what their failures mean, in words for people.
 
-Buckets are read by the drivers of fsspec: S3 (s3fs), Google Cloud Storage (gcsfs) and Azure (adlfs). Tried in
-their place: obstore holds a file to its etag and outlasts dropped connections by itself, but it knows no profiles
-of AWS, with which most users name their credentials.
+Buckets are read by the drivers of fsspec: S3 (s3fs), Google Cloud Storage (gcsfs) and Azure (adlfs). Tried
+instead: obstore pins a file to its etag and survives dropped connections by itself, but it does not know the
+profiles of AWS, by which most users name their credentials.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tito_audit.errors import StorageError
 T = TypeVar("T")
 
 TRIES = 5
-"""How often a request that failed in passing is made, in all."""
+"""How often a request is made, in all, if it fails transiently."""
 PAUSE = 0.25
 """Seconds before the second try; twice as long before each further one."""
 CONNECT_SECONDS = 10
@@ -30,22 +30,22 @@ READ_SECONDS = 30
 
 @dataclass(frozen=True, slots=True)
 class RemoteStatus:
-    """What the store says of a file, under the names of `os.stat_result`."""
+    """What a store says of a file, under the names of `os.stat_result`."""
 
     st_size: int
     """Bytes."""
     st_mtime_ns: int = 0
     """When it was last written, in nanoseconds since 1970; 0 if the store does not say."""
     etag: str | None = None
-    """Changes whenever the content does; None if the store does not say."""
+    """A token that changes with the content; None if the store has none."""
     key: str = ""
-    """How the store names exactly this version of the file."""
-    ranges: bool = True
-    """Whether the store sends parts of the file."""
+    """What the store calls exactly this version of the file."""
+    serves_ranges: bool = True
+    """Whether the store can send a part of the file."""
 
 
 class Refusal(Exception):
-    """The store refuses, in words for people: what it says and what to do. Caught within this room."""
+    """A store refuses; the message says why and what to do. Caught within this room."""
 
 
 class Missing(Refusal):
@@ -53,43 +53,43 @@ class Missing(Refusal):
 
 
 class ChangedFile(Refusal):
-    """The file is no longer what it was when the run began."""
+    """The file has changed since the run began."""
 
     def __init__(self) -> None:
         super().__init__("the file was changed while it was read. Run again once nobody writes it.")
 
 
-class Passing(Refusal):
-    """A failure that may be over when the request is made again."""
+class Transient(Refusal):
+    """A failure after which the same request may succeed."""
 
-    after: float = 0.0
-    """Seconds that the server asks to wait."""
+    retry_after: float = 0.0
+    """Seconds that the server asks to wait before the next try."""
 
 
-def dropped() -> Passing:
-    """The failure of a connection that was closed in the middle of an answer."""
-    return Passing("the connection was dropped again and again. Look at the network and run again.")
+def dropped_connection() -> Transient:
+    """The failure of a connection that is closed in the middle of a response."""
+    return Transient("the connection was dropped again and again. Look at the network and run again.")
 
 
 class Store:
-    """The files of one service. `url` is exactly what was asked for, a folder without a slash at its end.
+    """The files of one service. A URL has its secrets, and a folder's has no slash at its end.
 
-    Every operation raises Refused with a reason free of secrets, Passing where another try may help; or what its
-    driver raises, of which `refusal` makes one.
+    Every operation raises a Refusal free of secrets, a Transient where another try may help; or what its
+    driver raises, from which `refusal` makes one.
     """
 
     advice: Advice
 
     def refusal(self, error: Exception, url: str) -> Refusal:
-        """What an exception of the driver says of the store."""
-        return refusal(error, self.advice)
+        """What an exception of the driver means."""
+        return refusal_from_error(error, self.advice)
 
     def status(self, url: str) -> RemoteStatus:
-        """What the store says of a file; Missing if there is none."""
+        """The status of a file; Missing if there is none."""
         raise NotImplementedError
 
     def is_folder(self, url: str) -> bool:
-        """Whether files are below this URL; False where a service lists none."""
+        """Whether there are files below a URL; False where a service lists none."""
         return False
 
     def files(self, url: str) -> Iterator[tuple[str, RemoteStatus]]:
@@ -97,45 +97,42 @@ class Store:
         return iter(())
 
     def entries(self, url: str) -> list[str]:
-        """URLs of what is directly in a folder, the first thousand or so; for suggestions."""
+        """The URLs of what is directly in a folder, the first thousand or so: for suggestions."""
         return []
 
     def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
-        """Bytes from `start` on, at most up to `stop`; fewer if the connection was dropped after some of them.
-
-        Changed if the file is not the one that `status` describes.
-        """
+        """The bytes `[start, stop)`, or fewer if the connection drops; ChangedFile if the etag is another."""
         raise NotImplementedError
 
 
-def retried(operation: Callable[[], T]) -> T:
-    """What the operation returns, tried again while it fails in passing; the last Passing after `TRIES` tries."""
-    for tried in range(1, TRIES + 1):
+def with_retries(operation: Callable[[], T]) -> T:
+    """What the operation returns; it is tried `TRIES` times while it raises Transient."""
+    for tries in range(1, TRIES + 1):
         try:
             return operation()
-        except Passing as failure:
-            if tried == TRIES:
+        except Transient as failure:
+            if tries == TRIES:
                 raise
-            wait(tried, failure)
+            wait_before_retry(tries, failure)
     raise AssertionError
 
 
-def wait(tried: int, failure: Passing) -> None:
-    """Wait before the next try."""
-    time.sleep(max(PAUSE * 2 ** (tried - 1), min(failure.after, READ_SECONDS)))
+def wait_before_retry(tries: int, failure: Transient) -> None:
+    """Wait longer after each try, and at least as long as the server asks."""
+    time.sleep(max(PAUSE * 2 ** (tries - 1), min(failure.retry_after, READ_SECONDS)))
 
 
-# The exceptions of drivers. Their own words may hold signed URLs and keys, so only codes and statuses are shown.
+# What drivers raise. Their messages may hold signed URLs and keys, so only codes and statuses are shown.
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to do about a store that refuses."""
+    """What to do when a store refuses."""
 
     credentials: str
-    """How to pass credentials."""
-    place: str
-    """What may be misspelt."""
+    """How to set credentials."""
+    check: str
+    """What to check for a file that is not there."""
 
 
 _UNTRUSTED = {"SSLCertVerificationError", "ClientConnectorCertificateError"}
@@ -173,11 +170,11 @@ _BUSY = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"
 _CHANGED = {"PreconditionFailed", "ConditionNotMet", "FileExpired"}
 
 
-def refusal(error: BaseException, advice: Advice) -> Refusal:
-    """What a driver's exception says of the store, as a Refused of the right kind."""
+def refusal_from_error(error: BaseException, advice: Advice) -> Refusal:
+    """What a driver's exception means, judged by the names and codes of it and its causes."""
     import ssl  # a scan of files needs none
 
-    errors, codes = _chain(error), codes_of(error)
+    errors, codes = _causes(error), error_codes(error)
     if codes & _UNTRUSTED:
         return Refusal("the server's certificate cannot be verified. Look at SSL_CERT_FILE and the proxy.")
     if any(isinstance(error, ssl.SSLError) for error in errors):
@@ -190,53 +187,53 @@ def refusal(error: BaseException, advice: Advice) -> Refusal:
         (_NO_CREDENTIALS, Refusal, f"no credentials were found. {advice.credentials}"),
         (_WRONG_CREDENTIALS, Refusal, f"the store refuses these credentials ({{code}}). {advice.credentials}"),
         (_FORBIDDEN, Refusal, f"these credentials may not read it ({{code}}). {advice.credentials}"),
-        ({"NoSuchBucket", "ContainerNotFound"}, Missing, f"there is no such bucket. {advice.place}"),
-        (_BUSY, Passing, "the server is too busy or fails ({code}). Run again later."),
-        (_SLOW, Passing, "the server does not answer in time. Look at the network and run again."),
-        (_UNREACHABLE, Passing, "the server cannot be reached. Look at the address, the network and the proxy."),
-        (_DROPPED, Passing, str(dropped())),
-        (_MISSING, Missing, f"there is no such file. {advice.place}"),
+        ({"NoSuchBucket", "ContainerNotFound"}, Missing, f"there is no such bucket. {advice.check}"),
+        (_BUSY, Transient, "the server is too busy or fails ({code}). Run again later."),
+        (_SLOW, Transient, "the server does not answer in time. Look at the network and run again."),
+        (_UNREACHABLE, Transient, "the server cannot be reached. Look at the address, the network and the proxy."),
+        (_DROPPED, Transient, str(dropped_connection())),
+        (_MISSING, Missing, f"there is no such file. {advice.check}"),
     )
     for names, kind, words in kinds:
         if named := sorted(codes & names):
             return kind(words.format(code=named[0]))
-    status = next((status for status in map(_status, errors) if status is not None), None)
+    status = next((status for status in map(_http_status, errors) if status is not None), None)
     if status is not None:
-        return of_status(status, advice)
+        return refusal_from_status(status, advice)
     reason = getattr(error, "strerror", None)
     why = f": {reason}" if isinstance(reason, str) else ""
-    return Refusal(f"the store fails ({type(error).__name__}{why}). {advice.place}")
+    return Refusal(f"the store fails ({type(error).__name__}{why}). {advice.check}")
 
 
-def of_status(status: int, advice: Advice, after: float = 0.0) -> Refusal:
-    """What an HTTP status says, as a Refused of the right kind."""
+def refusal_from_status(status: int, advice: Advice, retry_after: float = 0.0) -> Refusal:
+    """What an HTTP status of 400 or more means."""
     if status in (412, 416):
         return ChangedFile()
     if status in (404, 410):
-        return Missing(f"there is no such file ({status}). {advice.place}")
+        return Missing(f"there is no such file ({status}). {advice.check}")
     if status in (401, 407):
         return Refusal(f"the store refuses these credentials, or wants some ({status}). {advice.credentials}")
     if status == 403:
         return Refusal(f"these credentials may not read it (403). {advice.credentials}")
     if status in (408, 425, 429) or status >= 500:
-        busy = Passing(f"the server is too busy or fails ({status}). Run again later.")
-        busy.after = after
+        busy = Transient(f"the server is too busy or fails ({status}). Run again later.")
+        busy.retry_after = retry_after
         return busy
-    return Refusal(f"the server answers with status {status}. {advice.place}")
+    return Refusal(f"the server answers with status {status}. {advice.check}")
 
 
-def _chain(error: BaseException) -> list[BaseException]:
-    """An exception and those that led to it."""
+def _causes(error: BaseException) -> list[BaseException]:
+    """An exception and those that caused it."""
     errors = [error]
     while (cause := errors[-1].__cause__ or errors[-1].__context__) is not None and cause not in errors:
         errors.append(cause)
     return errors
 
 
-def codes_of(error: BaseException) -> set[str]:
-    """What an exception and those that led to it are called: their classes, and the codes that a service gave."""
+def error_codes(error: BaseException) -> set[str]:
+    """The names of the classes of an exception and its causes, and the error codes of the service."""
     codes: set[str] = set()
-    for cause in _chain(error):
+    for cause in _causes(error):
         codes.update(kind.__name__ for kind in type(cause).__mro__[:-3])
         response: Any = getattr(cause, "response", None)
         if isinstance(response, dict):
@@ -247,8 +244,8 @@ def codes_of(error: BaseException) -> set[str]:
     return codes
 
 
-def _status(error: BaseException) -> int | None:
-    """The HTTP status that an exception is about."""
+def _http_status(error: BaseException) -> int | None:
+    """The HTTP status that an exception carries; None if it has none."""
     response: Any = getattr(error, "response", None)
     if isinstance(response, dict):
         response = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -261,14 +258,14 @@ def _status(error: BaseException) -> int | None:
     return None
 
 
-_FEW = 1000
-"""How many entries of a folder are looked at for suggestions."""
-_SETTINGS = ("AWS_", "FSSPEC_", "GOOGLE_", "GCS", "STORAGE_EMULATOR", "AZURE_", "HF_", "CLOUDSDK_")
-"""How the environment variables begin that drivers read."""
+_MOST_ENTRIES = 1000
+"""Entries of a folder that are listed at most for suggestions."""
+_DRIVER_VARIABLES = ("AWS_", "FSSPEC_", "GOOGLE_", "GCS", "STORAGE_EMULATOR", "AZURE_", "HF_", "CLOUDSDK_")
+"""Prefixes of the environment variables that drivers read."""
 
 
 class BucketStore(Store):
-    """A service of buckets. A status's key is what the driver calls the file."""
+    """A service of buckets; the key of a status is `BUCKET/PATH`."""
 
     module = ""
     extra = ""
@@ -282,34 +279,35 @@ class BucketStore(Store):
                 f"pip install 'tito-audit[{self.extra}]'"
             ) from None
         try:
-            self.filesystem = self.connect(driver)
+            self.filesystem = self.connect_driver(driver)
         except Refusal:
             raise
         except Exception as error:  # drivers raise exceptions of many kinds
-            raise refusal(error, self.advice) from None
+            raise refusal_from_error(error, self.advice) from None
 
-    def connect(self, driver: Any) -> Any:
-        """The filesystem of the driver's module."""
+    def connect_driver(self, driver: Any) -> Any:
+        """The fsspec filesystem of the driver's module."""
         raise NotImplementedError
 
     def status(self, url: str) -> RemoteStatus:
-        about = self._about(url)
-        if about.get("type") == "directory":
-            raise Missing(f"this is a folder. {self.advice.place}")
-        return self._status(about)
+        details = self._details(url)
+        if details.get("type") == "directory":
+            raise Missing(f"this is a folder. {self.advice.check}")
+        return self._status(details)
 
     def is_folder(self, url: str) -> bool:
-        return bool(self._about(url).get("type") == "directory")
+        return bool(self._details(url).get("type") == "directory")
 
     def files(self, url: str) -> Iterator[tuple[str, RemoteStatus]]:
-        """All files below, a thousand or more a request."""
-        below = self.filesystem.find(_key(url), detail=True)
-        for key, about in below.items():
-            if about.get("type") == "file":
-                yield self._url(url, key), self._status(about)
+        """All files below a folder; each request lists a thousand or more."""
+        below = self.filesystem.find(bucket_path(url), detail=True)
+        for key, details in below.items():
+            if details.get("type") == "file":
+                yield self._url(url, key), self._status(details)
 
     def entries(self, url: str) -> list[str]:
-        return [self._url(url, key) for key in islice(self.filesystem.ls(_key(url), detail=False), _FEW)]
+        keys = self.filesystem.ls(bucket_path(url), detail=False)
+        return [self._url(url, key) for key in islice(keys, _MOST_ENTRIES)]
 
     def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
         import fsspec
@@ -318,31 +316,32 @@ class BucketStore(Store):
         return data
 
     async def read_version(self, start: int, stop: int, status: RemoteStatus) -> bytes:
-        """Bytes of the file, which must still have its etag."""
+        """`read`, on the event loop of the driver."""
         raise NotImplementedError
 
-    def _about(self, url: str) -> dict[str, Any]:
-        about: dict[str, Any] = self.filesystem.info(_key(url))
-        return about
+    def _details(self, url: str) -> dict[str, Any]:
+        """What fsspec's `info` says of a URL."""
+        details: dict[str, Any] = self.filesystem.info(bucket_path(url))
+        return details
 
     def _url(self, url: str, key: str) -> str:
         return f"{url.partition('://')[0]}://{key.lstrip('/')}"
 
-    def _status(self, about: dict[str, Any]) -> RemoteStatus:
-        return status_of(about)
+    def _status(self, details: dict[str, Any]) -> RemoteStatus:
+        return status_from_info(details)
 
 
 class S3Store(BucketStore):
-    """S3, and what speaks as it does."""
+    """S3, and services with the same API."""
 
     module, extra = "s3fs", "s3"
     advice = Advice(
         credentials="Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; FSSPEC_S3_ANON=true for a "
         "public bucket.",
-        place="Look at the name, at AWS_ENDPOINT_URL and at the region.",
+        check="Look at the name, at AWS_ENDPOINT_URL and at the region.",
     )
 
-    def connect(self, driver: Any) -> Any:
+    def connect_driver(self, driver: Any) -> Any:
         for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
             if not (os.environ.get(name) or "http://").startswith(("http://", "https://")):
                 raise Refusal(f"{name} is not an address. Begin it with https:// or http://.")
@@ -355,15 +354,15 @@ class S3Store(BucketStore):
                 "retries": {"mode": "standard", "total_max_attempts": 2},
             },
         )
-        filesystem.retries = 1  # what fails is tried again here, file by file and range by range
+        filesystem.retries = 1  # `with_retries` and `RangedFile` try again
         return filesystem
 
-    def _about(self, url: str) -> dict[str, Any]:
+    def _details(self, url: str) -> dict[str, Any]:
         try:
-            return super()._about(url)
+            return super()._details(url)
         except PermissionError:
-            bucket, _, key = _key(url).partition("/")
-            # The answer to a HEAD has no body that says why.
+            bucket, _, key = bucket_path(url).partition("/")
+            # It made a HEAD request, whose response has no body that says why; these have one.
             if key:
                 self.filesystem.call_s3("get_object", Bucket=bucket, Key=key, Range="bytes=0-0")
             self.filesystem.call_s3("list_objects_v2", Bucket=bucket, MaxKeys=1)
@@ -371,9 +370,9 @@ class S3Store(BucketStore):
 
     async def read_version(self, start: int, stop: int, status: RemoteStatus) -> bytes:
         bucket, _, key = status.key.partition("/")
-        same = {"IfMatch": status.etag} if status.etag else {}
+        unchanged = {"IfMatch": status.etag} if status.etag else {}
         answer = await self.filesystem._call_s3(
-            "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **same
+            "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **unchanged
         )
         if status.etag and answer.get("ETag") not in (None, status.etag):
             raise ChangedFile
@@ -390,11 +389,11 @@ class S3Store(BucketStore):
         return b"".join(parts)
 
     def entries(self, url: str) -> list[str]:
-        """What is in a folder, in one request."""
-        bucket, _, key = _key(url).partition("/")
+        """What is directly in a folder, from one request."""
+        bucket, _, key = bucket_path(url).partition("/")
         prefix = f"{key}/" if key else ""
         listing = self.filesystem.call_s3(
-            "list_objects_v2", Bucket=bucket, Prefix=prefix, Delimiter="/", MaxKeys=_FEW
+            "list_objects_v2", Bucket=bucket, Prefix=prefix, Delimiter="/", MaxKeys=_MOST_ENTRIES
         )
         names = [entry["Key"] for entry in listing.get("Contents", ())]
         names += [entry["Prefix"].rstrip("/") for entry in listing.get("CommonPrefixes", ())]
@@ -408,22 +407,22 @@ class GoogleStore(BucketStore):
     advice = Advice(
         credentials="Run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS; "
         "FSSPEC_GCS_TOKEN=anon for a public bucket.",
-        place="Look at the name.",
+        check="Look at the name.",
     )
 
-    def connect(self, driver: Any) -> Any:
-        # Not the class of the same name in `gcsfs` itself: its gRPC does not survive a fork.
+    def connect_driver(self, driver: Any) -> Any:
+        # Not `gcsfs.GCSFileSystem`: its gRPC does not survive a fork.
         return driver.core.GCSFileSystem(
             skip_instance_cache=True, use_listings_cache=False, timeout=READ_SECONDS, check_connection=False
         )
 
-    def _status(self, about: dict[str, Any]) -> RemoteStatus:
-        status = status_of(about)
-        generation = about.get("generation")
+    def _status(self, details: dict[str, Any]) -> RemoteStatus:
+        status = status_from_info(details)
+        generation = details.get("generation")
         return RemoteStatus(status.st_size, status.st_mtime_ns, str(generation or status.etag), status.key)
 
     def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
-        """Bytes of the object in its generation; a generation that is gone was overwritten."""
+        """Bytes of one generation of the object; if that is gone, the object was overwritten."""
         try:
             data: bytes = self.filesystem.cat_file(status.key, start=start, end=stop, generation=status.etag)
         except Exception as error:
@@ -439,10 +438,10 @@ class AzureStore(BucketStore):
     advice = Advice(
         credentials="Set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME with "
         "AZURE_STORAGE_ACCOUNT_KEY or after `az login`; AZURE_STORAGE_ANON=true for a public container.",
-        place="Look at the name: az://CONTAINER/PATH.",
+        check="Look at the name: az://CONTAINER/PATH.",
     )
 
-    def connect(self, driver: Any) -> Any:
+    def connect_driver(self, driver: Any) -> Any:
         named = ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_NAME", "FSSPEC_ABFS")
         if not any(name.startswith(named) for name in os.environ):
             raise Refusal(f"no storage account is named. {self.advice.credentials}")
@@ -456,28 +455,31 @@ class AzureStore(BucketStore):
     async def read_version(self, start: int, stop: int, status: RemoteStatus) -> bytes:
         azure: Any = importlib.import_module("azure.core")
         container, _, blob = status.key.partition("/")
-        same = {"etag": status.etag, "match_condition": azure.MatchConditions.IfNotModified} if status.etag else {}
+        match: dict[str, Any] = {"etag": status.etag, "match_condition": azure.MatchConditions.IfNotModified}
         async with self.filesystem.service_client.get_blob_client(container=container, blob=blob) as client:
-            stream = await client.download_blob(offset=start, length=stop - start, **same)
+            stream = await client.download_blob(
+                offset=start, length=stop - start, **(match if status.etag else {})
+            )
             data: bytes = await stream.readall()
         return data
 
 
-def status_of(about: dict[str, Any]) -> RemoteStatus:
-    """What the `info` of an fsspec filesystem says of a file."""
-    etag = next((about[name] for name in ("ETag", "etag", "md5Hash", "content_md5") if about.get(name)), None)
-    when: Any = next((about[name] for name in ("LastModified", "last_modified", "mtime") if about.get(name)), None)
+def status_from_info(details: dict[str, Any]) -> RemoteStatus:
+    """The status of a file from what fsspec's `info` says of it."""
+    etag = next((details[name] for name in ("ETag", "etag", "md5Hash", "content_md5") if details.get(name)), None)
+    when: Any = details.get("LastModified") or details.get("last_modified") or details.get("mtime")
     if hasattr(when, "timestamp"):
         when = when.timestamp()
     written = int(when * 1_000_000_000) if isinstance(when, int | float) else 0
-    size, key = int(about.get("size") or 0), str(about.get("name", "")).lstrip("/")
+    size, key = int(details.get("size") or 0), str(details.get("name", "")).lstrip("/")
     return RemoteStatus(size, written, str(etag) if etag is not None else None, key)
 
 
-def settings_of_drivers() -> tuple[tuple[str, str], ...]:
-    """The environment variables that drivers read: with others, other filesystems are made."""
-    return tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith(_SETTINGS)))
+def driver_settings() -> tuple[tuple[str, str], ...]:
+    """The environment variables that drivers read, by which the stores of a process are told apart."""
+    return tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith(_DRIVER_VARIABLES)))
 
 
-def _key(url: str) -> str:
+def bucket_path(url: str) -> str:
+    """`BUCKET/PATH` of a URL."""
     return url.partition("://")[2].strip("/")

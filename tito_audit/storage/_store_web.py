@@ -1,8 +1,8 @@
-"""Files on web servers and on the Hugging Face hub, read by ranges.
+"""Files on web servers and on the Hugging Face hub, read range by range.
 
-Tried in their place: fsspec's HTTPFileSystem needs aiohttp, which the core does without, gives up at the first
-dropped connection or busy answer, and reads no file of a server without ranges; HfFileSystem waits for a silent
-server for ever. Where a file changes while it is read, both go on with its new bytes.
+Tried instead: fsspec's HTTPFileSystem needs aiohttp, which the core does without, gives up at the first dropped
+connection or busy server, and cannot read from servers without ranges. HfFileSystem waits forever for a silent
+server. If a file changes while it is read, both go on with its new bytes.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from tito_audit.storage._store import (
     Refusal,
     RemoteStatus,
     Store,
-    dropped,
-    of_status,
-    refusal,
+    dropped_connection,
+    refusal_from_error,
+    refusal_from_status,
 )
 
 ADVICE = Advice(
     credentials="Pass them as https://USER:PASSWORD@HOST/…, or use a signed URL that has not expired.",
-    place="Look at the address.",
+    check="Look at the address.",
 )
-_AS_IS = "%/:=&?~+!$,;'@()*[]"
-"""What a URL may hold as it is."""
-_LEAST = 1 << 16
-"""How many bytes a server has to send in `READ_SECONDS`, and how much is read of a body that nobody needs."""
+_UNQUOTED = "%/:=&?~+!$,;'@()*[]"
+"""Characters of a URL that are not quoted."""
+_BLOCK = 1 << 16
+"""Bytes that a server has to send in `READ_SECONDS`, and that are read at most of a body that nobody needs."""
 
 
 class WebStore(Store):
@@ -55,178 +55,183 @@ class WebStore(Store):
     advice = ADVICE
 
     def status(self, url: str) -> RemoteStatus:
-        """What the headers of the file's first byte say: some servers and most signed URLs allow no HEAD."""
-        answer = _ask(url, {"Range": "bytes=0-0"})
-        if answer.status == 416 and _size(answer.headers) != 0:  # not an empty file: it refuses ranges
-            with answer:
-                answer.read_rest()
-            answer = _ask(url, {})
-        with answer:
-            if answer.status in (206, 416):
-                size = _size(answer.headers)
-                answer.read_rest()
-            elif answer.status == 200:
-                size = _number(answer.headers.get("Content-Length", ""))
+        """Asks for the first byte: some servers and most signed URLs refuse HEAD."""
+        response = _request(url, {"Range": "bytes=0-0"})
+        if response.status == 416 and _file_size(response.headers) != 0:  # not an empty file: ranges are refused
+            with response:
+                response.read_rest()
+            response = _request(url, {})
+        with response:
+            if response.status in (206, 416):
+                size = _file_size(response.headers)
+                response.read_rest()
+            elif response.status == 200:
+                size = _parse_number(response.headers.get("Content-Length", ""))
             else:
-                raise answer.refusal()
+                raise response.refusal()
             if size is None:
                 raise Refusal("the server does not say how long the file is. Download it and pass the file.")
-            ranges = answer.status != 200 or size == 0
+            serves_ranges = response.status != 200 or size == 0
             try:
-                changed = parsedate_to_datetime(answer.headers.get("Last-Modified", "")).timestamp()
+                changed = parsedate_to_datetime(response.headers.get("Last-Modified", "")).timestamp()
             except (ValueError, TypeError):
                 changed = 0
-            return RemoteStatus(size, int(changed) * 1_000_000_000, _etag(answer.headers), ranges=ranges)
+            tag = _version_tag(response.headers)
+            return RemoteStatus(size, int(changed) * 1_000_000_000, tag, serves_ranges=serves_ranges)
 
     def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
-        answer = _ask(url, {"Range": f"bytes={start}-{stop - 1}"} if status.ranges else {})
-        with answer:
-            if answer.status not in (200, 206):
-                raise answer.refusal()
-            if status.etag is not None and _etag(answer.headers) not in (None, status.etag):
+        response = _request(url, {"Range": f"bytes={start}-{stop - 1}"} if status.serves_ranges else {})
+        with response:
+            if response.status not in (200, 206):
+                raise response.refusal()
+            if status.etag is not None and _version_tag(response.headers) not in (None, status.etag):
                 raise ChangedFile
-            if answer.status == 206:
-                place = answer.headers.get("Content-Range", "").rpartition("/")[0]
-                if _size(answer.headers) not in (None, status.st_size):
+            if response.status == 206:
+                sent_range = response.headers.get("Content-Range", "").rpartition("/")[0]
+                if _file_size(response.headers) not in (None, status.st_size):
                     raise ChangedFile
-                if place.strip() and not place.replace("=", " ").startswith(f"bytes {start}-"):
+                if sent_range.strip() and not sent_range.replace("=", " ").startswith(f"bytes {start}-"):
                     raise Refusal("the server sends another range than it was asked for. Download the file.")
             elif start:
                 raise Refusal("the server stopped to send ranges of the file. Download it and pass the file.")
-            return answer.body(stop - start)
+            return response.body(stop - start)
 
 
 @dataclass
-class _Answer:
-    """The head of an answer whose body was not read yet."""
+class _Response:
+    """A response whose body is still to be read; as a context manager, it gives its connection back."""
 
-    response: http.client.HTTPResponse
+    http_response: http.client.HTTPResponse
     connection: http.client.HTTPConnection
-    where: tuple[object, ...]
+    pool_key: tuple[object, ...]
+    """Where `_open_connections` keeps the connection."""
 
     def __post_init__(self) -> None:
-        self.status, self.headers = self.response.status, self.response.headers
+        self.status, self.headers = self.http_response.status, self.http_response.headers
 
-    def body(self, most: int) -> bytes:
-        """At most so many bytes; fewer if the connection was dropped after some."""
+    def body(self, limit: int) -> bytes:
+        """At most `limit` bytes; fewer if the connection drops after some."""
         parts: list[bytes] = []
         try:
-            parts.extend(self._blocks(most))
+            parts.extend(self._blocks(limit))
         except (OSError, http.client.HTTPException) as error:
             if not parts:
-                raise refusal(error, ADVICE) from None
+                raise refusal_from_error(error, ADVICE) from None
         data = b"".join(parts)
         if not data:
-            raise dropped()
+            raise dropped_connection()
         return data
 
     def read_rest(self) -> None:
-        """Read a body that should be short, so that the connection serves again."""
+        """Read a short body to its end, so that the connection can be used again."""
         with suppress(OSError, http.client.HTTPException):
-            for _ in self._blocks(_LEAST):
+            for _ in self._blocks(_BLOCK):
                 pass
 
-    def _blocks(self, most: int) -> Iterator[bytes]:
-        """The next bytes of the body as they come, until a server sends next to nothing for a long time."""
+    def _blocks(self, limit: int) -> Iterator[bytes]:
+        """The body as it arrives, up to `limit` bytes; ends early if the server is too slow."""
         size, began = 0, time.monotonic()
-        while size < most and (block := self.response.read1(min(_LEAST, most - size))):
+        while size < limit and (block := self.http_response.read1(min(_BLOCK, limit - size))):
             yield block
             size += len(block)
-            if time.monotonic() - began > READ_SECONDS * (1 + size // _LEAST):
+            if time.monotonic() - began > READ_SECONDS * (1 + size // _BLOCK):
                 return
-        if self.response.length == 0:
-            self.response.read()  # tells it that its end was read
+        if self.http_response.length == 0:
+            self.http_response.read()  # notices its end, which closes it
 
     def refusal(self) -> Refusal:
-        return of_status(self.status, ADVICE, float(_number(self.headers.get("Retry-After", "")) or 0))
+        retry_after = _parse_number(self.headers.get("Retry-After", "")) or 0
+        return refusal_from_status(self.status, ADVICE, retry_after)
 
-    def __enter__(self) -> _Answer:
+    def __enter__(self) -> _Response:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A connection serves again only after its answer was read to the end.
-        open_connections = _connections()
-        if self.response.isclosed() and self.connection.sock is not None and len(open_connections) < 8:
-            open_connections[self.where] = self.connection
+        # A connection can be used again only after its response was read to the end.
+        idle = _open_connections()
+        if self.http_response.isclosed() and self.connection.sock is not None and len(idle) < 8:
+            idle[self.pool_key] = self.connection
         else:
-            self.response.close()
+            self.http_response.close()
             self.connection.close()
 
 
-def _ask(url: str, headers: Mapping[str, str]) -> _Answer:
-    """The answer to a GET, after redirects; user and password are for the first server alone."""
-    origin = _parts(url)
+def _request(url: str, headers: Mapping[str, str]) -> _Response:
+    """The response to a GET after redirects; only the first server gets user and password."""
+    origin = _split_url(url)
     for _ in range(10):
-        parts = _parts(url)
-        same = (parts.scheme, parts.hostname, parts.port) == (origin.scheme, origin.hostname, origin.port)
+        parts = _split_url(url)
+        same_server = (parts.scheme, parts.hostname, parts.port) == (origin.scheme, origin.hostname, origin.port)
         sent = {"Accept-Encoding": "identity", "User-Agent": "tito-audit", **headers}
         try:
-            answer = _answer(parts, sent | (_authorization(origin) if same else {}))
+            response = _send_get(parts, sent | (_basic_auth(origin) if same_server else {}))
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise refusal(error, ADVICE) from None
-        place = answer.headers.get("Location")
-        if answer.status not in (301, 302, 303, 307, 308) or not place:
-            return answer
-        with answer:
-            answer.read_rest()
+            raise refusal_from_error(error, ADVICE) from None
+        location = response.headers.get("Location")
+        if response.status not in (301, 302, 303, 307, 308) or not location:
+            return response
+        with response:
+            response.read_rest()
         try:
-            url = urljoin(url, place)
+            url = urljoin(url, location)
         except ValueError:  # brackets are missing
-            raise Refusal("the server redirects to what is no address. " + ADVICE.place) from None
-        if parts.scheme == "https" and _parts(url).scheme != "https":
-            raise Refusal("the server redirects from https to http, which is not followed. " + ADVICE.place)
-    raise Missing("the server redirects without end. " + ADVICE.place)
+            raise Refusal("the server redirects to what is no address. " + ADVICE.check) from None
+        if parts.scheme == "https" and _split_url(url).scheme != "https":
+            raise Refusal("the server redirects from https to http, which is not followed. " + ADVICE.check)
+    raise Missing("the server redirects without end. " + ADVICE.check)
 
 
-def _parts(url: str) -> SplitResult:
-    """The parts of an address; Refused if it is not one."""
+def _split_url(url: str) -> SplitResult:
+    """The parts of an http or https URL; Refusal if it is none."""
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return parts
     except ValueError:  # the port is not a number, or brackets are missing
         pass
-    raise Refusal("this is not an address that can be read. " + ADVICE.place)
+    raise Refusal("this is not an address that can be read. " + ADVICE.check)
 
 
-def _answer(parts: SplitResult, headers: Mapping[str, str]) -> _Answer:
-    """The answer to one GET, on a connection that is open already or on a new one."""
+def _send_get(parts: SplitResult, headers: Mapping[str, str]) -> _Response:
+    """Send one GET, on an open connection if there is one."""
     port = parts.port or (443 if parts.scheme == "https" else 80)
     proxy = None
     if not urllib.request.proxy_bypass(str(parts.hostname)):
         proxy = urllib.request.getproxies().get(parts.scheme)
-    at = urlsplit(proxy if "://" in proxy else f"http://{proxy}") if proxy else None
-    where = (parts.scheme, parts.hostname, port, proxy)
-    target = quote(parts.path or "/", _AS_IS) + (f"?{quote(parts.query, _AS_IS)}" if parts.query else "")
+    proxy_parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}") if proxy else None
+    pool_key = (parts.scheme, parts.hostname, port, proxy)
+    target = quote(parts.path or "/", _UNQUOTED) + (f"?{quote(parts.query, _UNQUOTED)}" if parts.query else "")
     headers = {**headers, "Host": parts.netloc.rpartition("@")[2]}
-    if at is not None and parts.scheme == "http":
+    if proxy_parts is not None and parts.scheme == "http":
         target = f"http://{headers['Host']}{target}"
-        headers |= _authorization(at, "Proxy-Authorization")
-    if (connection := _connections().pop(where, None)) is not None:
+        headers |= _basic_auth(proxy_parts, "Proxy-Authorization")
+    if (connection := _open_connections().pop(pool_key, None)) is not None:
         try:
             connection.request("GET", target, headers=headers)
-            return _Answer(connection.getresponse(), connection, where)
+            return _Response(connection.getresponse(), connection, pool_key)
         except (OSError, http.client.HTTPException):
-            connection.close()  # the server had closed it; a new one will tell
-    first, number = (str(at.hostname), at.port or 80) if at is not None else (str(parts.hostname), port)
+            connection.close()  # the server closed it meanwhile, or a new one fails as well
+    peer = (str(parts.hostname), port)
+    if proxy_parts is not None:
+        peer = (str(proxy_parts.hostname), proxy_parts.port or 80)
     if parts.scheme == "http":
-        connection = http.client.HTTPConnection(first, number, timeout=CONNECT_SECONDS)
+        connection = http.client.HTTPConnection(*peer, timeout=CONNECT_SECONDS)
     else:
-        connection = http.client.HTTPSConnection(first, number, timeout=CONNECT_SECONDS, context=_context())
-        if at is not None:
-            connection.set_tunnel(str(parts.hostname), port, _authorization(at, "Proxy-Authorization"))
+        connection = http.client.HTTPSConnection(*peer, timeout=CONNECT_SECONDS, context=_tls_context())
+        if proxy_parts is not None:
+            connection.set_tunnel(str(parts.hostname), port, _basic_auth(proxy_parts, "Proxy-Authorization"))
     try:
         connection.connect()
         connection.sock.settimeout(READ_SECONDS)
         connection.request("GET", target, headers=headers)
-        return _Answer(connection.getresponse(), connection, where)
+        return _Response(connection.getresponse(), connection, pool_key)
     except BaseException:
         connection.close()
         raise
 
 
-def _authorization(parts: SplitResult, name: str = "Authorization") -> dict[str, str]:
-    """The header for the user and password in a URL."""
+def _basic_auth(parts: SplitResult, name: str = "Authorization") -> dict[str, str]:
+    """The header for the user and password in a URL; {} without them."""
     if parts.username is None:
         return {}
     pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
@@ -234,10 +239,10 @@ def _authorization(parts: SplitResult, name: str = "Authorization") -> dict[str,
 
 
 @cache
-def _context() -> ssl.SSLContext:
+def _tls_context() -> ssl.SSLContext:
     context = ssl.create_default_context()
     if not os.environ.get("SSL_CERT_FILE"):
-        with suppress(ImportError):  # some systems have no certificates of their own
+        with suppress(ImportError):  # on systems without certificates of their own
             certifi: Any = importlib.import_module("certifi")
             context.load_verify_locations(certifi.where())
     return context
@@ -246,56 +251,56 @@ def _context() -> ssl.SSLContext:
 _local = threading.local()
 
 
-def _connections() -> dict[tuple[object, ...], http.client.HTTPConnection]:
-    """The connections that this thread of this process keeps open."""
+def _open_connections() -> dict[tuple[object, ...], http.client.HTTPConnection]:
+    """The idle connections of this thread, by server and proxy; those of a parent process are closed."""
     if getattr(_local, "process", None) != os.getpid():
-        for inherited in getattr(_local, "connections", {}).values():
-            inherited.close()  # the other process goes on with it
+        for parent_connection in getattr(_local, "connections", {}).values():
+            parent_connection.close()  # only here: the parent goes on with it
         _local.process, _local.connections = os.getpid(), {}
     connections: dict[tuple[object, ...], http.client.HTTPConnection] = _local.connections
     return connections
 
 
-def _etag(headers: Message) -> str | None:
-    """What changes with the content: the strong etag, or the time of the last change."""
+def _version_tag(headers: Message) -> str | None:
+    """The strong etag, or else the time of the last change; None without either."""
     etag = headers.get("ETag")
     return etag if etag and not etag.startswith("W/") else headers.get("Last-Modified")
 
 
-def _size(headers: Message) -> int | None:
-    """The size of the file that a part of it was sent of."""
-    return _number(headers.get("Content-Range", "").rpartition("/")[2])
+def _file_size(headers: Message) -> int | None:
+    """The size of the whole file, of which a part is sent; None if the headers do not say."""
+    return _parse_number(headers.get("Content-Range", "").rpartition("/")[2])
 
 
-def _number(text: str) -> int | None:
-    """The number of bytes or seconds that a header holds; None if it holds none."""
+def _parse_number(text: str) -> int | None:
+    """The whole number in a header; None if there is none."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
-# The hub: a revision is looked up once for a run and its commit is read from then on, whatever is pushed.
+# The hub. A revision is resolved once in a run; then its commit is read, whatever is pushed meanwhile.
 
 HUB_ADVICE = Advice(
     credentials="Run `hf auth login`, or set HF_TOKEN to a token that may read it.",
-    place="Look at the name: hf://datasets/OWNER/NAME@REVISION/PATH.",
+    check="Look at the name: hf://datasets/OWNER/NAME@REVISION/PATH.",
 )
 _KINDS = {"datasets": "dataset", "spaces": "space", "models": "model"}
 _REFERENCE = re.compile(r"refs/(?:convert|pr)/[^/]+")
 
 
 @dataclass(frozen=True, slots=True)
-class HubPlace:
-    """A path in a repository."""
+class HubPath:
+    """A path in a repository of the hub."""
 
     kind: str
     name: str
     revision: str | None
     path: str
     root: str
-    """The URL of the repository, as it was given."""
+    """The URL of the repository, as the user wrote it."""
 
 
 class HubStore(Store):
-    """The repositories of a hub. A status's key is `KIND OWNER/NAME COMMIT PATH`."""
+    """The repositories of a hub; the key of a status is `KIND OWNER/NAME COMMIT PATH`."""
 
     def __init__(self) -> None:
         from huggingface_hub import HfApi
@@ -303,21 +308,21 @@ class HubStore(Store):
         self._api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=os.environ.get("HF_TOKEN"))
 
     def refusal(self, error: Exception, url: str) -> Refusal:
-        """What an exception of the hub's client says: of requests or httpx, whichever it uses."""
-        return hub_refusal(error, hub_place(url))
+        """What an exception of the hub's client means, which uses requests or httpx."""
+        return refusal_from_hub(error, parse_hub_url(url))
 
     def status(self, url: str) -> RemoteStatus:
-        """Its size and hash at the commit that its revision is now."""
-        place = hub_place(url)
+        """Size and hash of a file at the commit to which its revision points now."""
+        place = parse_hub_url(url)
         commit = self._commit(place)
         entry = self._entry(place, commit)
         if entry is None or entry["type"] != "file":
-            raise Missing(f"there is no such file in {place.name}. {HUB_ADVICE.place}")
+            raise Missing(f"there is no such file in {place.name}. {HUB_ADVICE.check}")
         return _hub_status(entry, place, commit)
 
     def is_folder(self, url: str) -> bool:
-        """Whether the repository has this folder."""
-        place = hub_place(url)
+        """Whether the repository has such a folder."""
+        place = parse_hub_url(url)
         commit = self._commit(place)
         if not place.path:
             return True
@@ -325,100 +330,100 @@ class HubStore(Store):
         return entry is not None and entry["type"] == "directory"
 
     def files(self, url: str) -> Iterator[tuple[str, RemoteStatus]]:
-        """All files below, a thousand a request."""
-        place = hub_place(url)
+        """All files below a folder; each request lists a thousand."""
+        place = parse_hub_url(url)
         commit = self._commit(place)
-        for entry in self._tree(place, commit, recursive=True):
+        for entry in self._list_tree(place, commit, recursive=True):
             if entry["type"] == "file":
                 yield f"{place.root}/{entry['path']}", _hub_status(entry, place, commit)
 
     def entries(self, url: str) -> list[str]:
-        place = hub_place(url)
-        return [
-            f"{place.root}/{entry['path']}" for entry in self._tree(place, self._commit(place), recursive=False)
-        ]
+        place = parse_hub_url(url)
+        tree = self._list_tree(place, self._commit(place), recursive=False)
+        return [f"{place.root}/{entry['path']}" for entry in tree]
 
     def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
-        """Bytes of the file at the commit of its status."""
+        """Bytes of a file at the commit of its status."""
         import huggingface_hub
         from huggingface_hub import hf_hub_url
 
-        hub: Any = huggingface_hub.utils  # its helpers are public, but not marked so for type checkers
+        hub: Any = huggingface_hub.utils  # public, but not for type checkers
 
         kind, name, commit, path = status.key.split(" ", 3)
         address = hf_hub_url(name, path, repo_type=kind, revision=commit, endpoint=self._api.endpoint)
         headers = {**hub.build_hf_headers(token=self._api.token), "Range": f"bytes={start}-{stop - 1}"}
         headers["Accept-Encoding"] = "identity"
-        answer = hub.get_session().get(address, headers=headers, timeout=READ_SECONDS)
-        if answer.status_code not in (200, 206):
-            raise of_status(answer.status_code, HUB_ADVICE)
-        data: bytes = answer.content
-        return data[start:stop] if answer.status_code == 200 else data[: stop - start]
+        response = hub.get_session().get(address, headers=headers, timeout=READ_SECONDS)
+        if response.status_code not in (200, 206):
+            raise refusal_from_status(response.status_code, HUB_ADVICE)
+        data: bytes = response.content
+        return data[start:stop] if response.status_code == 200 else data[: stop - start]
 
-    def _commit(self, place: HubPlace) -> str:
+    def _commit(self, place: HubPath) -> str:
         about = self._api.repo_info(
             place.name, revision=place.revision, repo_type=place.kind, timeout=READ_SECONDS
         )
         return str(about.sha)
 
-    def _entry(self, place: HubPlace, commit: str) -> Mapping[str, Any] | None:
-        """The file or folder at a path; None if there is none."""
+    def _entry(self, place: HubPath, commit: str) -> Mapping[str, Any] | None:
+        """The hub's entry for a file or folder; None if there is none."""
         body = {"paths": [place.path], "expand": False}
-        entries: list[Mapping[str, Any]] = self._ask(place, "POST", f"paths-info/{commit}", data=body).json()
-        return entries[0] if entries else None
+        response = self._call_api(place, "POST", f"paths-info/{commit}", data=body)
+        return next(iter(response.json()), None)
 
-    def _tree(self, place: HubPlace, commit: str, *, recursive: bool) -> Iterator[Mapping[str, Any]]:
-        """What is in a folder, or below it."""
+    def _list_tree(self, place: HubPath, commit: str, *, recursive: bool) -> Iterator[Mapping[str, Any]]:
+        """The entries in a folder, or at any depth below it."""
         below = f"/{quote(place.path, safe='')}" if place.path else ""
         address: str | None = f"tree/{commit}{below}?recursive={str(recursive).lower()}"
         while address is not None:
-            answer = self._ask(place, "GET", address)
-            yield from answer.json()
-            address = answer.links.get("next", {}).get("url")
+            response = self._call_api(place, "GET", address)
+            yield from response.json()
+            address = response.links.get("next", {}).get("url")
 
-    def _ask(self, place: HubPlace, method: str, address: str, **body: Any) -> Any:
-        """The hub's answer about a repository; the client's own functions would wait for it for ever."""
+    def _call_api(self, place: HubPath, method: str, address: str, **body: Any) -> Any:
+        """A response of the hub about a repository; the client's own functions would wait forever for it."""
         import huggingface_hub
 
         hub: Any = huggingface_hub.utils
         headers = hub.build_hf_headers(token=self._api.token)
         if "://" not in address:
             address = f"{self._api.endpoint}/api/{place.kind}s/{place.name}/{address}"
-        answer = hub.get_session().request(method, address, headers=headers, timeout=READ_SECONDS, **body)
-        hub.hf_raise_for_status(answer)
-        return answer
+        response = hub.get_session().request(method, address, headers=headers, timeout=READ_SECONDS, **body)
+        hub.hf_raise_for_status(response)
+        return response
 
 
-def hub_place(url: str) -> HubPlace:
-    """The parts of `hf://[datasets/|spaces/]OWNER/NAME[@REVISION][/PATH]`."""
+def parse_hub_url(url: str) -> HubPath:
+    """Parse `hf://[datasets/|spaces/]OWNER/NAME[@REVISION][/PATH]`."""
     rest = url.removeprefix("hf://").strip("/")
     head, _, after = rest.partition("/")
     kind = _KINDS.get(head, "model")
     prefix = f"{head}/" if head in _KINDS else ""
     owner, _, rest = (after if head in _KINDS else rest).partition("/")
     if not owner or not rest or head == "buckets":
-        raise Refusal(f"this does not name a repository and a file in it. {HUB_ADVICE.place}")
-    name, at, path = rest.partition("@") if "@" in rest.partition("/")[0] else (rest, "", "")
-    if not at:
+        raise Refusal(f"this does not name a repository and a file in it. {HUB_ADVICE.check}")
+    name, revision_mark, path = rest.partition("@") if "@" in rest.partition("/")[0] else (rest, "", "")
+    if not revision_mark:
         name, _, path = rest.partition("/")
-        return HubPlace(kind, f"{owner}/{name}", None, path, f"hf://{prefix}{owner}/{name}")
+        return HubPath(kind, f"{owner}/{name}", None, path, f"hf://{prefix}{owner}/{name}")
     reference = _REFERENCE.match(path)
     revision = reference[0] if reference else path.partition("/")[0]
     path = path[len(revision) :].lstrip("/")
-    return HubPlace(kind, f"{owner}/{name}", unquote(revision), path, f"hf://{prefix}{owner}/{name}@{revision}")
+    return HubPath(kind, f"{owner}/{name}", unquote(revision), path, f"hf://{prefix}{owner}/{name}@{revision}")
 
 
-def _hub_status(entry: Mapping[str, Any], place: HubPlace, commit: str) -> RemoteStatus:
+def _hub_status(entry: Mapping[str, Any], place: HubPath, commit: str) -> RemoteStatus:
     etag = (entry.get("lfs") or entry)["oid"]
     return RemoteStatus(int(entry["size"]), 0, str(etag), f"{place.kind} {place.name} {commit} {entry['path']}")
 
 
-def hub_refusal(error: Exception, place: HubPlace) -> Refusal:
+def refusal_from_hub(error: Exception, place: HubPath) -> Refusal:
+    """What an exception of the hub's client means, judged by the names of its classes."""
     names = {kind.__name__ for kind in type(error).__mro__}
     if "GatedRepoError" in names:
         return Refusal(f"{place.name} is gated: ask for access on its page. {HUB_ADVICE.credentials}")
     if "RevisionNotFoundError" in names:
-        return Missing(f"{place.name} has no revision {place.revision or 'main'}. {HUB_ADVICE.place}")
+        return Missing(f"{place.name} has no revision {place.revision or 'main'}. {HUB_ADVICE.check}")
     if "RepositoryNotFoundError" in names:
         return Missing(
             f"there is no {place.kind} {place.name}, or it is private. {HUB_ADVICE.credentials} "
@@ -427,7 +432,7 @@ def hub_refusal(error: Exception, place: HubPlace) -> Refusal:
     if "OfflineModeIsEnabled" in names:
         return Refusal("HF_HUB_OFFLINE forbids to reach the hub. Unset it, or pass files on disk.")
     if "HFValidationError" in names:
-        return Refusal(f"{place.name} cannot be the name of a repository. {HUB_ADVICE.place}")
+        return Refusal(f"{place.name} cannot be the name of a repository. {HUB_ADVICE.check}")
     if "EntryNotFoundError" in names:
-        return Missing(f"there is no such folder in {place.name}. {HUB_ADVICE.place}")
-    return refusal(error, HUB_ADVICE)
+        return Missing(f"there is no such folder in {place.name}. {HUB_ADVICE.check}")
+    return refusal_from_error(error, HUB_ADVICE)

@@ -1,4 +1,4 @@
-"""new_file: a file appears under its name complete, or not at all; target_paths: one for each log, never a log."""
+"""Files that appear under their name complete or not at all, and which file a run writes for each log."""
 
 from __future__ import annotations
 
@@ -25,54 +25,59 @@ from tito_audit.storage.remote_output import (
     exists_error,
     input_error,
     is_folder,
-    place_key,
-    refuse_place,
-    refuse_remote,
-    refuse_remotes,
+    path_identity,
+    refuse_existing_remotes,
+    refuse_read_only_store,
+    refuse_remote_target,
     upload,
 )
 
-Sealed = Callable[[Path, os.stat_result | RemoteStatus], None]
-"""Called with the target of a complete file and what the system says about it, or its store."""
+OnDone = Callable[[Path, os.stat_result | RemoteStatus], None]
+"""Called with the target of a complete file, and its status on disk or in its store."""
 
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES}
-"""Errors of file systems without hard links."""
-_PROCESS = Path("/proc/self/fd")
+"""What file systems without hard links raise."""
+_OPEN_FILES = Path("/proc/self/fd")
 
 
 @contextmanager
 def new_file(
-    target: Path, *, overwrite: bool, source: Path | None = None, sealed: Sealed | None = None
+    target: Path, *, overwrite: bool, source: Path | None = None, on_done: OnDone | None = None
 ) -> Iterator[BinaryIO]:
     """A file to write, renamed to `target` when the block ends and removed if it raises.
 
-    `sealed` is called once the file is complete, just before it gets its name. A remote target is written to a
-    temporary file, which is sent to its store when the block ends; `sealed` is called again once it is there.
+    `on_done` is called when the file is complete, just before it gets its name. A remote target is written to
+    a temporary file and uploaded when the block ends; then `on_done` is called again.
 
-    Raises StorageError before anything is written if `target` exists and must not be overwritten, is `source`
-    under any name, or cannot be created; and later if the disk is full or `target` has appeared in the meantime.
-    Symlinks are followed: the file they point to is replaced.
+    StorageError before anything is written if `target` exists and must not be overwritten, is `source` under any
+    name, or cannot be created; later if the disk is full or `target` has appeared in the meantime. Symlinks are
+    followed: the file that they lead to is replaced.
     """
     place = refuse_target(target, overwrite=overwrite, source=source)
     with sigterm_raises(), contextlib.ExitStack() as stack:
         with _as_storage_errors(target):
-            fd, part = _draft(place)
-        if part.parent != _PROCESS:  # a file without a name needs none removed
+            fd, part = _open_draft(place)
+        if part.parent != _OPEN_FILES:  # else it has no name to remove
             stack.callback(part.unlink, missing_ok=True)
         out = io.BufferedWriter(_TargetFile(fd, target, part), 1 << 20)
-        stack.callback(_close_quietly, out)
+
+        @stack.callback
+        def close() -> None:  # without errors: what is still buffered is not needed
+            with contextlib.suppress(OSError, StorageError):
+                out.close()
+
         yield cast(BinaryIO, out)
         out.flush()
         if isinstance(place, RemoteFile):
-            if sealed is not None:
-                sealed(target, content_status(part))
+            if on_done is not None:
+                on_done(target, content_status(part))
             with _as_storage_errors(target):
                 upload(part, place, overwrite=overwrite)
-            if sealed is not None:
-                sealed(target, place.stat())
+            if on_done is not None:
+                on_done(target, place.stat())
             return
-        if sealed is not None:
-            sealed(target, os.fstat(fd))
+        if on_done is not None:
+            on_done(target, os.fstat(fd))
         with _as_storage_errors(target):
             if overwrite and place.exists():
                 part.chmod(stat.S_IMODE(place.stat().st_mode))
@@ -81,7 +86,7 @@ def new_file(
             if overwrite:
                 part.replace(place)
             else:
-                # Give the file its name only if that is free, atomically.
+                # Unlike a rename, a link fails if the name is taken.
                 try:
                     os.link(part, place)
                 except OSError as error:
@@ -90,7 +95,7 @@ def new_file(
                     # Without hard links, an empty file reserves the name until it is replaced.
                     os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
                     part.replace(place)
-            with contextlib.suppress(OSError):  # the new name to disk, where the system supports it
+            with contextlib.suppress(OSError):  # sync the new name, where the system can
                 folder = os.open(place.parent, os.O_RDONLY)
                 try:
                     os.fsync(folder)
@@ -98,8 +103,8 @@ def new_file(
                     os.close(folder)
 
 
-def draft_of(out: BinaryIO) -> Path:
-    """The path at which a file from `new_file` can be read before it has its final name."""
+def draft_path(out: BinaryIO) -> Path:
+    """Where a file from `new_file` can be read before it has its name."""
     out.flush()
     raw = getattr(out, "raw", None)
     if not isinstance(raw, _TargetFile):
@@ -110,7 +115,7 @@ def draft_of(out: BinaryIO) -> Path:
 def refuse_target(target: Path, *, overwrite: bool, source: Path | None = None) -> Path:
     """The resolved path of `target` if a file may be written there; else StorageError."""
     if isinstance(target, RemoteFile):
-        refuse_remote(target, overwrite=overwrite, source=source)
+        refuse_remote_target(target, overwrite=overwrite, source=source)
         return target
     place = Path(os.path.realpath(target))
     try:
@@ -138,8 +143,8 @@ def refuse_target(target: Path, *, overwrite: bool, source: Path | None = None) 
     return place
 
 
-def allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files by what `count` unfinished files need, if the system allows it."""
+def raise_open_file_limit(count: int) -> None:
+    """Raise this process's limit of open files by `count`, as far as the system allows it."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource  # not on Windows
 
@@ -150,18 +155,18 @@ def allow_open_files(count: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _draft(place: Path) -> tuple[int, Path]:
-    """A new file beside the target, open, that nobody may read who may not read what it replaces.
+def _open_draft(place: Path) -> tuple[int, Path]:
+    """A new file beside the target as descriptor and path, with the permissions of the file that it replaces.
 
-    Its name is shortened to stay within the limits of file systems. A remote target has a temporary file, of
-    which nothing is left after a kill where the system shows open files.
+    Its name is cut to stay within the limits of file systems. For a remote target it is a temporary file, without
+    a name where `/proc` shows open files: a kill leaves nothing behind.
     """
     if isinstance(place, RemoteFile):
         fd, name = tempfile.mkstemp(prefix="tito-audit-")
-        if not _PROCESS.is_dir():
+        if not _OPEN_FILES.is_dir():
             return fd, Path(name)
         Path(name).unlink()
-        return fd, _PROCESS / str(fd)
+        return fd, _OPEN_FILES / str(fd)
     mode = stat.S_IMODE(place.stat().st_mode) | stat.S_IRUSR | stat.S_IWUSR if place.exists() else 0o666
     part = place.with_name(f".{place.name[:40]}.{secrets.token_hex(4)}.part")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -169,16 +174,16 @@ def _draft(place: Path) -> tuple[int, Path]:
 
 
 class _TargetFile(io.FileIO):
-    """A raw file whose write errors name the file and say what to do."""
+    """A raw file whose write errors name the target and say what to do."""
 
     def __init__(self, fd: int, target: Path, path: Path) -> None:
         super().__init__(fd, "r+")
         self._target = target
         self.path = path
-        """Where it can be read until it has its final name."""
+        """Where it can be read until it has its name."""
 
     def write(self, data: Any, /) -> int:
-        """The number of bytes written; StorageError if the disk takes no more."""
+        """Number of bytes written; StorageError if the disk takes no more."""
         try:
             return super().write(data) or 0
         except OSError as error:
@@ -187,7 +192,7 @@ class _TargetFile(io.FileIO):
 
 @contextmanager
 def _as_storage_errors(target: Path) -> Iterator[None]:
-    """Turn what the system refuses into a StorageError."""
+    """A block in which each OSError becomes a StorageError about the target."""
     try:
         yield
     except FileExistsError:
@@ -196,15 +201,9 @@ def _as_storage_errors(target: Path) -> Iterator[None]:
         raise _write_error(target, error) from error
 
 
-def _close_quietly(out: io.BufferedWriter[_TargetFile]) -> None:
-    """Close and ignore errors: what is left in the buffer is not needed."""
-    with contextlib.suppress(OSError, StorageError):
-        out.close()
-
-
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Turn SIGTERM into an exception so that files are cleaned up, unless the program handles it itself."""
+    """A block in which SIGTERM raises, so that files are cleaned up, unless the program handles the signal."""
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
@@ -233,13 +232,13 @@ def _write_error(target: Path, error: OSError) -> StorageError:
 
 
 def target_paths(logs: Sequence[str], files: Sequence[Path], out: Path) -> Mapping[Path, Path]:
-    """The file to write for each log: `out` itself for a single file, else a path below the folder `out`.
+    """The target of each log: `out` itself for a single file, else a path below the folder `out`.
 
-    A file found in a folder keeps its path below that folder. SetupError if two logs would be written to
-    one file or a log would be overwritten.
+    A file that was found in a folder keeps its path below that folder. SetupError if two logs have the same
+    target, or one is itself a target.
     """
     if isinstance(out, RemoteFile):
-        refuse_place(out)
+        refuse_read_only_store(out)
     in_folder = is_folder(out)
     named = [remote_file(log) if is_url(log) else Path(log) for log in logs]
     folders = [path for path in named if is_folder(path)]
@@ -256,14 +255,14 @@ def target_paths(logs: Sequence[str], files: Sequence[Path], out: Path) -> Mappi
             targets[file] = out / (file.relative_to(folder) if folder is not None else file.name)
     owners: dict[str, Path] = {}
     for file, target in targets.items():
-        other = owners.setdefault(place_key(target), file)
+        other = owners.setdefault(path_identity(target), file)
         if other != file:
             raise SetupError(
                 f"-o {out}: {other} and {file} would both be written to {target}.\n"
                 "Repair them in two runs, or give the folder that holds both."
             )
     for file in files:
-        if place_key(file) in owners:
+        if path_identity(file) in owners:
             raise SetupError(
                 f"-o {out}: {file} is one of the logs, and a log is never overwritten.\n"
                 "Name another file or folder."
@@ -271,25 +270,20 @@ def target_paths(logs: Sequence[str], files: Sequence[Path], out: Path) -> Mappi
     return targets
 
 
-def same_place(path: Path, other: Path) -> bool:
-    """Whether two paths name the same place, all links followed."""
-    return place_key(path) == place_key(other)
-
-
-def refuse_taken(targets: Mapping[Path, Path], *, overwrite: bool) -> None:
-    """Raise StorageError if a target exists and must not be overwritten, before hours of work."""
+def refuse_existing(targets: Mapping[Path, Path], *, overwrite: bool) -> None:
+    """StorageError, before hours of work, if a target exists and must not be overwritten."""
     remote = [target for target in targets.values() if isinstance(target, RemoteFile)]
     for first in remote[:1]:
-        refuse_remote(first, overwrite=True)  # whether there is such a bucket
+        refuse_remote_target(first, overwrite=True)  # whether there is such a bucket
     if remote and not overwrite:
-        refuse_remotes(remote)
+        refuse_existing_remotes(remote)
     for file, target in targets.items():
         if not isinstance(target, RemoteFile) and os.path.lexists(target):
             refuse_target(target, overwrite=overwrite, source=file)
 
 
 def make_folder(folder: Path) -> None:
-    """Create the folder and its parents; StorageError if that fails. A store needs no folders."""
+    """Create a folder and its parents; StorageError if that fails. Stores need no folders."""
     if isinstance(folder, RemoteFile):
         return
     try:

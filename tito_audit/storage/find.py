@@ -1,6 +1,6 @@
-"""find_logs: files, folders and globs on the command line to log files, on disk and in stores.
+"""find_logs: the log files that files, folders and globs name, on disk and in stores.
 
-In a folder that `datasets` saved, its metadata say which files hold the rows, and follow once rows change.
+In a folder that `datasets` saved, metadata say which files hold the rows; they are updated when rows change.
 `Dataset.save_to_disk` writes the shards, `state.json`, which lists them in order, and `dataset_info.json`;
 `DatasetDict.save_to_disk` writes such a folder for each split, and `dataset_dict.json`, which lists the splits.
 """
@@ -20,20 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.errors import StorageError
-from tito_audit.settings.values import user_path
+from tito_audit.settings.values import expand_user
 from tito_audit.storage.arrow import open_arrow
-from tito_audit.storage.atomic import Sealed, new_file
+from tito_audit.storage.atomic import OnDone, new_file
 from tito_audit.storage.in_memory import RowsInMemory
-from tito_audit.storage.journal import SUFFIX, is_open
-from tito_audit.storage.remote import FIRST, RemoteFile, is_url, know, of_web, remote_file
-from tito_audit.storage.watch import NAME, standard_input
+from tito_audit.storage.journal import SUFFIX, is_open_journal
+from tito_audit.storage.remote import FIRST_BLOCK, RemoteFile, is_url, is_web_url, remember, remote_file
+from tito_audit.storage.watch import STDIN, standard_input
 from tito_audit.unknown import close_names
 
 LOG_SUFFIXES = (
     *(f"{base}{packed}" for base in (".jsonl", ".ndjson", ".json") for packed in ("", ".gz", ".zst")),
     *(".parquet", ".arrow", ".arrows", ".feather"),
 )
-"""Suffixes of logs found in a folder; a file named directly may have any name."""
+"""Suffixes of the logs in a folder; a file that is named itself may have any."""
 
 _NOT_LOGS = {
     *("tokenizer.json", "tokenizer_config.json", "vocab.json", "added_tokens.json", "special_tokens_map.json"),
@@ -44,64 +44,64 @@ _NOT_LOGS = {
     *("trainer_state.json", "all_results.json", "train_results.json", "eval_results.json", "training_args.json"),
     *("ds_config.json", "wandb-summary.json", "wandb-metadata.json", "package.json", "package-lock.json"),
 }
-"""JSON files of models and data sets that are not logs."""
+"""JSON files of models and data sets."""
 
 _CACHED = re.compile(r"(?:cache-.*|indices)\.arrow")
-"""Names of files that `datasets` computed from other files in the folder."""
+"""Files that `datasets` computed from others in the same folder."""
 
-_OURS = re.compile(
+_OWN_REPORT = re.compile(
     rb'\{"(?:summary|before)":\{"schema_version":|\{"code":"[A-Z]{3}\d{3}","severity":"|\{"what": "tito-audit |'
     rb'\{"tito_audit_journal"|\{"\$schema":"[^"]*/sarif-schema'
 )
-"""How tito-audit's own reports and baselines begin; these may be in a folder of logs."""
-_BEGINNING = 128
+"""How our own reports and baselines begin, which may lie among logs."""
+_HEAD_BYTES = 128
 
-_FEW = 5
-"""Names that a message lists."""
+_MOST_NAMES = 5
+"""Names that a message lists at most."""
 
-_MAGIC = re.compile(r"[*?\[]")
+_GLOB_CHARACTER = re.compile(r"[*?\[]")
 _DIGITS = re.compile(r"\d+")
-_ALIKE = 8
-"""So many files with the same name but for its digits are shards: if the first is a log, all are."""
+_MANY_SHARDS = 8
+"""So many files whose names differ only in digits are shards: if the first is a log, all are."""
 
 
 def find_logs(arguments: Sequence[str | Path]) -> list[Path]:
-    """The files that arguments name, each once and in order: files, folders (searched recursively), globs, `-`.
+    """The logs that arguments name, each once and in order: files, folders with all below them, globs, `-`.
 
-    Rows in memory are their own path.
+    Rows in memory are passed through.
     """
     files: dict[Path, None] = {}
     for argument in arguments:
-        files |= dict.fromkeys([argument] if isinstance(argument, RowsInMemory) else _files(str(argument)))
+        files |= dict.fromkeys([argument] if isinstance(argument, RowsInMemory) else _resolve(str(argument)))
     return list(files)
 
 
-def few(names: Sequence[str]) -> str:
-    """The first few names, and `…` if there are more."""
-    return ", ".join([*names[:_FEW], *(["…"] if len(names) > _FEW else [])])
+def first_few(names: Sequence[str]) -> str:
+    """The first names joined by commas, with `…` if there are more."""
+    return ", ".join([*names[:_MOST_NAMES], *(["…"] if len(names) > _MOST_NAMES else [])])
 
 
 def skipped_files(arguments: Sequence[str]) -> list[Path]:
-    """The files in folders among the arguments that `find_logs` leaves out because they are not logs, in order."""
+    """The files that `find_logs` leaves out of folders because they are no logs, in order."""
     folders: list[Path] = []
     for argument in arguments:
-        folder = _remote_folder(argument) if is_url(argument) else user_path(argument)
+        folder = _remote_folder(argument) if is_url(argument) else expand_user(argument)
         if folder is not None and (isinstance(folder, RemoteFile) or os.path.isdir(folder)):  # noqa: PTH112
             folders.append(folder)
-    return list(dict.fromkeys(path for folder in folders for path in sorted(_others_under(folder))))
+    return list(dict.fromkeys(path for folder in folders for path in sorted(_other_files(folder))))
 
 
 def _walk(
     folder: Path, refuse: Callable[[OSError], None] | None = None
 ) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Each folder, and the names of the folders and files in it; folders removed from the list are passed over."""
+    """`os.walk` for folders on disk and in stores: each folder with the names of the folders and files in it."""
     if not isinstance(folder, RemoteFile):
         for root, folders, files in os.walk(folder, onerror=refuse):
             yield Path(root), folders, files
         return
-    # As `os.walk`, from one listing
+    # From one listing of all files below.
     tree: dict[str, tuple[dict[str, None], list[str]]] = defaultdict(lambda: ({}, []))
-    for file in (folder if folder.below is not None else _listed(folder)).below or ():
+    for file in (folder if folder.files_below is not None else _list_folder(folder)).files_below or ():
         tree[str(file.parent)][1].append(file.name)
         for above in takewhile(lambda path: path != folder, file.parents):
             tree[str(above.parent)][0][above.name] = None
@@ -113,26 +113,27 @@ def _walk(
         waiting += [here / name for name in reversed(folders)]
 
 
-def _under(folder: Path, refuse: Callable[[OSError], None] | None = None) -> Iterator[tuple[Path, bool | None]]:
-    """Each file that is not hidden, and whether it is a log; the folder of a data set as a whole, with None."""
+def _classify(folder: Path, refuse: Callable[[OSError], None] | None = None) -> Iterator[tuple[Path, bool | None]]:
+    """Each file that is not hidden, with whether it is a log; None for a whole folder that `datasets` saved."""
     for root, folders, files in _walk(folder, refuse):
-        if MARKS.intersection(files) and ((root / _DICT).is_file() or _is_single(root)):
+        if DATASET_MARKERS.intersection(files) and ((root / _SPLITS).is_file() or _is_split_folder(root)):
             folders.clear()
             yield root, None
             continue
         folders[:] = [name for name in folders if not name.startswith(".")]
         for path in (root / name for name in files if not name.startswith(".")):
-            path = remote_file(str(path)) if isinstance(path, RemoteFile) else path  # as it was listed
-            yield path, _is_named(path) and not _is_ours(path)
+            path = remote_file(str(path)) if isinstance(path, RemoteFile) else path  # with its listed status
+            yield path, _has_log_name(path) and not _is_own_report(path)
 
 
-def _others_under(folder: Path) -> Iterator[Path]:
-    """Files that are not logs, except journals, hidden files and the files of a data set."""
-    return (path for path, is_log in _under(folder) if is_log is False and not path.name.endswith(SUFFIX))
+def _other_files(folder: Path) -> Iterator[Path]:
+    """Files that are no logs, without journals, hidden files and those in folders that `datasets` saved."""
+    return (path for path, is_log in _classify(folder) if is_log is False and not path.name.endswith(SUFFIX))
 
 
-def _files(argument: str) -> list[Path]:
-    if argument == NAME:
+def _resolve(argument: str) -> list[Path]:
+    """The logs that one argument names; StorageError, with close names, if there are none."""
+    if argument == STDIN:
         return [standard_input()]
     if is_url(argument):
         if argument.startswith("file://"):
@@ -141,31 +142,32 @@ def _files(argument: str) -> list[Path]:
                 f"{argument}: local logs are named by path, not by URL.\nPass the path: tito-audit scan {local}"
             )
         return _remote_logs(argument)
-    path = user_path(argument)
-    if str(path) == NAME:
-        path = Path.cwd() / NAME  # the file of that name, as in ./-
+    path = expand_user(argument)
+    if str(path) == STDIN:
+        path = Path.cwd() / STDIN  # ./- is the file of that name
     # pathlib's versions raise if the name is too long.
     if os.path.isdir(path):  # noqa: PTH112
-        return _in_folder(path)
+        return _require_logs(path)
     if os.path.exists(path):  # noqa: PTH110
         return [path]
-    # After the check for existence, as names may contain brackets.
+    # Only if no such file exists, as names may contain brackets.
     if glob.has_magic(argument):
         matched = map(Path, sorted(glob.glob(str(path), recursive=True)))  # noqa: PTH207  Path takes no absolute pattern
-        files = [file for match in matched for file in (_sorted_logs(match) if match.is_dir() else [match])]
+        files = [file for match in matched for file in (_collect_logs(match) if match.is_dir() else [match])]
         if not files:
             raise StorageError(f"{argument}: no file matches. Quote the pattern, or look where it starts.")
         return files
     if argument == "…":
         raise StorageError(f"{argument}: it stands for the logs and flags of your scan; write them in its place.")
-    raise StorageError(f"{argument}: no such file or folder.{_close_names(path)}")
+    raise StorageError(f"{argument}: no such file or folder.{_suggest_names(path)}")
 
 
-def _in_folder(folder: Path) -> list[Path]:
-    files = _sorted_logs(folder)
+def _require_logs(folder: Path) -> list[Path]:
+    """The logs below a folder; StorageError if there are none."""
+    files = _collect_logs(folder)
     if not files:
-        others = [str(path.relative_to(folder)) for path in sorted(_others_under(folder))]
-        content = f"It holds {few(others)}." if others else "It is empty."
+        others = [str(path.relative_to(folder)) for path in sorted(_other_files(folder))]
+        content = f"It holds {first_few(others)}." if others else "It is empty."
         raise StorageError(
             f"{folder}: no log in this folder or below. {content}\n"
             f"Names of logs end in {', '.join(LOG_SUFFIXES)}. If yours has another name, pass the file itself."
@@ -173,65 +175,66 @@ def _in_folder(folder: Path) -> list[Path]:
     return files
 
 
-def _sorted_logs(folder: Path) -> list[Path]:
-    """The logs of a folder by name; the shards of a data set together, in the order of its rows."""
+def _collect_logs(folder: Path) -> list[Path]:
+    """The logs below a folder, sorted by name; the shards of a data set together, in the order of its rows."""
     if isinstance(folder, RemoteFile):
-        named = [file for file in folder.below or () if _is_named(file)]
-        for file in named:  # one below a folder without a name, which no path on disk has
+        named = [file for file in folder.files_below or () if _has_log_name(file)]
+        for file in named:  # paths collapse // and /./, which URLs may have
             if file.url != (plain := str(file.parent / file.name)):
                 raise StorageError(
                     f"{file}: its name holds // or /./, so in a folder it cannot be told from {plain}. "
                     "Name each file of the folder, or rename this one."
                 )
         groups: dict[tuple[str, str], list[RemoteFile]] = defaultdict(list)
-        for file in filter(_is_text, named):
+        for file in filter(_has_json_name, named):
             groups[str(file.parent), _DIGITS.sub("0", file.name)].append(file)
         wanted = []
         for group in groups.values():
-            wanted += group[:1] if len(group) >= _ALIKE else group
-            for file in group[1:] if len(group) >= _ALIKE else ():
-                file.alike = group[0]
-        if len(wanted) > 1:  # fetch how files begin, many at a time
+            wanted += group[:1] if len(group) >= _MANY_SHARDS else group
+            for file in group[1:] if len(group) >= _MANY_SHARDS else ():
+                file.similar = group[0]
+        if len(wanted) > 1:  # fetch the beginnings of many files at once
             from concurrent.futures import ThreadPoolExecutor
 
-            size = FIRST if len(wanted) <= 64 else _BEGINNING  # of few, as much as reading them needs first
+            size = FIRST_BLOCK if len(wanted) <= 64 else _HEAD_BYTES  # of a few, as much as reading needs first
             with ThreadPoolExecutor(16) as pool:
                 list(pool.map(lambda file: file.open("rb", 0).read(size), wanted))
 
     def refuse(error: OSError) -> None:
         raise StorageError(f"{error.filename}: the folder cannot be read ({error.strerror}).") from error
 
-    logs = sorted((path, is_log) for path, is_log in _under(folder, refuse) if is_log is not False)
-    return [file for path, is_log in logs for file in ([path] if is_log else shards_under(path))]
+    logs = sorted((path, is_log) for path, is_log in _classify(folder, refuse) if is_log is not False)
+    return [file for path, is_log in logs for file in ([path] if is_log else dataset_shards(path))]
 
 
-def _is_named(path: Path) -> bool:
-    """Whether a file in a folder has the name of a log."""
+def _has_log_name(path: Path) -> bool:
+    """Whether a file has the name of a log, and none of another file in folders of models and data sets."""
     name = path.name
     return name.endswith(LOG_SUFFIXES) and name not in _NOT_LOGS and _CACHED.fullmatch(name) is None
 
 
-def _is_text(path: Path) -> bool:
-    """Whether a file has the name of JSON that is not compressed."""
+def _has_json_name(path: Path) -> bool:
+    """Whether a file has the name of uncompressed JSON."""
     return path.name.endswith((".json", ".jsonl", ".ndjson"))
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether a file is one of our reports or baselines; False if it cannot be read, which is reported later."""
-    if not _is_text(path) or not path.is_file():
+def _is_own_report(path: Path) -> bool:
+    """Whether a file is one of our reports or baselines; False if it cannot be read, which is said later."""
+    if not _has_json_name(path) or not path.is_file():
         return False
-    if is_open(path):
+    if is_open_journal(path):
         return True
-    if isinstance(path, RemoteFile) and path.alike is not None and not _is_ours(path.alike):
+    if isinstance(path, RemoteFile) and path.similar is not None and not _is_own_report(path.similar):
         return False
     try:
         with path.open("rb") as file:
-            return _OURS.match(file.read(_BEGINNING)) is not None
+            return _OWN_REPORT.match(file.read(_HEAD_BYTES)) is not None
     except OSError:
         return False
 
 
-def _close_names(path: Path) -> str:
+def _suggest_names(path: Path) -> str:
+    """` Did you mean …?`, for the end of a message; "" without a close name."""
     folder = path.parent
     if isinstance(folder, RemoteFile):
         names = folder.entries()
@@ -243,66 +246,63 @@ def _close_names(path: Path) -> str:
     return f" Did you mean {' or '.join(str(folder / name) for name in close)}?" if close else ""
 
 
-# Logs in stores
-
-
 def _remote_logs(url: str) -> list[Path]:
-    """The files that a URL names, as they are now; StorageError if there are none."""
+    """The logs that a URL names, with their status now; StorageError if there are none."""
     if url.endswith("://"):
         raise StorageError(f"{url}: this names no file. Name one, or a folder, after it.")
     path = remote_file(url)
-    if of_web(url):
+    if is_web_url(url):
         if "*" in path.name:
             raise StorageError(f"{path}: a web server does not list its files. Name each file.")
         try:
-            path.refreshed()
+            path.refresh_status()
         except FileNotFoundError as error:
             raise StorageError(f"{path}: {error.strerror}") from None
-        return [know(path)]
-    pattern = _MAGIC.search(url, url.index("://") + 3)
+        return [remember(path)]
+    pattern = _GLOB_CHARACTER.search(url, url.index("://") + 3)
     why = "there is nothing below it."
     if not url.endswith("/"):
         try:
-            path.refreshed()
-            return [know(path)]
+            path.refresh_status()
+            return [remember(path)]
         except FileNotFoundError as error:
             why = str(error.strerror)
     if pattern is not None:
-        return _of_pattern(url, pattern.start())
-    folder = _listed(RemoteFile(url.rstrip("/")))
-    if not folder.below:
-        raise StorageError(f"{folder}: {why}{_close_names(folder)}")
-    return _in_folder(folder)
+        return _match_pattern(url, pattern.start())
+    folder = _list_folder(RemoteFile(url.rstrip("/")))
+    if not folder.files_below:
+        raise StorageError(f"{folder}: {why}{_suggest_names(folder)}")
+    return _require_logs(folder)
 
 
 def _remote_folder(url: str) -> RemoteFile | None:
-    """The folder that a URL names, with all files below it; None if it names something else."""
-    if of_web(url) or _MAGIC.search(url, url.index("://") + 3):
+    """The folder that a URL names, listed; None if it names no folder."""
+    if is_web_url(url) or _GLOB_CHARACTER.search(url, url.index("://") + 3):
         return None
     folder = remote_file(url.rstrip("/"))
-    if folder.below is not None:
+    if folder.files_below is not None:
         return folder
     try:
-        return None if folder.is_file() else _listed(folder)
-    except StorageError:  # which find_logs reports
+        return None if folder.is_file() else _list_folder(folder)
+    except StorageError:  # `find_logs` reports it
         return None
 
 
-def _listed(folder: RemoteFile) -> RemoteFile:
-    """The folder with all files below it, which are known from now on."""
-    folder.below = [know(file) for file in folder.files()]
-    return know(folder)
+def _list_folder(folder: RemoteFile) -> RemoteFile:
+    """The folder with all files below it, whose status is remembered."""
+    folder.files_below = [remember(file) for file in folder.files()]
+    return remember(folder)
 
 
-def _of_pattern(url: str, magic: int) -> list[Path]:
-    """The files that a pattern matches, and the logs in folders that it matches."""
-    folder = RemoteFile(url[:magic].rpartition("/")[0])
+def _match_pattern(url: str, glob_start: int) -> list[Path]:
+    """The files that a glob matches, and the logs in folders that it matches."""
+    folder = RemoteFile(url[:glob_start].rpartition("/")[0])
     if len(folder.parts) < 2:
         raise StorageError(f"{url}: a pattern begins after the name of the bucket or the repository.")
     pattern = url.split("/")
     matched: dict[str, list[Path]] = {}
     folders: dict[RemoteFile, list[RemoteFile]] = defaultdict(list)
-    for file in _listed(folder).below or ():
+    for file in _list_folder(folder).files_below or ():
         if _matches(str(file).split("/"), pattern):
             matched[str(file)] = [file]
         else:
@@ -310,8 +310,8 @@ def _of_pattern(url: str, magic: int) -> list[Path]:
             for path in islice(above, 1):
                 folders[path].append(file)
     for path, below in folders.items():
-        path.below = below
-        matched[str(path)] = _sorted_logs(path)
+        path.files_below = below
+        matched[str(path)] = _collect_logs(path)
     logs = [log for name in sorted(matched) for log in matched[name]]
     if not logs:
         raise StorageError(f"{url}: no file matches. Quote the pattern, or look where it starts.")
@@ -319,7 +319,7 @@ def _of_pattern(url: str, magic: int) -> list[Path]:
 
 
 def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether the parts of a path match those of a pattern, with the rules of `glob`: hidden names are named."""
+    """Whether a path matches a pattern, part by part; as for `glob`, only a dot matches that of a hidden name."""
     if not pattern:
         return not names
     first, rest = pattern[0], pattern[1:]
@@ -332,49 +332,49 @@ def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
     return fnmatchcase(names[0], first) and _matches(names[1:], rest)
 
 
-_STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
-MARKS = frozenset((_STATE, _DICT))
-"""Names of files of which every folder that `datasets` saved has one."""
+_STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+DATASET_MARKERS = frozenset((_STATE, _SPLITS))
+"""Every folder that `datasets` saved has one of these files."""
 
 
-def shards_under(folder: Path) -> list[Path]:
+def dataset_shards(folder: Path) -> list[Path]:
     """The shards of a folder that `datasets` saved, split by split, in the order of their rows.
 
-    StorageError if the folder lacks a file that its metadata lists, or lists a file outside of it.
+    StorageError if the metadata list a file that is missing, or is not in the folder.
     """
-    if not (folder / _DICT).is_file():
-        return _shards(folder)
-    splits = _object(folder / _DICT).get("splits")
-    if not isinstance(splits, list) or not all(_is_name(split) for split in splits):
-        raise _bad_folder(folder / _DICT, "its list 'splits' does not name folders next to it")
+    if not (folder / _SPLITS).is_file():
+        return _split_shards(folder)
+    splits = _load_object(folder / _SPLITS).get("splits")
+    if not isinstance(splits, list) or not all(_is_plain_name(split) for split in splits):
+        raise _folder_error(folder / _SPLITS, "its list 'splits' does not name folders next to it")
     shards = []
     for split in splits:
         if not (folder / split / _STATE).is_file():
-            raise _bad_folder(folder / _DICT, f"it names the split {split!r}, but {split}/{_STATE} is missing")
-        shards += _shards(folder / split)
+            raise _folder_error(folder / _SPLITS, f"it names the split {split!r}, but {split}/{_STATE} is missing")
+        shards += _split_shards(folder / split)
     return shards
 
 
 def dataset_metadata(logs: Sequence[str], targets: Mapping[Path, Path]) -> dict[Path, Path]:
-    """The metadata files of data sets whose shards are written again, each with its new place.
+    """The metadata files to write for data sets whose shards are written again, each with its target.
 
-    Only of folders in `logs`, or below one of them.
+    Only for data sets that `logs` names, or that are below a folder in it.
     """
     named = [Path(log) for log in logs if Path(log).is_dir()]
     metadata: dict[Path, Path] = {}
     for folder in dict.fromkeys(file.parent for file in targets):
-        if not any(map(folder.is_relative_to, named)) or not _is_single(folder):
+        if not any(map(folder.is_relative_to, named)) or not _is_split_folder(folder):
             continue
-        shards = _shards(folder)
+        shards = _split_shards(folder)
         places = {targets[shard].parent if shard in targets else None for shard in shards}
         same_names = all(shard in targets and targets[shard].name == shard.name for shard in shards)
         place = places.pop() if same_names and len(places) == 1 else None
-        if place is None:  # shards go to several folders, or have other names there
+        if place is None:  # the targets are in several folders, or have other names
             continue
         metadata |= {folder / name: place / name for name in (_STATE, _INFO) if (folder / name).is_file()}
-        above = folder.parent / _DICT
+        above = folder.parent / _SPLITS
         if above.is_file() and any(map(folder.parent.is_relative_to, named)):
-            metadata[above] = place.parent / _DICT
+            metadata[above] = place.parent / _SPLITS
     return metadata
 
 
@@ -383,21 +383,21 @@ def write_dataset_metadata(
     targets: Mapping[Path, Path],
     *,
     overwrite: Callable[[Path], bool],
-    sealed: Sealed | None = None,
+    on_done: OnDone | None = None,
 ) -> None:
-    """Write the metadata files of `dataset_metadata`, updated for the shards as written.
+    """Write the files of `dataset_metadata`, updated for the shards as they were written.
 
-    Row and byte counts follow the shards, an added column becomes a feature, and a data set in which anything
-    changed gets a new fingerprint, or `datasets` would use what it cached of the old one. `overwrite` says which
-    files may be replaced; `sealed` is called for each just before it appears.
+    Counts of rows and bytes are updated, and added columns become features. A data set in which anything changed
+    gets a new fingerprint: else `datasets` would use what it cached of the old one. `overwrite` tells which files
+    may be replaced; `on_done` is called for each just before it appears.
     """
     import filecmp  # a scan needs none
 
     for file, place in dataset_metadata(logs, targets).items():
         data = file.read_bytes()
-        pairs = [(shard, targets[shard]) for shard in _shards(file.parent)] if file.name != _DICT else []
+        pairs = [(shard, targets[shard]) for shard in _split_shards(file.parent)] if file.name != _SPLITS else []
         if not all(filecmp.cmp(*pair, shallow=False) for pair in pairs):
-            about = _object(file)
+            about = _load_object(file)
             if file.name == _STATE:
                 seen = blake2b(str(about.get("_fingerprint")).encode(), digest_size=8)
                 for _, written in pairs:
@@ -406,42 +406,43 @@ def write_dataset_metadata(
                             seen.update(block)
                 about = {**about, "_fingerprint": seen.hexdigest()}
             else:
-                about = _new_info(about, file.parent, pairs)
+                about = _update_info(about, file.parent, pairs)
             data = json.dumps(about, indent=2).encode("utf-8")
-        with new_file(place, overwrite=overwrite(place), source=file, sealed=sealed) as out:
+        with new_file(place, overwrite=overwrite(place), source=file, on_done=on_done) as out:
             out.write(data)
 
 
-def _is_single(folder: Path) -> bool:
-    return (folder / _STATE).is_file() and isinstance(_object(folder / _STATE).get("_data_files"), list)
+def _is_split_folder(folder: Path) -> bool:
+    """Whether `Dataset.save_to_disk` wrote a folder."""
+    return (folder / _STATE).is_file() and isinstance(_load_object(folder / _STATE).get("_data_files"), list)
 
 
-def _shards(folder: Path) -> list[Path]:
-    """The shards of one data set, in order."""
-    state = _object(folder / _STATE)
+def _split_shards(folder: Path) -> list[Path]:
+    """The shards in one folder that `Dataset.save_to_disk` wrote, in order."""
+    state = _load_object(folder / _STATE)
     if state.get("_indices_data_files"):
-        raise _bad_folder(
+        raise _folder_error(
             folder / _STATE,
             "it selects some of its rows by a separate index file, which is not read",
             "Save it with the selection applied: load_from_disk(FOLDER).flatten_indices().save_to_disk(OTHER)",
         )
     entries = state.get("_data_files")
     names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries or ()]
-    if not isinstance(entries, list) or not all(map(_is_name, names)):
-        raise _bad_folder(folder / _STATE, "its list '_data_files' does not name files next to it")
+    if not isinstance(entries, list) or not all(map(_is_plain_name, names)):
+        raise _folder_error(folder / _STATE, "its list '_data_files' does not name files next to it")
     shards = [folder / str(name) for name in names]
     missing = next((shard for shard in shards if not shard.is_file()), None)
     if missing is not None:
-        raise _bad_folder(folder / _STATE, f"it names {missing.name}, which is missing")
+        raise _folder_error(folder / _STATE, f"it names {missing.name}, which is missing")
     return shards
 
 
-def _is_name(name: object) -> bool:
-    """Whether a name stays inside its folder."""
+def _is_plain_name(name: object) -> bool:
+    """Whether a name is one of a file directly in a folder."""
     return isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0"} & {*name}
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _load_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; {} if there is none."""
     try:
         value = json.loads(path.read_bytes())
@@ -450,13 +451,14 @@ def _object(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _bad_folder(path: Path, why: str, way_out: str = "") -> StorageError:
+def _folder_error(path: Path, why: str, way_out: str = "") -> StorageError:
+    """The error for metadata that cannot be followed."""
     way_out = way_out or "The copy is incomplete; copy the folder again, or pass the files with rows themselves."
     return StorageError(f"{path}: {why}.\n{way_out}")
 
 
-def _new_info(info: Mapping[str, Any], folder: Path, pairs: Sequence[tuple[Path, Path]]) -> dict[str, Any]:
-    """The contents of `dataset_info.json`, with its counts updated; `pairs` are shards and what was written."""
+def _update_info(info: Mapping[str, Any], folder: Path, pairs: Sequence[tuple[Path, Path]]) -> dict[str, Any]:
+    """The contents of `dataset_info.json` with new counts; `pairs` are shards and what was written for them."""
     more = sum(new.stat().st_size - old.stat().st_size for old, new in pairs)
     before: list[int] = []
     after: list[int] = []
@@ -467,9 +469,9 @@ def _new_info(info: Mapping[str, Any], folder: Path, pairs: Sequence[tuple[Path,
             after.append(written.count())
             columns |= dict.fromkeys(name for name in written.schema.names if name not in source.schema.names)
     new = dict(info)
-    splits, name = info.get("splits"), _object(folder / _STATE).get("_split")
+    splits, name = info.get("splits"), _load_object(folder / _STATE).get("_split")
     split = splits.get(name) if isinstance(splits, dict) else None
-    # A data set saved after rows were selected still states the row count of its source: leave that alone.
+    # Saved after rows were selected, a data set still has the row count of its source, which stays.
     if isinstance(splits, dict) and isinstance(split, dict) and split.get("num_examples") == sum(before):
         counts = {**split, "num_examples": sum(after)}
         if split.get("shard_lengths") == before:

@@ -1,4 +1,4 @@
-"""RowsInMemory: rows that a program holds, or gives once, as a path that is read like a log."""
+"""RowsInMemory: rows that a program holds, or yields once, as a path that is read like a log."""
 
 from __future__ import annotations
 
@@ -25,60 +25,60 @@ from tito_audit.format import Row
 from tito_audit.record.edits import ABSENT
 from tito_audit.record.edits import Path as Steps
 from tito_audit.storage import lazy_pyarrow as pa
-from tito_audit.storage.row import not_an_object, seed_of
-from tito_audit.storage.spool import Spool, unpacked
+from tito_audit.storage.row import block_seed, no_object_reason
+from tito_audit.storage.spool import Spool, unpack_entry
 from tito_audit.storage.table_rows import ArrowRows, Block, MemoryContent, MemoryPart, PlainRows, first_line
 
 _SIMPLE = frozenset({str, int, float, bool, bytes, type(None)})
-"""Types of values that stay as they are."""
-MISSING = {"NAType", "NaTType"}
-"""What pandas calls the types of a missing value."""
+"""Types that need no conversion."""
+PANDAS_MISSING = {"NAType", "NaTType"}
+"""Names of the types of pandas' missing values."""
 
 
-class NotPlain(ValueError):
-    """A value that no log can hold; the message names its type."""
+class NotLoggable(ValueError):
+    """No log can hold a value; the message names its type."""
 
 
-def plain_row(row: Mapping[Any, Any], *, lean: bool = False) -> Row | str:
-    """The row as a log holds it, or the reason why it cannot be read; `row` itself is not changed.
+def plain_row(row: Mapping[Any, Any], *, table_like: bool = False) -> Row | str:
+    """A copy of the row as a log holds it, or why none can.
 
     Arrays and tensors become numpy arrays, other numbers Python's, times text, missing values None. What is plain
-    already is shared, not copied. `lean`: objects lose keys without a value, as tables do.
+    already is shared. With `table_like`, objects lose keys without a value, as those of tables do.
     """
     plain: dict[str, Any] = {}
     for name, value in row.items():
         try:
-            plain[str(name)] = plain_value(value, lean=lean)
-        except NotPlain as error:
+            plain[str(name)] = plain_value(value, table_like=table_like)
+        except NotLoggable as error:
             return f"column {str(name)!r} holds {error}"
     return plain
 
 
-def plain_value(value: Any, *, lean: bool = False) -> Any:
-    """One value as a log holds it; NotPlain if no log can."""
+def plain_value(value: Any, *, table_like: bool = False) -> Any:
+    """A value as a log holds it; NotLoggable if none can."""
     try:
-        return _plain(value, lean)
+        return _to_plain(value, table_like)
     except RecursionError:
-        raise NotPlain("values nested too deeply to be read") from None
+        raise NotLoggable("values nested too deeply to be read") from None
 
 
-def _plain(value: Any, lean: bool) -> Any:
+def _to_plain(value: Any, table_like: bool) -> Any:
     kind = type(value)
     if kind in _SIMPLE:
         return value
     if isinstance(value, Mapping):
-        plain = {str(key): _plain(entry, lean) for key, entry in value.items()}
-        if not lean:
+        plain = {str(key): _to_plain(entry, table_like) for key, entry in value.items()}
+        if not table_like:
             return plain
-        # A number without a fraction was a whole one before a value next to it was missing.
+        # pandas turns integers into floats where a value next to them is missing.
         whole = {
             key: int(entry) for key, entry in plain.items() if isinstance(entry, float) and entry.is_integer()
         }
         return {key: whole.get(key, entry) for key, entry in plain.items() if entry is not None}
     if kind is list:
-        return value if set(map(type, value)) <= _SIMPLE else [_plain(entry, lean) for entry in value]
+        return value if set(map(type, value)) <= _SIMPLE else [_to_plain(entry, table_like) for entry in value]
     if isinstance(value, np.ndarray):
-        return _of_array(value, lean)
+        return _plain_array(value, table_like)
     if _is_tensor(value):
         try:
             tensor = value.detach().cpu()
@@ -86,24 +86,24 @@ def _plain(value: Any, lean: bool) -> Any:
                 tensor = tensor.float()
             array: np.ndarray[Any, Any] = tensor.resolve_conj().numpy()
         except (TypeError, RuntimeError) as error:  # sparse, quantized, nested, or without values
-            raise NotPlain(f"a tensor that is not an array ({str(error).splitlines()[0]})") from None
-        return _of_array(array, lean)
+            raise NotLoggable(f"a tensor that is not an array ({str(error).splitlines()[0]})") from None
+        return _plain_array(array, table_like)
     if hasattr(value, "as_py"):
-        return _plain(value.as_py(), lean)
+        return _to_plain(value.as_py(), table_like)
     if hasattr(value, "__array__"):
-        return _of_array(np.asarray(value), lean)
+        return _plain_array(np.asarray(value), table_like)
     if isinstance(value, Sequence | Set) and not isinstance(value, str | bytes | bytearray | memoryview):
-        return _plain(list(value), lean)
-    return _single(value, lean)
+        return _to_plain(list(value), table_like)
+    return _plain_scalar(value, table_like)
 
 
-def _single(value: Any, lean: bool) -> Any:
-    """A value that holds no others."""
+def _plain_scalar(value: Any, table_like: bool) -> Any:
+    """The same for a value that holds no others."""
     kind = type(value)
-    if kind.__name__ in MISSING and kind.__module__.startswith("pandas."):
+    if kind.__name__ in PANDAS_MISSING and kind.__module__.startswith("pandas."):
         return None
     if isinstance(value, enum.Enum):
-        return _plain(value.value, lean)
+        return _to_plain(value.value, table_like)
     for base in (str, int, float):
         if isinstance(value, base):
             return base(value)
@@ -121,45 +121,44 @@ def _single(value: Any, lean: bool) -> Any:
         return {"path": str(getattr(value, "filename", ""))}
     if kind.__module__.startswith("pandas."):  # a period or an interval
         return str(value)
-    raise NotPlain(f"a value of type {kind.__module__}.{kind.__qualname__}, which no log can hold")
+    raise NotLoggable(f"a value of type {kind.__module__}.{kind.__qualname__}, which no log can hold")
 
 
-def _of_array(values: np.ndarray[Any, Any], lean: bool) -> Any:
-    """An array of numbers as it is, if it has one dimension; anything else as a list or a single value."""
+def _plain_array(values: np.ndarray[Any, Any], table_like: bool) -> Any:
+    """The same for an array: one of numbers with one dimension stays, others become lists or single values."""
     kind = values.dtype.kind
     if kind == "c":
-        raise NotPlain(f"numbers of {values.dtype}, which no log can hold")
+        raise NotLoggable(f"numbers of {values.dtype}, which no log can hold")
     if values.ndim == 0:
         if kind == "f":
             return float(values)
-        return str(values) if kind in "mM" else _plain(values.item(), lean)
+        return str(values) if kind in "mM" else _to_plain(values.item(), table_like)
     if kind in "mM":
         return values.astype(str).tolist()
     if kind in "biuf":
-        return values if values.ndim == 1 else [_of_array(entry, lean) for entry in values]
+        return values if values.ndim == 1 else [_plain_array(entry, table_like) for entry in values]
     if kind in "OUS":
-        return _plain(values.tolist(), lean)
-    raise NotPlain(f"an array of {values.dtype}, which no log can hold")
+        return _to_plain(values.tolist(), table_like)
+    raise NotLoggable(f"an array of {values.dtype}, which no log can hold")
 
 
 def _is_tensor(value: Any) -> bool:
     return any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in type(value).__mro__)
 
 
-def edited(original: Any, path: Steps, value: Any, old: Any = None) -> Any:
-    """A copy of a value of a program with one part replaced, or removed by ABSENT, in the form that it had.
+def edit_object(original: Any, path: Steps, value: Any, old: Any = None) -> Any:
+    """A copy of a program's value with the part at `path` replaced, or removed by ABSENT; the rest is shared.
 
-    `old` is that part as a log holds it. Tensors, tuples and arrays stay what they are; parts that do not change
-    are shared.
+    `old` is that part as a log holds it. Tensors, tuples and arrays keep their types.
     """
     if not path:
-        # A list in which entries that are in the old list too are those of the program.
+        # Entries that were in the old list are the program's own.
         if not isinstance(value, list) or not isinstance(old, list) or isinstance(original, Mapping | str):
             with_originals = value
         else:
             places = {id(entry): number for number, entry in enumerate(old)}
             with_originals = [original[places[id(entry)]] if id(entry) in places else entry for entry in value]
-        return _like(original, with_originals)
+        return _restore_type(original, with_originals)
     head, rest = path[0], path[1:]
     if isinstance(original, Mapping):
         copy = dict(original)
@@ -167,15 +166,15 @@ def edited(original: Any, path: Steps, value: Any, old: Any = None) -> Any:
         if value is ABSENT and not rest:
             copy.pop(key, None)
         else:
-            copy[key] = edited(original.get(key), rest, value, old)
+            copy[key] = edit_object(original.get(key), rest, value, old)
         return copy
     entries = list(original)
-    entries[int(head)] = edited(entries[int(head)], rest, value, old)
-    return _like(original, entries)
+    entries[int(head)] = edit_object(entries[int(head)], rest, value, old)
+    return _restore_type(original, entries)
 
 
-def _like(original: Any, value: Any) -> Any:
-    """A value in the form of another: as a tensor, a tuple or an array, else as JSON has it."""
+def _restore_type(original: Any, value: Any) -> Any:
+    """A plain value as a tensor, tuple or array if the original is one; else as JSON has it."""
     if _is_tensor(original) and isinstance(value, list | np.ndarray):
         import torch
 
@@ -195,73 +194,73 @@ def _like(original: Any, value: Any) -> Any:
     return tuple(listed) if isinstance(original, tuple) and isinstance(listed, list) else listed
 
 
-_WEIGHED = 32
-"""How many rows show how large the others are."""
+_SIZE_SAMPLE = 32
+"""Rows from which the size of all is estimated."""
 
 
-class Objects(MemoryContent):
-    """A sequence of objects, read as JSONL with one of them a line; as a `frame`, only its columns can change."""
+class ObjectRows(MemoryContent):
+    """A sequence of objects, read as if each were a line of JSONL; those of a `frame` get no new keys."""
 
     def __init__(
         self,
         values: Sequence[Any] | SpooledObjects,
         kind: Literal["objects", "frame"] = "objects",
         *,
-        lean: bool = False,
+        table_like: bool = False,
     ) -> None:
-        """`lean`: objects lose keys without a value, as tables do."""
+        """With `table_like`, objects lose keys without a value, as those of tables do."""
         self.values = values
         self.kind = kind
-        self.lean = lean
+        self.table_like = table_like
 
     def __len__(self) -> int:
         return len(self.values)
 
     @cached_property
     def size(self) -> int:
-        """About how many bytes the rows would be as JSONL."""
+        """About the bytes of the rows as JSONL."""
         count = len(self.values)
-        some = [self.values[number * count // _WEIGHED] for number in range(_WEIGHED)] if count else []
-        return sum(map(_weight, some)) * count // _WEIGHED
+        some = [self.values[number * count // _SIZE_SAMPLE] for number in range(_SIZE_SAMPLE)] if count else []
+        return sum(map(_json_size, some)) * count // _SIZE_SAMPLE
 
     def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> MemoryPart:
-        """The rows, with what is plain already shared."""
+        """Plain copies of the rows, which share what is plain already."""
         rows: list[Row | str] = []
         for number in range(start, stop) if sampled is None else (start + sampled).tolist():
             value = self.values[number]
             if isinstance(value, Mapping):
-                rows.append(plain_row(value, lean=self.lean))
+                rows.append(plain_row(value, table_like=self.table_like))
                 continue
-            with suppress(NotPlain):
+            with suppress(NotLoggable):
                 value = plain_value(value)
-            rows.append(not_an_object(value))
+            rows.append(no_object_reason(value))
         return PlainRows(rows, open=self.kind == "objects")
 
 
-def _weight(value: Any) -> int:
-    """About how many bytes a value is as JSON."""
+def _json_size(value: Any) -> int:
+    """About the bytes of a value as JSON."""
     if isinstance(value, str | bytes):
         return len(value) + 2
     if isinstance(value, Mapping):
-        return sum(len(str(name)) + 4 + _weight(entry) for name, entry in value.items())
+        return sum(len(str(name)) + 4 + _json_size(entry) for name, entry in value.items())
     if isinstance(value, list | tuple):
         if not value or isinstance(value[0], int | float):
             return 6 * len(value)
-        return sum(map(_weight, value))
+        return sum(map(_json_size, value))
     return 6 * int(getattr(value, "size", 1)) if isinstance(getattr(value, "size", 1), int) else 6
 
 
-class OnceRead:
-    """Rows that come only once, kept in a temporary file when they are first needed, and read from there."""
+class OneTimeRows:
+    """Rows of an iterator, which are put into a temporary file when they are first needed."""
 
     def __init__(self, read: Callable[[], MemoryContent]) -> None:
         self._read = read
         self._failed: BaseException | None = None
-        """Why the rows could not be read: a second try would miss those that have come already."""
+        """Why reading failed: a second try would miss the rows that were yielded before."""
 
     @cached_property
     def rows(self) -> MemoryContent:
-        """The rows; StorageError if they cannot be kept, each time."""
+        """The rows; if they cannot be kept, the same StorageError each time."""
         if self._failed is not None:
             raise self._failed
         try:
@@ -272,7 +271,7 @@ class OnceRead:
 
 
 class SpooledObjects:
-    """Python objects in a temporary file, each read when it is asked for."""
+    """A sequence of Python objects in a temporary file, each read when it is indexed."""
 
     def __init__(self, values: Iterable[Any]) -> None:
         self._spool = Spool()
@@ -292,11 +291,11 @@ class SpooledObjects:
         return len(self._starts)
 
     def __getitem__(self, index: int) -> Any:
-        return pickle.loads(unpacked(self._spool.packed(self._starts[index])))  # written by this process
+        return pickle.loads(unpack_entry(self._spool.entry_at(self._starts[index])))  # written by this process
 
 
-def spooled_table(batches: Iterable[Any], schema: Any = None) -> ArrowRows:
-    """Record batches or tables of an iterator, all with the same columns, as a table in a temporary file."""
+def spool_table(batches: Iterable[Any], schema: Any = None) -> ArrowRows:
+    """The record batches or tables of an iterator as one table, which is mapped from a temporary file."""
     try:
         with tempfile.NamedTemporaryFile(prefix="tito-audit-") as file:
             writer = None
@@ -320,37 +319,38 @@ def spooled_table(batches: Iterable[Any], schema: Any = None) -> ArrowRows:
         ) from error
 
 
-NAME = "<rows>"
-"""What reports call rows without a name."""
+UNNAMED_ROWS = "<rows>"
+"""The name of rows that got none, in reports."""
 
 _names: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class StatusInMemory:
-    """What is known of rows in memory, under the names of `os.stat_result`."""
+    """The status of rows in memory, under the names of `os.stat_result`."""
 
     st_size: int
     """Bytes, about."""
     st_mtime_ns: int = 0
-    """Not known."""
+    """Unknown."""
     st_ino: int = -1
     st_dev: int = -1
-    """Those of no file."""
+    """No file has these."""
 
 
 class RowsInMemory(type(Path())):  # type: ignore[misc]
-    """A path that is shown as the name of some rows, and is read from memory.
+    """A path that stands for rows in memory, and is shown as their name.
 
-    Processes forked from this one share the rows. It pickles as its name alone: no other process can read it.
+    Forked processes share the rows. It pickles as its name alone, as no other process can read them.
     """
 
     value: Any = None
-    """The rows as the caller has them."""
-    _content: MemoryContent | OnceRead | None = None
+    """The rows as the caller passed them."""
+    _content: MemoryContent | OneTimeRows | None = None
 
     @classmethod
-    def of(cls, name: str, content: MemoryContent | OnceRead, value: Any) -> RowsInMemory:
+    def of(cls, name: str, content: MemoryContent | OneTimeRows, value: Any) -> RowsInMemory:
+        """A path for rows, which `value` holds in the caller's own form."""
         path: RowsInMemory = cls(name)
         path._content, path.value = content, value
         _names.add(str(path))
@@ -358,18 +358,18 @@ class RowsInMemory(type(Path())):  # type: ignore[misc]
 
     @property
     def content(self) -> MemoryContent:
-        """The rows; SetupError in a process that was not forked from the one that holds them."""
+        """The rows; SetupError in a process that was not forked from their own."""
         if self._content is None:
             raise SetupError(
                 f"{self}: rows in memory are read only by the process that holds them, and those forked from it.\n"
                 "Write them to a file that all processes can read, and pass its name."
             )
-        return self._content.rows if isinstance(self._content, OnceRead) else self._content
+        return self._content.rows if isinstance(self._content, OneTimeRows) else self._content
 
     @property
-    def once(self) -> bool:
-        """Whether the caller's rows come only once."""
-        return isinstance(self._content, OnceRead)
+    def is_one_time(self) -> bool:
+        """Whether the caller's rows can be iterated only once."""
+        return isinstance(self._content, OneTimeRows)
 
     def stat(self, *, follow_symlinks: bool = True) -> StatusInMemory:
         return StatusInMemory(self.content.size)
@@ -385,19 +385,19 @@ class RowsInMemory(type(Path())):  # type: ignore[misc]
         return False
 
     def open(self, mode: str = "rb", buffering: int = -1, *_: Any) -> BinaryIO:
-        """Raises StorageError: rows are no bytes."""
+        """StorageError: rows are no bytes."""
         raise StorageError(f"{self}: these are rows in memory, not a file.")
 
 
 def is_in_memory(name: str) -> bool:
-    """Whether a name in a report is one that this process gave to rows in memory."""
+    """Whether a name is that of rows in memory of this process."""
     return name in _names
 
 
-def blocks_of_memory(content: MemoryContent) -> Iterator[Block]:
-    """All rows as one block; its seed identifies them by the first: rows added later change nothing."""
+def memory_blocks(content: MemoryContent) -> Iterator[Block]:
+    """All rows as one block. Its seed is of the first row alone, so appended rows leave a sample as it was."""
     count = len(content)
     first = next(content.part(0, 1).rows([0], 1 << 62), None) if count else None
     values = (first.value or {}).values() if first is not None else ()
-    seed = seed_of(*(str(value)[:64] for value in values if isinstance(value, str | int | float)))
+    seed = block_seed(*(str(value)[:64] for value in values if isinstance(value, str | int | float)))
     yield Block(0, count, [content], seed, 0.0, 1.0)

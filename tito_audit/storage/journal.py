@@ -1,11 +1,11 @@
-"""Journal: what a run has finished, in a file that survives a kill, so that the next run does not do it again.
+"""Journal: a file of what a run has finished, which survives a kill, so that the next run goes on from there.
 
     {"tito_audit_journal": 2}
     5f0c11d2 {"part": "eNr..."}
     91b0a3c7 {"done": "scan", "log": "logs/a.jsonl", ...}
 
-One record a line, with a checksum. The parts of a log come before its `done`; a part without one belongs to a log
-that was not finished. A last line that a kill cut off is dropped. It holds JSON, never pickles.
+Each line is a checksum and a record in JSON. The parts of a log precede its `done`; parts without one are of a log
+that was not finished. A last line that a kill cut off is dropped.
 """
 
 from __future__ import annotations
@@ -25,154 +25,154 @@ from typing import Any, BinaryIO, TypeAlias
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.storage._store import RemoteStatus
 from tito_audit.storage.remote import RemoteFile
-from tito_audit.storage.remote_output import CONTENT, content_status
+from tito_audit.storage.remote_output import CONTENT_ETAG, content_status
 
 VERSION = 2
 SUFFIX = ".journal"
-"""What is added to the name of a run's output for its journal."""
-_NAME = "tito_audit_journal"
-_HEAD = json.dumps({_NAME: VERSION}).encode() + b"\n"
-_CHECKSUM = 9
+"""Suffix that makes a journal's name of a run's output."""
+_HEAD_KEY = "tito_audit_journal"
+_HEAD = json.dumps({_HEAD_KEY: VERSION}).encode() + b"\n"
+_CHECKSUM_SIZE = 9
 """Characters before the JSON of a record: eight hexadecimal digits and a space."""
 
 
-_NOT_OURS = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What reading a record raises that no run wrote."""
-_opened: list[BinaryIO] = []
+_BAD_RECORD = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""Raised by records that no run wrote."""
+_open_journals: list[BinaryIO] = []
 """The files of the journals that are open in this process."""
 
 Stamp: TypeAlias = tuple[int, int, str | None]
-"""Size, modification time and, of a remote file, its version."""
-Status: TypeAlias = os.stat_result | RemoteStatus
-"""What the system or a store says about a file."""
+"""Size and modification time of a file, and the etag of a remote one."""
+FileStatus: TypeAlias = os.stat_result | RemoteStatus
+"""The status of a file on disk, or in a store."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class JournaledLog:
     """A log that a run finished."""
 
     state: Any
-    """What the log was: its size and times."""
+    """What identifies the log's content, such as size and times."""
     decided: Mapping[str, str]
-    """What decided the result besides the log, by name, as hashes."""
+    """Hashes of what decided the result besides the log, by name."""
     more: Mapping[str, Any]
-    """What else was recorded when it was finished."""
+    """What else was recorded with it."""
     start: int
     end: int
-    """Where its parts are."""
+    """Bytes of the journal between which its parts are."""
 
 
 class Journal:
-    """The records of a journal, and the file that takes more; one process at a time may open it.
+    """The records of a journal, to which a run adds more; one process at a time may open it.
 
-    SetupError if the file is not a journal, is damaged, is of another version or is in use; StorageError if it
-    cannot be written.
+    SetupError if the file is no journal, damaged, of another version or in use; StorageError if it cannot be
+    written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._finished: dict[tuple[str, str], Finished] = {}
+        self._finished_logs: dict[tuple[str, str], JournaledLog] = {}
         self._written: dict[str, list[tuple[Stamp, int]]] = {}
-        """By file: its stamps as written, and where each record is."""
+        """By file: its stamps as they were written, each with the offset of its record."""
         self._end = self._start = 0
         self._synced = time.monotonic()
-        self._file = open(_descriptor(path), "r+b")  # noqa: SIM115 - open until `close`
-        _opened.append(self._file)
+        self._file = open(_open_file(path), "r+b")  # noqa: SIM115 - open until `close`
+        _open_journals.append(self._file)
         try:
             self._lock()
             self._read()
         except OSError as error:
             self.close()
-            raise _unwritable(path, error) from None
+            raise _unwritable_error(path, error) from None
         except BaseException:
             self.close()
             raise
 
-    def finished(self, kind: str, log: str) -> Finished | None:
-        """The log as a run of this kind finished it last; None if none did."""
-        return self._finished.get((kind, log))
+    def find_finished(self, kind: str, log: str) -> JournaledLog | None:
+        """A log as a run of this kind finished it last; None if none did."""
+        return self._finished_logs.get((kind, log))
 
-    def parts(self, finished: Finished) -> Iterator[Any]:
-        """The parts recorded for a log, in order; read from the file as they are needed."""
-        at = finished.start
-        while at < finished.end:
-            with self.reading(finished):
+    def read_parts(self, log: JournaledLog) -> Iterator[Any]:
+        """The parts of a log in order, read from the file as they are needed."""
+        at = log.start
+        while at < log.end:
+            with self.checking_records(log):
                 self._file.seek(at)
                 line = self._file.readline()
-                part = json.loads(line[_CHECKSUM:])["part"]
+                part = json.loads(line[_CHECKSUM_SIZE:])["part"]
             at += len(line)
             yield part
 
     @contextmanager
-    def reading(self, finished: Finished) -> Iterator[None]:
-        """A block that reads what was recorded of a log; SetupError if that is not what a run records."""
+    def checking_records(self, log: JournaledLog) -> Iterator[None]:
+        """A block that uses records of a log; SetupError if no run can have written them."""
         try:
             yield
-        except _NOT_OURS as error:
-            raise self._damaged(finished.start) from error
+        except _BAD_RECORD as error:
+            raise self._damage_error(log.start) from error
 
-    def add(self, part: Any) -> None:
-        """Record a part of the log that is being worked on."""
+    def add_part(self, part: Any) -> None:
+        """Record a part of the current log."""
         self._append({"part": part})
 
-    def begin(self) -> None:
-        """Start on a log: the parts that follow are its own."""
+    def begin_log(self) -> None:
+        """Make the next log the current one, without parts."""
         self._start = self._end
 
-    def finish(self, kind: str, log: str, state: Any, decided: Mapping[str, str], **more: Any) -> None:
-        """Record that the log is finished, with the parts added since `begin`."""
+    def finish_log(self, kind: str, log: str, state: Any, decided: Mapping[str, str], **more: Any) -> None:
+        """Record the current log as finished, with the parts since `begin_log`."""
         end = self._end
         record = {"done": kind, "log": log, "state": state, "decided": decided, "said": more, "start": self._start}
         self._append(record)
-        self._finished[kind, log] = Finished(state, decided, more, self._start, end)
+        self._finished_logs[kind, log] = JournaledLog(state, decided, more, self._start, end)
         self._start = self._end
-        if time.monotonic() - self._synced > 1.0:  # a kill loses nothing, a power failure so many seconds
+        if time.monotonic() - self._synced > 1.0:  # a kill loses nothing, a power failure at most a second
             self.sync()
 
-    def wrote(self, target: Path, about: Status) -> None:
-        """Record a file that is complete and gets its name next; on disk when this returns.
+    def record_written(self, target: Path, status: FileStatus) -> None:
+        """Record a complete file that gets its name next; the record is on disk when this returns.
 
-        A remote file is recorded by its content, and again by what the store calls it once it is there.
+        A remote file is recorded by its content, and again by its etag once it is uploaded.
         """
-        stamp = _stamp(about)
+        stamp = _stamp(status)
         self._written.setdefault(str(target), []).append((stamp, self._end))
         self._append({"wrote": str(target), "stamp": stamp})
         self.sync()
 
-    def is_ours(self, target: Path) -> bool:
+    def is_unchanged_output(self, target: Path) -> bool:
         """Whether the file is unchanged since a run with this journal wrote it."""
         stamps = [stamp for stamp, _ in self._written.get(str(target), ())]
-        now = _stamp_of(target) if stamps else None
+        now = _file_stamp(target) if stamps else None
         if now is None or now in stamps:
             return now is not None
-        # A run that was killed when the store had just taken the file has recorded only its content.
-        contents = [stamp for stamp in stamps if stamp[0] == now[0] and str(stamp[2]).startswith(CONTENT)]
+        # A run that was killed right after an upload has recorded only the content.
+        contents = [stamp for stamp in stamps if stamp[0] == now[0] and str(stamp[2]).startswith(CONTENT_ETAG)]
         return bool(contents) and _stamp(content_status(target)) in contents
 
-    def holds(self, target: Path, finished: Finished) -> bool:
-        """Whether the file is unchanged and is what was written for the log when it was finished."""
+    def is_output_of(self, target: Path, log: JournaledLog) -> bool:
+        """Whether the file is unchanged since it was written for this log, after its parts."""
         written = self._written.get(str(target))
         if not written:
             return False
         stamp, at = written[-1]
-        return at >= finished.end and stamp == _stamp_of(target)
+        return at >= log.end and stamp == _file_stamp(target)
 
     def sync(self) -> None:
-        """Flush every record to disk."""
+        """Flush all records to disk."""
         with suppress(OSError):  # not every file system can
             os.fsync(self._file.fileno())
         self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Close the file; it may be opened again."""
-        if self._file in _opened:
-            _opened.remove(self._file)
+        """Close the file and drop its lock; closing twice is fine."""
+        if self._file in _open_journals:
+            _open_journals.remove(self._file)
             self.sync()
-            with suppress(OSError):  # of a record that could not be written, as was said
+            with suppress(OSError):  # the record that could not be written was reported
                 self._file.close()
 
     def _lock(self) -> None:
-        """Take the lock that is gone as soon as this process is, however it ends; its children do not hold it."""
+        """Take a lock, which ends with this process in any case and which its children do not inherit."""
         try:
             import fcntl
         except ImportError:  # Windows
@@ -187,12 +187,13 @@ class Journal:
             return  # a file system without locks
 
     def _read(self) -> None:
+        """Load all records but parts, and cut off parts of an unfinished log; start a file that is empty."""
         self._file.seek(0)
         head = self._file.readline(len(_HEAD) + 64)
         if not _HEAD.startswith(head):
             version = None
             with suppress(ValueError, AttributeError):
-                version = json.loads(head).get(_NAME)
+                version = json.loads(head).get(_HEAD_KEY)
             if version is None:
                 raise SetupError(f"{self.path}: this file is not a journal of tito-audit; name another file.")
             raise SetupError(
@@ -208,38 +209,39 @@ class Journal:
         for line in self._file:
             if not line.endswith(b"\n"):
                 break  # a kill cut it off
-            text = line[_CHECKSUM:-1]
-            if line[:_CHECKSUM] != _checksum(text):
-                raise self._damaged(at)
+            text = line[_CHECKSUM_SIZE:-1]
+            if line[:_CHECKSUM_SIZE] != _checksum(text):
+                raise self._damage_error(at)
             if not text.startswith(b'{"part"'):
                 try:
-                    self._take(json.loads(text), at)
-                except _NOT_OURS as error:
-                    raise self._damaged(at) from error
+                    self._load_record(json.loads(text), at)
+                except _BAD_RECORD as error:
+                    raise self._damage_error(at) from error
                 self._end = at + len(line)
             at += len(line)
         self._file.seek(self._end)
         self._file.truncate()
 
-    def _take(self, record: Mapping[str, Any], at: int) -> None:
+    def _load_record(self, record: Mapping[str, Any], at: int) -> None:
+        """Load a written file or a finished log, recorded at byte `at`."""
         if "wrote" in record:
             size, changed, tag = record["stamp"]
-            self._written.setdefault(_text(record["wrote"]), []).append(((size, changed, tag), at))
+            self._written.setdefault(_require_text(record["wrote"]), []).append(((size, changed, tag), at))
             return
         start = record["start"]
         if type(start) is not int or not len(_HEAD) <= start <= at:
             raise ValueError(start)
-        finished = Finished(record["state"], dict(record["decided"]), dict(record["said"]), start, at)
-        self._finished[_text(record["done"]), _text(record["log"])] = finished
+        finished = JournaledLog(record["state"], dict(record["decided"]), dict(record["said"]), start, at)
+        self._finished_logs[_require_text(record["done"]), _require_text(record["log"])] = finished
 
-    def _damaged(self, at: int) -> SetupError:
+    def _damage_error(self, at: int) -> SetupError:
         return SetupError(
             f"{self.path}: the journal is damaged at byte {at:,}, so none of it can be trusted.\n"
             "Delete it to start over."
         )
 
     def _append(self, record: Mapping[str, Any]) -> None:
-        # Numpy's scalars as plain numbers.
+        # `item` makes a plain number of a numpy scalar.
         text = json.dumps(record, separators=(",", ":"), default=methodcaller("item")).encode("ascii")
         self._write(_checksum(text) + text + b"\n")
 
@@ -249,36 +251,35 @@ class Journal:
             self._file.write(line)
             self._file.flush()
         except OSError as error:
-            raise _unwritable(self.path, error) from None
+            raise _unwritable_error(self.path, error) from None
         self._end += len(line)
 
 
-def is_open(path: Path) -> bool:
-    """Whether a file is a journal that is open in this process: to open it once more and close it would drop the
-    lock of this process on it."""
+def is_open_journal(path: Path) -> bool:
+    """Whether a file is an open journal of this process. Opening and closing it again would drop the lock."""
     if isinstance(path, RemoteFile):
         return False
     with suppress(OSError):
-        return any(os.path.samestat(os.fstat(file.fileno()), path.stat()) for file in _opened)
+        return any(os.path.samestat(os.fstat(file.fileno()), path.stat()) for file in _open_journals)
     return False
 
 
-def _descriptor(path: Path) -> int:
-    """The file, opened; StorageError if it cannot be, SetupError for what is no file on disk."""
+def _open_file(path: Path) -> int:
+    """Open the file, or create it; StorageError if that fails, SetupError if it is no regular file."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
     except ValueError:
         raise SetupError(f"{path}: no file can have this name; name another file for the journal.") from None
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise _unwritable_error(path, error) from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise SetupError(f"{path}: this is no file on disk, and a journal is kept in one; name another file.")
     return fd
 
 
-def _text(value: object) -> str:
-    """A value that is text; TypeError if it is not."""
+def _require_text(value: object) -> str:
+    """The value, if it is text; else TypeError."""
     if not isinstance(value, str):
         raise TypeError(value)
     return value
@@ -288,19 +289,19 @@ def _checksum(text: bytes) -> bytes:
     return b"%08x " % zlib.crc32(text)
 
 
-def _stamp(about: Status) -> Stamp:
-    return about.st_size, about.st_mtime_ns, getattr(about, "etag", None)
+def _stamp(status: FileStatus) -> Stamp:
+    return status.st_size, status.st_mtime_ns, getattr(status, "etag", None)
 
 
-def _stamp_of(file: Path) -> Stamp | None:
-    """The stamp of a file; None if there is none."""
+def _file_stamp(file: Path) -> Stamp | None:
+    """The stamp of a file now; None if there is no file."""
     try:
         return _stamp(file.stat())
     except OSError:
         return None
 
 
-def _unwritable(path: Path, error: OSError) -> StorageError:
+def _unwritable_error(path: Path, error: OSError) -> StorageError:
     return StorageError(
         f"{path}: the journal cannot be written ({error.strerror or error}); name a file that can be written."
     )

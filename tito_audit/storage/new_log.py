@@ -1,4 +1,4 @@
-"""NewLog: new rows written as JSONL, JSON or a table."""
+"""new_log: new rows written as JSONL, a JSON array or a table."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.storage import lazy_pyarrow as pa
-from tito_audit.storage.atomic import draft_of, new_file
-from tito_audit.storage.output import PACKED, Compressor
+from tito_audit.storage.atomic import draft_path, new_file
+from tito_audit.storage.output import COMPRESSION_SUFFIXES, Compressor
 from tito_audit.storage.parquet import parquet_writer
 from tito_audit.storage.row import dump_row
 from tito_audit.storage.streams import Compression
@@ -23,22 +23,22 @@ _BATCH_ROWS = 1024
 
 
 class NewLog(Protocol):
-    """A log being written: `add` rows, then `finish`, which says where to read it before it has its name."""
+    """A log that is being written: `add` its rows, then `finish` it."""
 
     def add(self, row: Row) -> None:
         """Write one row."""
 
     def finish(self) -> Path:
-        """Write the end; the path at which the whole log can be read before the block ends."""
+        """Write the end; returns where the whole log can be read before it has its name."""
 
 
-def kind_of_name(target: Path) -> tuple[str, Compression]:
-    """The kind of file that a name asks for (lines, array or table), and its compression.
+def output_kind(target: Path) -> tuple[str, Compression]:
+    """Kind (lines, array or table) and compression of the file that a name asks for by its suffix.
 
-    SetupError if there is no suffix, or one of another kind of file.
+    SetupError if the suffix is of no kind that is written.
     """
     suffixes = [suffix.lower() for suffix in target.suffixes[-2:]]
-    packed = PACKED.get(suffixes[-1]) if suffixes else None
+    packed = COMPRESSION_SUFFIXES.get(suffixes[-1]) if suffixes else None
     last = suffixes[-1] if suffixes and packed is None else suffixes[-2] if len(suffixes) > 1 else ""
     if last in {".jsonl", ".ndjson"}:
         return "lines", packed
@@ -54,24 +54,24 @@ def kind_of_name(target: Path) -> tuple[str, Compression]:
 
 @contextmanager
 def new_log(
-    target: Path, *, overwrite: bool, source: Path | None = None, shapes: ColumnTypes | None = None
+    target: Path, *, overwrite: bool, source: Path | None = None, column_types: ColumnTypes | None = None
 ) -> Iterator[NewLog]:
     """A new log, which gets its name when the block ends, or never if the block raises.
 
-    `source` is a log that must not be overwritten; `shapes` says what the columns of a table hold.
+    `source` is a log that must not be overwritten; a table needs the `column_types` of all its rows.
     """
-    kind, compression = kind_of_name(target)
+    kind, compression = output_kind(target)
     with new_file(target, overwrite=overwrite, source=source) as out, contextlib.ExitStack() as stack:
         if kind == "table":
-            yield _Table(out, shapes or ColumnTypes(), target.suffix.lower())
+            yield _TableLog(out, column_types or ColumnTypes(), target.suffix.lower())
             return
         compressor = Compressor(out, compression)
         stack.callback(compressor.abandon)
-        yield _Text(out, compressor, array=kind == "array")
+        yield _TextLog(out, compressor, array=kind == "array")
 
 
-class _Text:
-    """JSONL, or one JSON array with one row per line."""
+class _TextLog:
+    """Writes JSONL, or a JSON array with a row per line."""
 
     def __init__(self, file: BinaryIO, out: Compressor, *, array: bool) -> None:
         self._file = file
@@ -91,42 +91,42 @@ class _Text:
         if self._array:
             self._out.write(b"\n]\n" if self._rows else b"[]\n")
         self._out.finish()
-        return draft_of(self._file)
+        return draft_path(self._file)
 
 
-class _Buffer:
-    """The cells of some rows."""
+class _RowBuffer:
+    """Buffers rows as cells of a table: objects, and lists of them, become JSON text, as is usual for rollouts."""
 
     def __init__(self) -> None:
         self._rows: list[dict[str, Any]] = []
         self._size = 0
 
-    def _is_full(self, row: Row) -> bool:
-        """Buffer a row; whether enough have been buffered."""
+    def _buffer_row(self, row: Row) -> bool:
+        """Buffer a row; returns whether the buffer is full."""
         cells: dict[str, Any] = {}
         for name, value in row.items():
             if isinstance(value, np.ndarray):
                 cells[str(name)] = value.tolist()
             else:
-                cells[str(name)] = dump_row(value).decode("utf-8") if _holds_objects(value) else value
+                cells[str(name)] = dump_row(value).decode("utf-8") if _has_objects(value) else value
         self._rows.append(cells)
-        # About how many numbers and characters it holds
+        # About the numbers and characters in it.
         self._size += sum(len(value) if isinstance(value, list | str) else 1 for value in row.values())
         return len(self._rows) >= _BATCH_ROWS or self._size > 4 << 20
 
 
-class ColumnTypes(_Buffer):
-    """The column types of a table, learned from all its rows before the first is written."""
+class ColumnTypes(_RowBuffer):
+    """The column types of a table, learned from all its rows before any is written."""
 
     schema: Any = None
 
     def learn(self, row: Row) -> None:
-        """Take a row into account; SetupError if a column cannot hold both it and earlier rows."""
-        if self._is_full(row):
-            self.settle()
+        """Widen the types for a row; SetupError if no type of Arrow fits a column in all rows."""
+        if self._buffer_row(row):
+            self.unify_buffered()
 
-    def settle(self) -> None:
-        """Take the buffered rows into account."""
+    def unify_buffered(self) -> None:
+        """Widen the types for the buffered rows, which empties the buffer."""
         if not self._rows:
             return
         names = list(dict.fromkeys(name for row in self._rows for name in row))
@@ -140,7 +140,7 @@ class ColumnTypes(_Buffer):
                     "no place for it.\nWrite the log as .jsonl."
                 ) from None
             except (pa.ArrowException, OverflowError) as error:
-                raise _of_two_types(name, error) from None
+                raise _mixed_types_error(name, error) from None
         self._rows, self._size = [], 0
         schema = self.schema if self.schema is not None else pa.schema([])
         for field in fields:
@@ -152,35 +152,35 @@ class ColumnTypes(_Buffer):
             try:
                 schema = schema.set(at, pa.unify_schemas(both, promote_options="permissive").field(0))
             except pa.ArrowException as error:
-                raise _of_two_types(field.name, error) from None
+                raise _mixed_types_error(field.name, error) from None
         self.schema = schema
 
 
-def writer_of(out: BinaryIO, schema: Any, suffix: str) -> Any:
-    """A writer of tables in the format of the suffix; .arrow is a stream, as for `datasets`."""
+def table_writer(out: BinaryIO, schema: Any, suffix: str) -> Any:
+    """A writer of tables for a suffix; .arrow is a stream, as for `datasets`."""
     if suffix == ".parquet":
         return parquet_writer(out, schema)
     return (pa.ipc.new_file if suffix == ".feather" else pa.ipc.new_stream)(out, schema)
 
 
-class _Table(_Buffer):
-    """A table in which objects and lists of objects are JSON strings, as is usual for rollouts."""
+class _TableLog(_RowBuffer):
+    """Writes a table."""
 
-    def __init__(self, out: BinaryIO, shapes: ColumnTypes, suffix: str) -> None:
+    def __init__(self, out: BinaryIO, column_types: ColumnTypes, suffix: str) -> None:
         super().__init__()
-        shapes.settle()
+        column_types.unify_buffered()
         self._file = out
-        self._schema = shapes.schema if shapes.schema is not None else pa.schema([])
-        self._writer = writer_of(out, self._schema, suffix)
+        self._schema = column_types.schema if column_types.schema is not None else pa.schema([])
+        self._writer = table_writer(out, self._schema, suffix)
 
     def add(self, row: Row) -> None:
-        if self._is_full(row):
+        if self._buffer_row(row):
             self._write()
 
     def finish(self) -> Path:
         self._write()
         self._writer.close()
-        return draft_of(self._file)
+        return draft_path(self._file)
 
     def _write(self) -> None:
         if self._rows:
@@ -194,15 +194,16 @@ class _Table(_Buffer):
         self._rows, self._size = [], 0
 
 
-def _holds_objects(value: Any) -> bool:
+def _has_objects(value: Any) -> bool:
+    """Whether a value is an object, or a list with one at any depth."""
     if isinstance(value, Mapping):
         return True
     if not isinstance(value, list | tuple) or not value or isinstance(value[0], int | float | str):
         return False
-    return any(map(_holds_objects, value))
+    return any(map(_has_objects, value))
 
 
-def _of_two_types(name: str, error: Exception) -> SetupError:
+def _mixed_types_error(name: str, error: Exception) -> SetupError:
     return SetupError(
         f"column {name!r} holds values of several types, but a table column has only one ({error}).\n"
         "Write the log as .jsonl."

@@ -1,10 +1,10 @@
-"""Rows of JSON whose long arrays of numbers are cut out of the text before it is parsed.
+"""Rows of JSON whose long arrays of numbers become numpy arrays, without an object for each number.
 
-Each array is replaced by a mark: a list of one string that no log can contain. Then the rest is parsed; finding
-the mark as such a list proves that the array was a value there, and not part of a string. The numbers are parsed
-into a numpy array without an object for each; what is doubtful is left to the JSON parser.
+Each such array is cut out of the text and replaced by a mark: a list of one string that no log can contain.
+Finding the mark as such a list in the parsed rest proves that the array was a value, not part of a string. The
+JSON parser reads all that is doubtful.
 
-Tried in its place, on a row of 30,000 tokens with logprobs and on one of 40 growing calls (here 0.9 and 2.9 ms):
+Tried instead, on a row of 30,000 tokens with logprobs and on one of 40 growing calls (here 0.9 and 2.9 ms):
 pysimdjson 7.0.2 with `as_buffer` takes 1.5 and 11 ms, reads `[1, 2.5]` as floats and `[[1], [2]]` as `[1, 2]`,
 refuses integers of more than 64 bits, and is not built for Python 3.14; orjson and `np.array` take 2.5 and 17 ms.
 `np.fromstring` reads ids at half the speed, floats at a quarter, and takes what no JSON is, such as 01.
@@ -20,82 +20,79 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from tito_audit.record.nesting import parsed_json
-from tito_audit.storage.row import RawRow, may_repeat_keys, parse_row, parses
+from tito_audit.record.nesting import load_json
+from tito_audit.storage.row import RawRow, is_json, may_repeat_keys, parse_row
 
 _SHORTEST = 256
 """Arrays shorter than this many bytes stay in the text."""
 _SHORTEST_INTEGERS = 4096
-"""The same for integers of several digits, where the parser is faster on short arrays."""
-_FIRST = frozenset(bytes([byte]) for byte in b"-0123456789tf")
-_Read: TypeAlias = tuple[int, int, NDArray[Any]]
-"""Where an array starts and stops in the text, and its numbers."""
+"""The same for integers of several digits, which the JSON parser reads faster up to here."""
+_FIRST_BYTES = frozenset(bytes([byte]) for byte in b"-0123456789tf")
+_FoundArray: TypeAlias = tuple[int, int, NDArray[Any]]
+"""Start and stop of an array in the text, and its numbers."""
 _MARK = secrets.token_hex(16)
-"""Random in every process, so that no log can contain it."""
+"""Random in each process, so that no log can contain it."""
 
 _COMMA, _MINUS, _SPACE, _ZERO = b",- 0"
 _WORD = 8
-"""Characters in a word, and the maximum digits of an integer parsed as one."""
-_RUNS = (4096, 512, 64, 8)
-"""How many repetitions of a number are compared at once; shorter runs are parsed one by one."""
+"""Characters in a word, and digits of an integer at most."""
+_RUN_LENGTHS = (4096, 512, 64, 8)
+"""Repetitions of a number that are compared at once; shorter runs are parsed number by number."""
 
-_AT_ONCE = 1 << 19
-"""How many bytes of a longer array are parsed at once: parsing briefly takes many times their size in memory."""
+_PART_BYTES = 1 << 19
+"""Bytes of a long array that are parsed at once, which briefly takes many times as much memory."""
 
 
-# Eight digits in a word, the first of them in its lowest byte.
+# Eight digits in a word, the first in the lowest byte.
 _ZEROS = np.uint64(0x3030303030303030)
 _PAST_NINE = np.uint64(0x7676767676767676)
 _HIGH = 0x8080808080808080
-_JOINED = (
+_DIGIT_MERGES = (
     (np.uint64(10 << 8 | 1), np.uint64(8), np.uint64(0x00FF00FF00FF00FF)),
     (np.uint64(100 << 16 | 1), np.uint64(16), np.uint64(0x0000FFFF0000FFFF)),
     (np.uint64(10_000 << 32 | 1), np.uint64(32), np.uint64(0x00000000FFFFFFFF)),
 )
-"""Steps that combine neighbouring numbers into one: factor, right shift, mask."""
+"""Steps that merge neighbouring numbers of a word: factor, right shift, mask."""
 
 
-class Splicer:
-    """Reads rows, with the long lists of numbers in some columns as numpy arrays.
+class ArrayParser:
+    """Parses rows, with long lists of numbers in some columns as numpy arrays.
 
-    `columns` maps paths to the allowed dtype kinds: `{"token_ids": "i"}` for a column of the row,
-    `{"calls[].token_ids": "i"}` for a column of objects in a list.
+    `columns` maps paths to dtype kinds: `{"token_ids": "i"}` for a column of the row, `{"calls[].token_ids": "i"}`
+    for one of objects in a list.
     """
 
-    def __init__(self, columns: Mapping[str, str], every: str = "") -> None:
-        """`every` are the kinds for all other keys, which only matters to `parses`."""
+    def __init__(self, columns: Mapping[str, str], other_kinds: str = "") -> None:
+        """`other_kinds` are the dtype kinds of all other keys, only for `is_json`."""
         self._columns = columns
-        self._every = every or None
+        self._other_kinds = other_kinds or None
         self._kinds = {
             path.rpartition(".")[2].encode("utf-8", "surrogatepass"): kinds for path, kinds in columns.items()
         }
 
     def parse_row(self, index: int, data: bytes, *, cut_off: bool = False) -> RawRow:
-        """The row as `storage.row.parse_row` gives it, with some lists as arrays `[N]`.
+        """The same as `storage.row.parse_row`, with some lists as arrays `[N]` of int64, float64 or bool."""
+        value = self._parse_object(data) if len(data) >= _SHORTEST else None
+        return parse_row(index, data, cut_off=cut_off) if value is None else RawRow(index, value, has_arrays=True)
 
-        Integers become int64, floats float64, booleans bool; mixed lists and lists of other things stay lists.
-        """
-        value = self._spliced(data) if len(data) >= _SHORTEST else None
-        return parse_row(index, data, cut_off=cut_off) if value is None else RawRow(index, value, spliced=True)
+    def is_json(self, data: bytes) -> bool:
+        """Whether a text is JSON, without making objects of numbers."""
+        # The quotes of a mark would end a string around it, after which no JSON can go on like that.
+        return is_json(b"".join(self._cut_arrays(data)[1])) or is_json(data)
 
-    def parses(self, data: bytes) -> bool:
-        """Whether a text is JSON; of numbers that the columns allow, no objects are made."""
-        # A mark inside a string would end the string, and no JSON goes on like that.
-        return parses(b"".join(self._cut(data)[1])) or parses(data)
-
-    def _spliced(self, data: bytes) -> dict[str, Any] | None:
-        """The object in `data`; None if nothing was cut out, or a mark is not found again."""
-        marked, pieces = self._cut(data)
+    def _parse_object(self, data: bytes) -> dict[str, Any] | None:
+        """The object in `data`; None if nothing can be cut out, or a mark is not found again."""
+        marked, pieces = self._cut_arrays(data)
         if not marked:
             return None
         text = b"".join(pieces)
         try:
-            value = parsed_json(text)
+            value = load_json(text)
         except ValueError:
             return None
         if not isinstance(value, dict) or may_repeat_keys(text, value):
             return None
-        # Replace marks by arrays, or by lists where no array is wanted; those not found stay in `marked`.
+        # Replace each mark by its array, or by a list if its path is not in `columns`.
         waiting: list[tuple[Any, str]] = [(value, "")]
         while waiting and marked:
             node, path = waiting.pop()
@@ -115,10 +112,10 @@ class Splicer:
                         node[key] = array if here in self._columns else array.tolist()
         return value if not marked else None
 
-    def _cut(self, data: bytes) -> tuple[dict[str, NDArray[Any]], list[bytes]]:
-        """The arrays cut out, by mark, and the remaining text with the marks in it."""
+    def _cut_arrays(self, data: bytes) -> tuple[dict[str, NDArray[Any]], list[bytes]]:
+        """The arrays by mark, and the rest of the text in pieces, with the marks in place of the arrays."""
         marked: dict[str, NDArray[Any]] = {}
-        last: dict[bytes, _Read] = {}
+        last: dict[bytes, _FoundArray] = {}
         pieces: list[bytes] = []
         key = data.find(b'":')
         opening = b'": [' if data[key + 2 : key + 3] == b" " else b'":['
@@ -126,8 +123,8 @@ class Splicer:
         while (name_end := data.find(opening, at)) >= 0:
             at = name_end + len(opening)
             name = data[data.rfind(b'"', copied, name_end) + 1 : name_end]
-            kinds = self._kinds.get(name, self._every)
-            if kinds is None or data[at : at + 1] not in _FIRST:
+            kinds = self._kinds.get(name, self._other_kinds)
+            if kinds is None or data[at : at + 1] not in _FIRST_BYTES:
                 continue
             start, at = at, data.find(b"]", at)
             if at < 0:
@@ -136,9 +133,9 @@ class Splicer:
             worth = size >= _SHORTEST_INTEGERS or data[start + 1] == _COMMA or data.find(b".", start, at) >= 0
             if size >= _SHORTEST and worth:
                 if before is not None and before[2].dtype.kind == "i":
-                    numbers = _continued(data, start, at, before)
+                    numbers = _extend_previous(data, start, at, before)
                 if numbers is None:
-                    numbers = numbers_of(data, start, at)
+                    numbers = parse_numbers(data, start, at)
             if numbers is not None and numbers.dtype.kind in kinds:
                 last[name] = start, at, numbers
                 mark = f"{_MARK}{len(marked)}"
@@ -149,9 +146,10 @@ class Splicer:
         return marked, pieces
 
 
-def _continued(data: bytes, start: int, stop: int, before: _Read) -> NDArray[Any] | None:
-    """The numbers of an array of integers most of which also start the array before, as one call's prompt starts
-    the next: only the rest is parsed. None if nothing is gained, or if the rest are not integers.
+def _extend_previous(data: bytes, start: int, stop: int, before: _FoundArray) -> NDArray[Any] | None:
+    """The integers of an array that starts like the one before, as a call's prompt starts with that of the last.
+
+    Only what differs is parsed. None if less than half of the text is the same, or the rest is not integers.
     """
     first, end, numbers = before
     size = min(stop - start, end - first)
@@ -164,34 +162,34 @@ def _continued(data: bytes, start: int, stop: int, before: _Read) -> NDArray[Any
     if comma - start < size // 2:
         return None
     count = int(np.count_nonzero(text[: comma - start] == _COMMA)) + 1
-    rest = numbers_of(data, comma + (2 if data[comma + 1] == _SPACE else 1), stop)
+    rest = parse_numbers(data, comma + (2 if data[comma + 1] == _SPACE else 1), stop)
     if rest is None or rest.dtype != numbers.dtype:
         return None
     return np.concatenate((numbers[:count], rest))
 
 
-def numbers_of(data: bytes, start: int, stop: int) -> NDArray[Any] | None:
-    """The numbers in `data[start:stop]`, the inside of a JSON array, as `[N]`.
+def parse_numbers(data: bytes, start: int, stop: int) -> NDArray[Any] | None:
+    """The numbers in `data[start:stop]`, the inside of a JSON array, as `[N]`: bit for bit what a parser returns.
 
-    int64 if all are integers, float64 if all have a fraction or an exponent, bool if all are `true` or `false`:
-    bit for bit what parsing gives. None for everything else, including invalid JSON.
+    int64 if all are integers, float64 if all have a fraction or an exponent, bool if all are `true` or `false`.
+    None for all else, invalid JSON included.
     """
     parts: list[NDArray[Any]] = []
     comma = start
     while comma >= 0:
-        comma = data.find(b",", start + _AT_ONCE, stop) if stop - start >= 2 * _AT_ONCE else -1
+        comma = data.find(b",", start + _PART_BYTES, stop) if stop - start >= 2 * _PART_BYTES else -1
         end = stop if comma < 0 else comma
         first = data.find(b",", start, end)
         if first <= start or start < _WORD:
             return None
         gap = 2 if data[first + 1] == _SPACE else 1
-        part: NDArray[Any] | None = _digits(data, start, end, gap) if first == start + 1 else None
+        part: NDArray[Any] | None = _parse_digits(data, start, end, gap) if first == start + 1 else None
         if part is None and (data[start] in b"tf" or data.find(b".", start, end) >= 0):
-            part = _with_runs(data, start, end, data[start : first + gap], data[first : first + gap])
+            part = _parse_with_runs(data, start, end, data[start : first + gap], data[first : first + gap])
         elif part is None and end - start < _SHORTEST_INTEGERS:
-            part = _parsed_by_json(data[start:end])
+            part = _parse_by_json(data[start:end])
         elif part is None:
-            part = _integers(data, start, end, gap)
+            part = _parse_integers(data, start, end, gap)
         if part is None or (parts and part.dtype != parts[0].dtype):
             return None
         parts.append(part)
@@ -199,8 +197,8 @@ def numbers_of(data: bytes, start: int, stop: int) -> NDArray[Any] | None:
     return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
-def _digits(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.int64] | None:
-    """Integers of one digit each, as most masks are."""
+def _parse_digits(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.int64] | None:
+    """Integers of one digit each, as in most masks; `gap` is the length of what separates them."""
     if (stop - start + gap) % (1 + gap):
         return None
     digits = data[start : stop : 1 + gap]
@@ -211,9 +209,9 @@ def _digits(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.int64] |
     return (np.frombuffer(digits, np.uint8) - np.uint8(_ZERO)).astype(np.int64)
 
 
-def _integers(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.int64] | None:
-    """Integers of at most eight digits, each parsed as one word of 64 bits."""
-    # Padded to whole words plus one, which is shifted in if a number begins inside a word.
+def _parse_integers(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.int64] | None:
+    """Integers of up to eight digits, each parsed as one word of 64 bits; None if there are others."""
+    # Padded to whole words and one more, from which numbers that begin inside a word get their last digits.
     padded = data[start:stop] + bytes(2 * _WORD - (stop - start) % _WORD)
     text = np.frombuffer(padded, np.uint8, stop - start)
     commas = (text == _COMMA).nonzero()[0]
@@ -231,11 +229,11 @@ def _integers(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.int64]
         lengths -= negative
     if int(lengths.min()) < 1 or int(lengths.max()) > _WORD:
         return None
-    # The eight characters at each start, from the word that it is in and the next.
+    # The eight characters from each start on, out of the word that it is in and the next.
     words = np.frombuffer(padded, "<u8")
     index, inside = starts >> 3, ((starts & 7) << 3).view(np.uint64)
     following = words.take(index + 1)
-    # A shift has to be smaller than the width of the word.
+    # In two steps, as a shift by all 64 bits is undefined.
     following <<= np.uint64(1)
     following <<= np.uint64(63) - inside
     words = words.take(index)
@@ -245,11 +243,11 @@ def _integers(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.int64]
     zero_first = words.astype(np.uint8) == 0
     if zero_first.any() and int(lengths[zero_first].max()) > 1:
         return None
-    # Move the digits to the end of the word, zeros before them, and drop what followed them.
+    # Move the digits to the end of the word, which drops what followed them; zeros come before.
     words <<= (np.subtract(_WORD, lengths) << 3).view(np.uint64)
     if int(np.bitwise_or.reduce((words + _PAST_NINE) | words)) & _HIGH:
         return None
-    for factor, shift, low in _JOINED:
+    for factor, shift, low in _DIGIT_MERGES:
         words *= factor
         words >>= shift
         words &= low
@@ -261,21 +259,21 @@ def _integers(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.int64]
     return values
 
 
-def _with_runs(data: bytes, start: int, stop: int, unit: bytes, comma: bytes) -> NDArray[Any] | None:
-    """Floats or booleans; `unit` is the first one with the comma and space after it.
+def _parse_with_runs(data: bytes, start: int, stop: int, unit: bytes, comma: bytes) -> NDArray[Any] | None:
+    """Floats or booleans, read by the JSON parser but for long runs of one value, as at untrained positions.
 
-    The JSON parser reads them, except runs of the first number or of 0.0, which fill places where no token was
-    sampled: they are cut out, and filled in again behind the text before them.
+    Runs of the first value or of 0.0 are cut out and put back in afterwards. `unit` is the first value with the
+    comma and space after it.
     """
-    if len(unit) > 32 or not data.startswith(unit * _RUNS[-1], start, stop):
+    if len(unit) > 32 or not data.startswith(unit * _RUN_LENGTHS[-1], start, stop):
         unit = b"0.0" + comma
-    runs = [unit * count for count in _RUNS]
+    runs = [unit * count for count in _RUN_LENGTHS]
     pieces: list[bytes] = []
     sizes: list[int] = []
     at = search = start
     while (run_start := data.find(runs[-1], search, stop)) >= 0:
         if run_start > at and data[run_start - len(comma) : run_start] != comma:
-            # The end of a longer number that ends like the unit: go on with the next.
+            # Not a unit but the end of a longer number: go on behind it.
             search = run_start + len(unit)
             continue
         end = run_start
@@ -289,12 +287,12 @@ def _with_runs(data: bytes, start: int, stop: int, unit: bytes, comma: bytes) ->
     if not pieces[-1]:
         return None
     if not sizes:
-        return _parsed_by_json(pieces[0])
-    with_fill = _parsed_by_json(b"".join((*pieces, comma, unit[: -len(comma)])))
+        return _parse_by_json(pieces[0])
+    with_fill = _parse_by_json(b"".join((*pieces, comma, unit[: -len(comma)])))
     if with_fill is None:
         return None
     values = with_fill[:-1]
-    # Every piece but the last ends with a comma or is empty.
+    # All pieces but the last end with a comma, or are empty.
     out = np.empty(len(values) + sum(sizes), values.dtype)
     out.fill(with_fill[-1])
     at = first = 0
@@ -306,13 +304,13 @@ def _with_runs(data: bytes, start: int, stop: int, unit: bytes, comma: bytes) ->
     return out
 
 
-def _parsed_by_json(text: bytes) -> NDArray[Any] | None:
-    """The values in a comma-separated text; None unless all are floats, integers of 64 bits, or booleans."""
+def _parse_by_json(text: bytes) -> NDArray[Any] | None:
+    """The values of a comma-separated text; None unless all are floats, 64-bit integers, or booleans."""
     try:
         values = orjson.loads(b"[%b]" % text)
     except orjson.JSONDecodeError:
         return None
-    # As many points as numbers means that each is a float.
+    # With as many points as numbers, all are floats.
     if b'"' in text or text.count(b".") != len(values):
         kinds = {*map(type, values)}
         if kinds != {float}:

@@ -1,4 +1,4 @@
-"""open_output: a log of any kind written again under another name, row by row; and what a run leaves out of it."""
+"""open_output: a log of any kind written again under another name, row by row. Quarantine: the rows left out."""
 
 from __future__ import annotations
 
@@ -25,73 +25,70 @@ from tito_audit.record.json_text import rewrite_json
 from tito_audit.record.rollout import Place
 from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.arrow import ArrowOutput, open_arrow
-from tito_audit.storage.atomic import Sealed, new_file
+from tito_audit.storage.atomic import OnDone, new_file
 from tito_audit.storage.log import BINARY, TABLES, Kind, Log
 from tito_audit.storage.parquet import ParquetOutput
-from tito_audit.storage.row import RawRow, dump_row, json_form
+from tito_audit.storage.row import RawRow, dump_row, json_default
 from tito_audit.storage.streams import Compression
 from tito_audit.storage.torch_files import TorchOutput
 from tito_audit.terminal.words import listed
 
-_Kind: TypeAlias = tuple[tuple[str, ...], int]
-"""The places that change, and how many rows are written for one."""
+_ChangeKind: TypeAlias = tuple[tuple[str, ...], int]
+"""The paths that change in a row, and the number of rows that are written for it."""
 
 
-class Changes:
-    """The changed rows of one log, grouped by what changed in them; in little memory, whatever their number."""
+class RowChanges:
+    """The changed rows of one log, grouped by what changed in them; takes little memory for any number of rows."""
 
     def __init__(self) -> None:
         self.notices: list[str] = []
-        """What of the log's form could not be kept."""
-        self._rows: dict[_Kind, array[int]] = {}
+        """Sentences on what of the log's storage format was not kept."""
+        self._rows: dict[_ChangeKind, array[int]] = {}
 
     def add(self, number: int, old: Row | None, rows: Sequence[Row]) -> None:
-        """Note that a row is written as these rows: none if it is left out, several if it is forked."""
+        """Add a row that is written as these rows: none drops it, several are a fork."""
         edits = [edit for row in rows for edit in edits_between(old, row)] if old is not None else []
-        kind = tuple(dict.fromkeys(place_of(edit.path) for edit in edits)), len(rows)
+        kind = tuple(dict.fromkeys(path_name(edit.path) for edit in edits)), len(rows)
         spans = self._rows.setdefault(kind, array("q"))
         if spans and spans[-1] == number:
             spans[-1] = number + 1
         else:
             spans.extend((number, number + 1))
 
-    def objects(self) -> Iterator[dict[str, Any]]:
-        """Each kind of change for the JSON report: `{"columns", "into", "rows": [[start, stop], …]}`."""
+    def as_objects(self) -> Iterator[dict[str, Any]]:
+        """The changes by kind, for the JSON report: `{"columns", "into", "rows": [[start, stop], …]}`."""
         for (columns, into), spans in self._rows.items():
             pairs = [list(pair) for pair in zip(spans[::2], spans[1::2], strict=True)]
             yield {"columns": list(columns), "into": into, "rows": pairs}
 
 
-def place_of(path: Steps) -> str:
-    """`messages[].ids`: a path in a row as one name, the same for all entries of a list."""
+def path_name(path: Steps) -> str:
+    """A path as one name, the same for all entries of a list: `messages[].ids`."""
     steps = ("[]" if isinstance(step, int) else f".{step}" for step in path)
     return "".join(steps).removeprefix(".")
 
 
 _TEXT_SUFFIXES = {".jsonl", ".ndjson", ".json"}
-_OWN = {".parquet", ".pt", ".arrow", ".arrows", ".feather"}
-PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
-"""Compressions by the suffix that names them."""
+_BINARY_SUFFIXES = {".parquet", ".pt", ".arrow", ".arrows", ".feather"}
+COMPRESSION_SUFFIXES: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
+"""Compressions by suffix."""
 _LINE_END = re.compile(rb"\r?\n")
 
 
 class Output(Protocol):
-    """A log that is being written again: one call per row of the log, in order, then `finish`."""
+    """A log that is being written again: one call for each of its rows, in order, then `finish`."""
 
     changed: bool
     """Whether any row was changed, forked or dropped."""
 
     def keep(self, raw: RawRow) -> None:
-        """Write the row as it was, byte for byte."""
+        """Write the row as it is, byte for byte."""
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """Write these rows instead of one: none drops it, several are a fork.
-
-        They share every unchanged object with `raw.value`.
-        """
+        """Write these rows instead: none drops it, several fork it. They share unchanged parts of `raw.value`."""
 
     def finish(self, log: Log) -> None:
-        """Write what follows the last row; if this is not called, the file does not appear."""
+        """Write what follows the last row; without this call the file does not appear."""
 
 
 @contextmanager
@@ -101,16 +98,16 @@ def open_output(
     *,
     overwrite: bool,
     added: tuple[str, ...] = ("tito_audit",),
-    sealed: Sealed | None = None,
-    changes: Changes | None = None,
+    on_done: OnDone | None = None,
+    changes: RowChanges | None = None,
 ) -> Iterator[Output]:
     """An output for the rows of a log that keeps its text; `target` appears when the block ends, or never.
 
     If no row changed, it is a copy of the log's file. The suffix of `target` decides how JSON is compressed;
     without one, or with that of the log, as the log is. `added` names columns that rows may have although the log
-    does not. `sealed` is called once the file is complete, just before it appears. `changes` takes down which rows
-    change. SetupError if the suffix is that of another kind; StorageError if the file cannot be written, or the
-    log has a row that cannot be carried over.
+    does not. `on_done` is called once the file is complete, just before it appears. `changes` takes down which
+    rows change. SetupError if the suffix is that of another kind; StorageError if the file cannot be written, or
+    the log has a row that cannot be carried over.
     """
     if log.path.exists() and not log.path.is_file():
         raise SetupError(
@@ -120,10 +117,10 @@ def open_output(
         raise ValueError("a log can only be written again when it was opened with keep_text")
     compression = _compression_for(log, target)
     with (
-        new_file(target, overwrite=overwrite, source=log.path, sealed=sealed) as out,
+        new_file(target, overwrite=overwrite, source=log.path, on_done=on_done) as out,
         contextlib.ExitStack() as stack,
     ):
-        inner: _Inner
+        inner: _FileOutput
         if log.kind in ("parquet", "arrow"):
             kind: type[ParquetOutput | ArrowOutput] = ParquetOutput if log.kind == "parquet" else ArrowOutput
             inner = table = kind(log.path, out, added)
@@ -133,23 +130,25 @@ def open_output(
         else:
             inner = text = TextOutput(out, log.kind, compression)
             stack.callback(text.abandon)
-        whole = _CheckedOutput(log, out, inner, changes or Changes(), may_copy=compression == log.compression)
-        yield whole if log.inside is None else NestedOutput(whole, added if log.kind in TABLES else ())
+        whole = _CheckedOutput(log, out, inner, changes or RowChanges(), may_copy=compression == log.compression)
+        yield whole if log.row_path is None else NestedOutput(whole, added if log.kind in TABLES else ())
         if not whole.finished:
             raise RuntimeError("an output has to be finished before its block ends")
 
 
-class _Inner(Output, Protocol):
-    """An output of one kind of file; one that is binary is not finished if no row was changed."""
+class _FileOutput(Output, Protocol):
+    """An output for one kind of file; a binary one is not finished if no row changes."""
 
-    not_kept: Sequence[str]
-    """What of the log's form the written file does not have, in words; known once it is complete."""
+    lost_features: Sequence[str]
+    """Features of the log's storage format that the written file lacks, in words; known after `finish`."""
 
 
 class _CheckedOutput:
-    """An output that refuses to lose rows, and copies the file if nothing changed."""
+    """An output that refuses to lose rows, and copies the log's file if no row changes."""
 
-    def __init__(self, log: Log, out: BinaryIO, inner: _Inner, changes: Changes, *, may_copy: bool) -> None:
+    def __init__(
+        self, log: Log, out: BinaryIO, inner: _FileOutput, changes: RowChanges, *, may_copy: bool
+    ) -> None:
         self.changed = False
         self.finished = False
         self._path = log.path
@@ -158,10 +157,10 @@ class _CheckedOutput:
         self._changes = changes
         self._may_copy = may_copy
         self._text = log.kind not in BINARY
-        self._state = _state(log.path)
+        self._stamp = _stamp(log.path)
 
     def keep(self, raw: RawRow) -> None:
-        """Write the row as it was; StorageError if that is impossible."""
+        """Write the row as it is; StorageError if that is impossible."""
         self._refuse_lost(raw)
         if raw.value is None and raw.text is None and self._text:
             raise StorageError(
@@ -170,7 +169,7 @@ class _CheckedOutput:
         self._inner.keep(raw)
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """Write rows instead of one; StorageError if the file cannot be read to its end."""
+        """Write rows instead of one; StorageError if the log cannot be read to its end."""
         self._refuse_lost(raw)
         if len(rows) == 1 and next(edits_between(raw.value, rows[0]), None) is None:
             self._inner.keep(raw)
@@ -180,11 +179,11 @@ class _CheckedOutput:
         self._inner.replace(raw, rows)
 
     def finish(self, log: Log) -> None:
-        """Write the end; if nothing changed, copy the file."""
+        """Write the end, or copy the file if no row changed."""
         if self.changed or self._text:
             self._inner.finish(log)
-        # If the log was modified meanwhile, a text is no longer what was read.
-        if not self.changed and (not self._text or (self._may_copy and self._state == _state(self._path))):
+        # A text that was modified meanwhile is no longer what was read: keep what was written.
+        if not self.changed and (not self._text or (self._may_copy and self._stamp == _stamp(self._path))):
             self._out.seek(0)
             self._out.truncate()
             try:
@@ -195,10 +194,10 @@ class _CheckedOutput:
                     f"{self._path}: it can no longer be read ({error.strerror or error}), so its file was not "
                     "written."
                 ) from error
-        elif self.changed and self._inner.not_kept:
-            lost = listed(list(self._inner.not_kept))
+        elif self.changed and self._inner.lost_features:
+            lost = listed(list(self._inner.lost_features))
             self._changes.notices.append(f"{self._path}: the repaired file is stored in another form: {lost}.")
-        # The file may get its name much later; report a full disk now.
+        # The file may get its name much later; a full disk is reported now.
         self._out.flush()
         os.fsync(self._out.fileno())
         self.finished = True
@@ -211,13 +210,13 @@ class _CheckedOutput:
             )
 
 
-def _state(path: Path) -> tuple[int, int]:
+def _stamp(path: Path) -> tuple[int, int]:
     about = path.stat()
     return about.st_size, about.st_mtime_ns
 
 
 def _compression_for(log: Log, target: Path) -> Compression:
-    """How to compress the target; SetupError if its suffix is that of another kind of file."""
+    """The compression of the target; SetupError if its suffix is of another kind of file."""
     suffixes = [suffix.lower() for suffix in target.suffixes[-2:]]
     last = suffixes[-1] if suffixes else ""
     if log.kind in BINARY:
@@ -229,63 +228,63 @@ def _compression_for(log: Log, target: Path) -> Compression:
                 "an Arrow file" if footer else "an Arrow stream",
                 [".arrow", ".feather" if footer else ".arrows"],
             )
-        if last in {*PACKED, *_TEXT_SUFFIXES, *_OWN} - {*own}:
+        if last in {*COMPRESSION_SUFFIXES, *_TEXT_SUFFIXES, *_BINARY_SUFFIXES} - {*own}:
             raise SetupError(
                 f"{target}: {log.path} is {name} and stays {name}, but this suffix is of another kind; "
                 f"name it {' or '.join(own)}."
             )
         return None
-    if last in _OWN:
+    if last in _BINARY_SUFFIXES:
         raise SetupError(
             f"{target}: {log.path} is JSON and stays JSON, but this suffix is of another kind; "
             "name it .jsonl or .json."
         )
     if last == log.path.suffix.lower():
         return log.compression
-    if last in PACKED:
-        return PACKED[last]
+    if last in COMPRESSION_SUFFIXES:
+        return COMPRESSION_SUFFIXES[last]
     return None if last in _TEXT_SUFFIXES else log.compression
 
 
 class TextOutput:
-    """JSONL, JSON documents or an array, with the bytes between rows as in the log.
+    """Writes JSONL, documents or an array, with the bytes between rows as they are in the log.
 
-    A dropped row takes its lead with it; the first row written gets the lead of the log's first row.
+    A dropped row takes its lead with it, but the first row that is written gets the lead of the log's first row.
     """
 
     def __init__(self, out: BinaryIO, kind: Kind, compression: Compression) -> None:
         self.changed = False
-        self.not_kept: Sequence[str] = ()
+        self.lost_features: Sequence[str] = ()
         self._kind = kind
         self._compression = compression
         self._out = Compressor(out, compression)
         self._first: bytes | None = None
-        """The lead of the log's first row, while every row so far was dropped."""
+        """The lead of the log's first row, if all rows so far were dropped; else None."""
         self._written = False
         self._waiting: list[bytes] = []
-        """Rows of a fork waiting for the next lead, which shows how rows are separated."""
+        """Further rows of a fork, which wait for the next lead: it shows what separates rows."""
         self._lead = b""
-        """The lead of the last row written."""
+        """The lead of the row that was written last."""
         self._closing = b""
-        """The lead of a dropped row after the end of an array: the bracket that closes it is there."""
+        """The lead of a dropped row that follows the array, as that has the array's closing bracket."""
         self._read: int | None = 0
-        """Bytes of the log's text so far; None past a row that was not read."""
+        """Bytes of text in the log so far; None past a row without text."""
 
     def keep(self, raw: RawRow) -> None:
-        self._count(raw)
-        self._put(raw.lead, _text_of(raw))
+        self._count_text(raw)
+        self._write_row(raw.lead, _row_text(raw))
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        """Write these rows instead of one, each as its text with the differences edited in."""
+        """Write these rows instead, each as the text of the row with the differences edited in."""
         texts = []
-        self._count(raw)
+        self._count_text(raw)
         for row in rows:
             edits = list(edits_between(raw.value, row))
-            text = _text_of(raw)
+            text = _row_text(raw)
             texts.append(rewrite_json(text.decode("utf-8"), edits).encode("utf-8") if edits else text)
         self.changed |= texts != [raw.text]
         if texts:
-            self._put(raw.lead, texts[0])
+            self._write_row(raw.lead, texts[0])
             self._waiting += texts[1:]
         elif not self._written and self._first is None:
             self._first = raw.lead
@@ -293,42 +292,43 @@ class TextOutput:
             self._closing = raw.lead
 
     def finish(self, log: Log) -> None:
-        """Write what follows the last row, and end the compressed stream."""
+        """Write what follows the last row, and the end of the compressed stream."""
         tail = self._closing + log.tail
-        self._separate(tail)
+        self._write_waiting(tail)
         if self._compression == log.compression == "gzip" and self._read is not None:
             with log.path.open("rb") as file:
                 file.seek(-4, os.SEEK_END)
-                # A member ends with the size of its own text.
+                # A gzip member ends with the size of its own text.
                 if int.from_bytes(file.read(4), "little") != (self._read + len(log.tail)) % (1 << 32):
-                    self.not_kept = ("one gzip member, not several",)
+                    self.lost_features = ("one gzip member, not several",)
         if not self._written and self._first is not None:
-            # A dropped line takes its line end with it.
+            # A dropped line took its line end with it.
             tail = self._first + (tail if self._kind == "array" else _LINE_END.sub(b"", tail, count=1))
         self._out.write(tail)
         self._out.finish()
 
     def abandon(self) -> None:
-        """Close the compressor; what it still writes is discarded."""
+        """Close the compressor and discard what it still writes."""
         self._out.abandon()
 
-    def _count(self, raw: RawRow) -> None:
+    def _count_text(self, raw: RawRow) -> None:
+        """Add the bytes of a row to `_read`."""
         if raw.text is None or self._read is None:
             self._read = None
         else:
             self._read += len(raw.lead) + len(raw.text)
 
-    def _put(self, lead: bytes, text: bytes) -> None:
-        self._separate(lead)
+    def _write_row(self, lead: bytes, text: bytes) -> None:
+        self._write_waiting(lead)
         if not self._written and self._first is not None:
-            # If something follows the end of an array, the closing bracket is in the lead.
+            # The lead of what follows an array has its closing bracket.
             lead = self._first + (lead if self._kind == "array" and b"]" in lead else b"")
         self._out.write(lead)
         self._out.write(text)
         self._written, self._lead = True, lead
 
-    def _separate(self, following: bytes) -> None:
-        """Write the rows that were held back, separated as in the file."""
+    def _write_waiting(self, following: bytes) -> None:
+        """Write the waiting rows of a fork, separated as rows are in the log."""
         if not self._waiting:
             return
         if self._kind == "array":
@@ -346,14 +346,14 @@ class TextOutput:
         self._waiting.clear()
 
 
-def _text_of(raw: RawRow) -> bytes:
+def _row_text(raw: RawRow) -> bytes:
     if raw.text is None:
         raise ValueError(f"row {raw.index} has no text: open the log with keep_text")
     return raw.text
 
 
 class Compressor:
-    """What is written to a file, compressed; the bytes depend on the input alone, and the file stays open."""
+    """Compresses what is written to a file, with the same bytes for the same input; leaves the file open."""
 
     def __init__(self, out: BinaryIO, compression: Compression) -> None:
         self._compression = compression
@@ -372,13 +372,13 @@ class Compressor:
             self._stream.close()
 
     def abandon(self) -> None:
-        """Discard what is not written yet."""
+        """Close the stream without writing more."""
         self._sink.closed = True
         self.finish()
 
 
 class _Sink:
-    """The file a compressor writes to, which it cannot close; writes after `close` are discarded."""
+    """A file that a compressor cannot close; what it writes after its own `close` is discarded."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
@@ -398,50 +398,51 @@ class _Sink:
 
 
 _Change = tuple[Steps, Sequence[Row]]
-"""A path, and the rows that replace the row there."""
+"""The path of a nested row, and the rows that replace it."""
 
 
 class NestedOutput:
-    """An output that takes nested rows and writes the rows of the file around them.
+    """An output for nested rows, which writes the rows of the file around them.
 
-    A row that forks becomes several entries of the list it is in, or several rows of the file if it is in no list;
-    a dropped row takes its entry or its row of the file with it.
+    A forked row becomes several entries of the list that it is in, or several rows of the file if it is in none.
+    A dropped row is removed from its list, or with its row of the file.
     """
 
     def __init__(self, out: Output, moved: Sequence[str]) -> None:
         self.changed = False
         self._out = out
         self._moved = moved
-        """New columns, which a table can take only at its top level, so they move to the row of the file."""
+        """New columns that move to the top of the row of the file, as a table can take them only there."""
         self._outer: RawRow | None = None
         self._changes: list[_Change] = []
 
     def keep(self, raw: RawRow) -> None:
-        self._go_to(raw)
+        self._enter_outer(raw)
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        self._go_to(raw)
-        if raw.within is not None:
-            self._changes.append((raw.within.path, rows))
+        self._enter_outer(raw)
+        if raw.nesting is not None:
+            self._changes.append((raw.nesting.path, rows))
 
     def finish(self, log: Log) -> None:
         self._write()
-        for empty in log.passed:
+        for empty in log.rows_without:
             self._out.keep(empty)
         self._out.finish(log)
 
-    def _go_to(self, raw: RawRow) -> None:
-        if raw.within is None:
+    def _enter_outer(self, raw: RawRow) -> None:
+        """Write the row of the file before, if this nested row is the first of another."""
+        if raw.nesting is None:
             raise ValueError(f"row {raw.index} is in no wrapper")
-        if raw.within.outer is self._outer:
+        if raw.nesting.outer is self._outer:
             return
         self._write()
-        for empty in raw.within.before:
+        for empty in raw.nesting.before:
             self._out.keep(empty)
-        self._outer = raw.within.outer
+        self._outer = raw.nesting.outer
 
     def _write(self) -> None:
-        """Write the row of the file whose nested rows were all seen."""
+        """Write the current row of the file, of which all nested rows are known."""
         outer, changes = self._outer, self._changes
         self._outer, self._changes = None, []
         if outer is None:
@@ -449,19 +450,19 @@ class NestedOutput:
         if not changes:
             self._out.keep(outer)
             return
-        rows = _with_moved(outer.value, changes, self._moved) if outer.value is not None else []
+        rows = _move_columns_up(outer.value, changes, self._moved) if outer.value is not None else []
         self._out.replace(outer, rows)
         self.changed = self._out.changed
 
 
-def _with_moved(outer: Row, changes: Sequence[_Change], moved: Sequence[str]) -> list[Row]:
-    """The rows of the file, with the moved columns at their top level: as `{"rows": […]}` for rows from a list."""
+def _move_columns_up(outer: Row, changes: Sequence[_Change], moved: Sequence[str]) -> list[Row]:
+    """The rows of the file with the moved columns at their top: as `{"rows": […]}` for rows in a list."""
     values: list[tuple[Steps, dict[str, Any]]] = []
     bare: list[_Change] = []
     for path, rows in changes:
         values += [(path, {name: row[name] for name in moved if name in row}) for row in rows]
         bare.append((path, [{name: row[name] for name in row if name not in moved} for row in rows]))
-    whole: list[Row] = _rebuilt(outer, bare if moved else changes, 0)
+    whole: list[Row] = _replace_nested(outer, bare if moved else changes, 0)
     for name in moved:
         named = [(path, row[name]) for path, row in values if name in row]
         if not named:
@@ -478,8 +479,8 @@ def _with_moved(outer: Row, changes: Sequence[_Change], moved: Sequence[str]) ->
     return whole
 
 
-def _rebuilt(value: Any, changes: Sequence[_Change], depth: int) -> list[Any]:
-    """What replaces a value `depth` steps down, given the changes below it: one value, several or none."""
+def _replace_nested(value: Any, changes: Sequence[_Change], depth: int) -> list[Any]:
+    """The values that replace one `depth` steps down, given the changes below it: one, several or none."""
     here = next((rows for path, rows in changes if len(path) == depth), None)
     if here is not None:
         return list(here)
@@ -488,15 +489,15 @@ def _rebuilt(value: Any, changes: Sequence[_Change], depth: int) -> list[Any]:
         below.setdefault(change[0][depth], []).append(change)
     if isinstance(value, Mapping):
         ((key, inner),) = below.items()
-        return [{**value, key: entry} for entry in _rebuilt(value[key], inner, depth + 1)]
+        return [{**value, key: entry} for entry in _replace_nested(value[key], inner, depth + 1)]
     entries: list[Any] = []
     for index, entry in enumerate(value):
-        entries += _rebuilt(entry, below[index], depth + 1) if index in below else [entry]
+        entries += _replace_nested(entry, below[index], depth + 1) if index in below else [entry]
     return [entries]
 
 
 class Quarantine:
-    """One file for the rows of all logs of a run."""
+    """A file for the rows that a run drops from its logs."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
@@ -504,16 +505,15 @@ class Quarantine:
 
     @classmethod
     @contextmanager
-    def opened(cls, path: Path, *, overwrite: bool, sealed: Sealed | None = None) -> Iterator[Quarantine]:
-        """A quarantine whose file appears when the run is over; StorageError if it cannot be written."""
-        with new_file(path, overwrite=overwrite, sealed=sealed) as out:
+    def open(cls, path: Path, *, overwrite: bool, on_done: OnDone | None = None) -> Iterator[Quarantine]:
+        """A quarantine, whose file appears when the block ends; StorageError if it cannot be written."""
+        with new_file(path, overwrite=overwrite, on_done=on_done) as out:
             yield cls(out)
 
     def add(self, raw: RawRow, place: Place, columns: Mapping[str, Mapping[str, Any]]) -> bytes:
-        """Write a row as it was, plus one column; a row that is not an object goes into that column as `text`,
-        and as `base64` if it is not UTF-8.
+        """Write a row with one more column, and return the line.
 
-        Returns what was written.
+        A row that is no object goes into that column as `text`, and as `base64` if it is not UTF-8.
         """
         (column, about), *_ = columns.items()
         about = {**about, "file": place.file, "row": place.row}
@@ -528,18 +528,18 @@ class Quarantine:
                 }
             line = orjson.dumps({column: about})
         elif raw.text is not None:
-            # A row of a document may span lines; here each row is one line.
+            # In a document a row may span lines.
             text = " ".join(raw.text.decode("utf-8").split("\n")).strip()
             line = rewrite_json(text, [Edit((column,), about)]).encode("utf-8")
-        elif raw.of_text:
-            # As Python writes it, NaN and lone surrogates included.
-            line = json.dumps({**raw.value, column: about}, default=json_form).encode("ascii")
+        elif raw.accepts_new_keys:
+            # Python writes NaN and lone surrogates too.
+            line = json.dumps({**raw.value, column: about}, default=json_default).encode("ascii")
         else:
             line = dump_row({**raw.value, column: about})
         self.write(line)
         return line
 
     def write(self, line: bytes) -> None:
-        """Write a row as `add` returned it."""
+        """Write a line that `add` returned."""
         self._out.write(line + b"\n")
         self.rows += 1

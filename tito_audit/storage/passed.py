@@ -1,6 +1,6 @@
-"""What a caller may pass as logs: paths, or rows that a program holds, whatever package made them.
+"""What a caller may pass as logs: paths, or rows in memory of any of several packages.
 
-MemoryOutput makes the same rows with some changed, as the caller had them, and a new file if one is wanted.
+MemoryOutput returns such rows with some changed, in the form that the caller had them, and writes them to a file.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from tito_audit.format import Row
 from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.atomic import new_file, refuse_target
 from tito_audit.storage.in_memory import (
-    MISSING,
-    NAME,
-    Objects,
-    OnceRead,
+    PANDAS_MISSING,
+    UNNAMED_ROWS,
+    ObjectRows,
+    OneTimeRows,
     RowsInMemory,
     SpooledObjects,
-    edited,
-    spooled_table,
+    edit_object,
+    spool_table,
 )
 from tito_audit.storage.log import Log
-from tito_audit.storage.new_log import ColumnTypes, kind_of_name, new_log, writer_of
+from tito_audit.storage.new_log import ColumnTypes, new_log, output_kind, table_writer
 from tito_audit.storage.output import NestedOutput, Output
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
-from tito_audit.storage.table_edit import Copies, TableEdit, as_text, changes_between
-from tito_audit.storage.table_rows import ArrowRows, MemoryContent, batch_of, spans
+from tito_audit.storage.table_edit import RowCopies, TableEdit, changes_between, json_text
+from tito_audit.storage.table_rows import ArrowRows, MemoryContent, row_spans, to_batch
 
 Logs: TypeAlias = str | Path | Sequence[str | Path] | Any
 """A path, several paths, or rows: a list of dicts, a pandas or polars DataFrame, a pyarrow Table, RecordBatch or
@@ -50,10 +50,10 @@ _ACCEPTED = (
     "Pass a path, a list of paths, or rows: a list of dicts, a pandas or polars DataFrame, a pyarrow Table, "
     "RecordBatch or RecordBatchReader, a datasets Dataset or IterableDataset, or a dict with a name for each."
 )
-_LOOKED_AT = 64
-"""How many entries of a list are searched for a row."""
-_SHOWN = 3
-"""Keys of a dict that a message lists."""
+_SEARCHED = 64
+"""Entries of a list that are searched for a row."""
+_MOST_KEYS = 3
+"""Keys of a dict that a message lists at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,38 +62,38 @@ class PassedLogs:
 
     names: list[Name]
     together: Callable[[list[Any]], Any] | None = None
-    """Puts rows together as the caller had them, given those behind each name; None for paths."""
+    """Puts rows together as the caller had them, from those of each name; None for paths."""
 
 
 def passed_logs(logs: Logs) -> PassedLogs:
-    """The logs that a caller passed; SetupError if it is neither paths nor rows. Rows are not read yet."""
+    """The logs that a caller passed, not yet read; SetupError for what is neither paths nor rows."""
     if isinstance(logs, str | os.PathLike):
-        return PassedLogs([_path_name(logs)])
-    content = content_of(logs)
+        return PassedLogs([_checked_path(logs)])
+    content = rows_in(logs)
     if content is not None:
-        return PassedLogs([RowsInMemory.of(NAME, content, logs)], itemgetter(0))
+        return PassedLogs([RowsInMemory.of(UNNAMED_ROWS, content, logs)], itemgetter(0))
     if isinstance(logs, Mapping):
-        return _named(logs)
-    if not _iterable(logs):
-        raise _refused(_described(logs))
+        return _named_logs(logs)
+    if not _is_iterable(logs):
+        raise _not_logs_error(_describe(logs))
     entries: Sequence[Any] = logs if isinstance(logs, Sequence) else []
     if not isinstance(logs, Sequence):
         first: Any = next(rest := iter(logs), None)
-        if isinstance(first, Mapping) or is_a(first, "pyarrow", "RecordBatch", "Table"):
-            # Rows of an iterator, which is read once.
+        if isinstance(first, Mapping) or is_from(first, "pyarrow", "RecordBatch", "Table"):
+            # An iterator of rows, which can be read only once.
             once = chain([first], rest)
             if isinstance(first, Mapping):
-                content = OnceRead(lambda: Objects(SpooledObjects(once)))
+                content = OneTimeRows(lambda: ObjectRows(SpooledObjects(once)))
             else:
-                _refuse_same_names(first.schema.names)
-                content = OnceRead(lambda: spooled_table(once))
-            return PassedLogs([RowsInMemory.of(NAME, content, logs)], itemgetter(0))
+                _refuse_duplicate_columns(first.schema.names)
+                content = OneTimeRows(lambda: spool_table(once))
+            return PassedLogs([RowsInMemory.of(UNNAMED_ROWS, content, logs)], itemgetter(0))
         entries = [] if first is None else [first, *rest]
     if all(isinstance(entry, str | os.PathLike) for entry in entries):
-        return PassedLogs([_path_name(entry) for entry in entries])
-    contents = [None if isinstance(entry, Sequence) else content_of(entry) for entry in entries]
+        return PassedLogs([_checked_path(entry) for entry in entries])
+    contents = [None if isinstance(entry, Sequence) else rows_in(entry) for entry in entries]
     if None in contents:
-        raise _refused(_described_list(logs, entries[contents.index(None)]))
+        raise _not_logs_error(_describe_list(logs, entries[contents.index(None)]))
     names: list[Name] = []
     for number, (content, entry) in enumerate(zip(contents, entries, strict=True)):
         assert content is not None, "refused above"
@@ -101,24 +101,24 @@ def passed_logs(logs: Logs) -> PassedLogs:
     return PassedLogs(names, tuple if isinstance(logs, tuple) else list)
 
 
-def names_of(logs: Logs) -> list[Name]:
-    """The names of the logs that a caller passed."""
+def log_names(logs: Logs) -> list[Name]:
+    """The names of the logs that a caller passed, paths or rows."""
     return passed_logs(logs).names
 
 
-def paths_of(logs: str | Path | Iterable[str | Path]) -> list[str]:
-    """The paths that a caller passed, one or several; SetupError for anything else."""
-    entries = [logs] if isinstance(logs, str | os.PathLike) else list(logs) if _iterable(logs) else [None]
+def log_paths(logs: str | Path | Iterable[str | Path]) -> list[str]:
+    """The paths that a caller passed, one or several; SetupError for rows."""
+    entries = [logs] if isinstance(logs, str | os.PathLike) else list(logs) if _is_iterable(logs) else [None]
     if not all(isinstance(entry, str | Path) for entry in entries):
         raise SetupError(
-            f"logs: {_described(logs)} is not a path.\nRows in memory can be scanned, gated, read and repaired; "
+            f"logs: {_describe(logs)} is not a path.\nRows in memory can be scanned, gated, read and repaired; "
             "write them to a file for anything else."
         )
     return [str(entry) for entry in entries]
 
 
-def _path_name(path: str | os.PathLike[str]) -> Name:
-    """What names a path to `find_logs`: as it is shown, which is not always what opens it."""
+def _checked_path(path: str | os.PathLike[str]) -> Name:
+    """A path as `find_logs` takes it; SetupError for the text of a row."""
     if isinstance(path, str) and path.lstrip().startswith('{"'):
         raise SetupError(
             "logs: this is the text of a row, not a path.\nPass [json.loads(line) for line in lines]."
@@ -126,16 +126,16 @@ def _path_name(path: str | os.PathLike[str]) -> Name:
     return path if isinstance(path, RowsInMemory) else str(path) if isinstance(path, Path) else os.fspath(path)
 
 
-def _named(logs: Mapping[Any, Any]) -> PassedLogs:
-    """Several logs with their names."""
+def _named_logs(logs: Mapping[Any, Any]) -> PassedLogs:
+    """The logs of a dict, with their names as keys."""
     paths: list[Name] = []
     for key, value in logs.items():
-        content = content_of(value)
+        content = rows_in(value)
         if content is None:
-            keys = ", ".join(map(repr, list(logs)[:_SHOWN])) + (", …" if len(logs) > _SHOWN else "")
+            keys = ", ".join(map(repr, list(logs)[:_MOST_KEYS])) + (", …" if len(logs) > _MOST_KEYS else "")
             raise SetupError(
                 f"logs: a dict names logs and their rows, and in this one, with the keys {keys}, {key!r} is "
-                f"{_described(value)}.\n"
+                f"{_describe(value)}.\n"
                 "Pass [row] for a single row, and pyarrow.table(columns) or pandas.DataFrame(columns) for columns."
             )
         path = RowsInMemory.of(str(key), content, value)
@@ -146,27 +146,27 @@ def _named(logs: Mapping[Any, Any]) -> PassedLogs:
     return PassedLogs(paths, lambda values: kind(zip(logs, values, strict=True)))
 
 
-def content_of(value: Any) -> MemoryContent | OnceRead | None:
-    """Rows as what they are; None for a value that is no rows."""
-    if is_a(value, "pyarrow", "RecordBatchReader"):
-        _refuse_same_names(value.schema.names)
-        return OnceRead(lambda: spooled_table(value, value.schema))
-    if is_a(value, "pyarrow", "Table", "RecordBatch"):
+def rows_in(value: Any) -> MemoryContent | OneTimeRows | None:
+    """The rows that a value of a known type holds; None for anything else."""
+    if is_from(value, "pyarrow", "RecordBatchReader"):
+        _refuse_duplicate_columns(value.schema.names)
+        return OneTimeRows(lambda: spool_table(value, value.schema))
+    if is_from(value, "pyarrow", "Table", "RecordBatch"):
         return arrow_rows(value)
-    if is_a(value, "datasets", "Dataset"):
-        # As it is stored: its format and transform are not applied.
+    if is_from(value, "datasets", "Dataset"):
+        # Without its format and transform.
         stored, data = value.with_format("arrow"), value.data
         size = data.nbytes * len(value) // max(len(data), 1)
         return ArrowRows(len(value), size, lambda start, stop: stored[start:stop])
-    if is_a(value, "datasets", "IterableDataset"):
+    if is_from(value, "datasets", "IterableDataset"):
         if value.features is None:
-            return OnceRead(lambda: Objects(SpooledObjects(value)))
+            return OneTimeRows(lambda: ObjectRows(SpooledObjects(value)))
         batches = value.with_format("arrow").iter
-        return OnceRead(lambda: spooled_table(batches(1024), value.features.arrow_schema))
-    if is_a(value, "pandas", "DataFrame"):
-        return _of_pandas(value)
-    if is_a(value, "polars", "DataFrame"):
-        unknown = next((name for name, kind in value.schema.items() if _is_of_polars(kind)), None)
+        return OneTimeRows(lambda: spool_table(batches(1024), value.features.arrow_schema))
+    if is_from(value, "pandas", "DataFrame"):
+        return _pandas_rows(value)
+    if is_from(value, "polars", "DataFrame"):
+        unknown = next((name for name, kind in value.schema.items() if _is_polars_only(kind)), None)
         if unknown is not None:
             raise SetupError(
                 f"logs: the column {unknown!r} has the type {value.schema[unknown]}, which Arrow does not have.\n"
@@ -175,28 +175,29 @@ def content_of(value: Any) -> MemoryContent | OnceRead | None:
         return ArrowRows(
             len(value), value.estimated_size(), lambda start, stop: value.slice(start, stop - start).to_arrow()
         )
-    if is_a(value, "polars", "LazyFrame"):
+    if is_from(value, "polars", "LazyFrame"):
         raise SetupError("logs: a polars LazyFrame is not computed yet.\nPass frame.collect().")
     if isinstance(value, RowsInMemory):
         return value.content
-    rows = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
-    return Objects(value) if rows and any(isinstance(row, Mapping) for row in islice(value, _LOOKED_AT)) else None
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
+        return None
+    return ObjectRows(value) if any(isinstance(row, Mapping) for row in islice(value, _SEARCHED)) else None
 
 
-def is_a(value: Any, package: str, *names: str) -> bool:
-    """Whether a value is of one of these types; the package is not imported to find out."""
+def is_from(value: Any, package: str, *names: str) -> bool:
+    """Whether a value is of one of these types of a package, which is not imported for that."""
     return any(base.__name__ in names and base.__module__.split(".")[0] == package for base in type(value).__mro__)
 
 
-def _iterable(value: Any) -> bool:
-    """Whether the entries of a value may be logs or rows."""
+def _is_iterable(value: Any) -> bool:
+    """Whether a value may be an iterable of logs or rows."""
     of_torch = any(base.__module__.split(".")[0] == "torch" for base in type(value).__mro__)
     bare = isinstance(value, str | bytes | bytearray) or hasattr(value, "dtype")
     return isinstance(value, Iterable) and not of_torch and not bare
 
 
-def _refuse_same_names(names: Iterable[Any]) -> None:
-    """SetupError if two columns of a table have the same name: a row could show only one of them."""
+def _refuse_duplicate_columns(names: Iterable[Any]) -> None:
+    """SetupError if two columns have the same name, as rows could have only one of them."""
     seen: set[str] = set()
     for name in map(str, names):
         if name in seen:
@@ -206,43 +207,43 @@ def _refuse_same_names(names: Iterable[Any]) -> None:
 
 def arrow_rows(table: Any) -> ArrowRows:
     """An Arrow table or record batch; SetupError if two columns have the same name."""
-    _refuse_same_names(table.schema.names)
-    return ArrowRows.of(pa.Table.from_batches([table]) if is_a(table, "pyarrow", "RecordBatch") else table)
+    _refuse_duplicate_columns(table.schema.names)
+    return ArrowRows.of(pa.Table.from_batches([table]) if is_from(table, "pyarrow", "RecordBatch") else table)
 
 
-def _of_pandas(frame: Any) -> MemoryContent:
-    """A pandas frame: as Arrow if it has types of Arrow, else as objects that share its cells, as JSON has them if
-    they hold Python's lists or objects, as a table has them if they hold arrays or neither.
+def _pandas_rows(frame: Any) -> MemoryContent:
+    """The rows of a pandas frame: as Arrow if it has types of Arrow, else as objects that share its cells.
 
-    `pyarrow.Table.from_pandas`, tried for all on 1,500 rows of 3,000 tokens, takes as long as the rest of the scan
-    and twice the memory of the frame, and refuses columns of several types.
+    Cells that hold Python's lists or objects are read like JSON, others like those of a table. Tried instead:
+    `pyarrow.Table.from_pandas` on 1,500 rows of 3,000 tokens takes as long as the rest of the scan and twice the
+    memory of the frame, and refuses columns of several types.
     """
-    _refuse_same_names(frame.columns)
+    _refuse_duplicate_columns(frame.columns)
     if any(str(dtype).endswith("[pyarrow]") for dtype in frame.dtypes):
-        table = table_of_pandas(frame)
+        table = pandas_to_arrow(frame)
         if table is not None:
             return ArrowRows.of(table)
     columns = [frame.iloc[:, number] for number in range(frame.shape[1])]
-    some = [cell for column in columns if column.dtype == object for cell in column.array[:_LOOKED_AT]]
-    lean = any(map(_has_array, some)) or not any(isinstance(cell, list | tuple | Mapping) for cell in some)
-    # Columns of floats, all without a fraction, only because some values are missing.
+    some = [cell for column in columns if column.dtype == object for cell in column.array[:_SEARCHED]]
+    table_like = any(map(_has_array, some)) or not any(isinstance(cell, list | tuple | Mapping) for cell in some)
+    # pandas turns a column of integers into floats if values are missing.
     floats = [column for column in columns if str(column.dtype) in ("float64", "float32") and column.hasnans]
     whole = {column.name for column in floats if (column.dropna() % 1 == 0).all()}
     rows: list[dict[Any, Any]] = []
     for cells in frame.to_dict("records"):
         row: dict[Any, Any] = {}
         for name, cell in cells.items():
-            # No value, not even None.
-            if (isinstance(cell, float) and cell != cell) or type(cell).__name__ in MISSING:
-                row |= {name: None} if lean else {}
+            # pandas' own missing values.
+            if (isinstance(cell, float) and cell != cell) or type(cell).__name__ in PANDAS_MISSING:
+                row |= {name: None} if table_like else {}
             else:
                 row[name] = int(cell) if name in whole else cell
         rows.append(row)
-    return Objects(rows, "frame", lean=lean)
+    return ObjectRows(rows, "frame", table_like=table_like)
 
 
-def table_of_pandas(frame: Any) -> Any | None:
-    """A pandas frame as an Arrow table; None if a column holds what no column of a table can."""
+def pandas_to_arrow(frame: Any) -> Any | None:
+    """A pandas frame as an Arrow table; None if no type of Arrow fits a column."""
     try:
         return pa.Table.from_pandas(frame, preserve_index=False)
     except (pa.ArrowException, ArithmeticError, TypeError, ValueError):  # a column of several types
@@ -250,53 +251,54 @@ def table_of_pandas(frame: Any) -> Any | None:
 
 
 def _has_array(cell: Any) -> bool:
-    """Whether a cell is an array, or an object with one inside."""
+    """Whether a cell is an array, or an object that has one."""
     return isinstance(cell, np.ndarray) or (isinstance(cell, Mapping) and any(map(_has_array, cell.values())))
 
 
-def _is_of_polars(kind: Any) -> bool:
-    """Whether polars has values of this type and Arrow does not: Python objects and integers of 128 bits."""
+def _is_polars_only(kind: Any) -> bool:
+    """Whether a type has parts that Arrow lacks: Python objects and integers of 128 bits."""
     inside = [field.dtype for field in getattr(kind, "fields", ())]
     inside += [kind.inner] if hasattr(kind, "inner") else []
-    return kind.base_type().__name__ in ("Object", "Int128", "UInt128") or any(map(_is_of_polars, inside))
+    return kind.base_type().__name__ in ("Object", "Int128", "UInt128") or any(map(_is_polars_only, inside))
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
+    """What a caller passed, in words: `a list that holds a value of type torch.Tensor`."""
     kind = type(value)
     if value is None:
         return "None"
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
         entries: Iterator[Any] = iter(value)
-        return _described_list(value, next(entries, None)) if len(value) else f"an empty {kind.__name__}"
+        return _describe_list(value, next(entries, None)) if len(value) else f"an empty {kind.__name__}"
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__.split('.')[0]}."
     return f"a value of type {module}{kind.__qualname__}"
 
 
-def _described_list(value: Any, entry: Any) -> str:
-    return f"a {type(value).__name__} that holds {_described(entry)}"
+def _describe_list(value: Any, entry: Any) -> str:
+    return f"a {type(value).__name__} that holds {_describe(entry)}"
 
 
-def _refused(what: str) -> SetupError:
+def _not_logs_error(what: str) -> SetupError:
     return SetupError(f"logs: {what} is neither paths nor rows.\n{_ACCEPTED}")
 
 
 class MemoryOutput:
-    """Collects the changes of rows in memory; `result` is set by `finish`."""
+    """An output for rows in memory; `finish` makes `result` of the changes."""
 
     def __init__(
         self, path: RowsInMemory, added: tuple[str, ...], target: Path | None, *, stack: ExitStack, overwrite: bool
     ) -> None:
-        """`added` names text columns that a table may get; a file that is written appears when `stack` ends."""
+        """`added` are text columns that tables may get; a file that is written appears when `stack` closes."""
         self.changed = False
         self.result = path
         """The repaired rows, as a path."""
         self.target = target
-        """The file to write; None: the rows stay in memory."""
+        """The file to write as well; None for none."""
         self._path = path
         self._added = added
         self._stack = stack
         self._overwrite = overwrite
-        self._rows: dict[int, Copies] = {}
+        self._rows: dict[int, RowCopies] = {}
 
     def keep(self, raw: RawRow) -> None:
         """Keep the row as it is."""
@@ -308,38 +310,41 @@ class MemoryOutput:
             self._rows[raw.index] = copies
 
     def finish(self, log: Log) -> None:
-        """Make the repaired rows, and write them to the target if there is one; StorageError if a column cannot
-        hold a repaired value. What no repair changed is shared with what the caller gave."""
-        value, content, once = self._path.value, self._path.content, self._path.once
-        if isinstance(content, Objects):
+        """Make the changed rows, which share what did not change, and write the target, if there is one.
+
+        StorageError if a column cannot hold a value.
+        """
+        value, content, once = self._path.value, self._path.content, self._path.is_one_time
+        if isinstance(content, ObjectRows):
             rows: list[Any] = []
             for number in range(len(content)):
                 for changes in self._rows.get(number, [[]]):
                     row = content.values[number]
                     for change in changes:
-                        text = content.kind == "frame" and change.path[0] in self._added
-                        row = edited(row, change.path, as_text(change.new) if text else change.new, change.old)
+                        as_text = content.kind == "frame" and change.path[0] in self._added
+                        new = json_text(change.new) if as_text else change.new
+                        row = edit_object(row, change.path, new, change.old)
                     rows.append(row)
-            content = Objects(rows, content.kind, lean=content.lean)
+            content = ObjectRows(rows, content.kind, table_like=content.table_like)
             if content.kind == "frame":
-                value = self._frame(value, lambda name: [row.get(name, np.nan) for row in rows])
-            elif once and is_a(value, "datasets", "IterableDataset"):
+                value = self._rebuild_frame(value, lambda name: [row.get(name, np.nan) for row in rows])
+            elif once and is_from(value, "datasets", "IterableDataset"):
                 value = type(value).from_generator(lambda: iter(rows))
             else:
                 value = tuple(rows) if isinstance(value, tuple) else rows
         elif self.changed or once:
             assert isinstance(content, ArrowRows), "what is no objects is read as Arrow"
             edit, pieces = TableEdit(self._path, "a table", self._added if self._rows else ()), []
-            for start, stop in spans(content):
+            for start, stop in row_spans(content):
                 here = {row: copies for row, copies in self._rows.items() if start <= row < stop}
-                pieces.append(edit.table(content.table(start, stop), start, here))
+                pieces.append(edit.edit_table(content.table(start, stop), start, here))
             table = pa.concat_tables(pieces) if pieces else content.table(0, 0)
             content = arrow_rows(table)
-            if is_a(value, "datasets", "Dataset", "IterableDataset"):
-                value = _dataset(value, table)
-            elif is_a(value, "pandas", "DataFrame"):
-                value = self._frame(value, lambda name: table.column(str(name)).to_pandas().array)
-            elif is_a(value, "polars", "DataFrame"):
+            if is_from(value, "datasets", "Dataset", "IterableDataset"):
+                value = _rebuild_dataset(value, table)
+            elif is_from(value, "pandas", "DataFrame"):
+                value = self._rebuild_frame(value, lambda name: table.column(str(name)).to_pandas().array)
+            elif is_from(value, "polars", "DataFrame"):
                 import polars as pl
 
                 types = {**dict.fromkeys(table.column_names, pl.String), **value.schema}
@@ -347,20 +352,18 @@ class MemoryOutput:
             elif once:
                 value = table.to_reader()
             else:
-                value = batch_of(table) if is_a(value, "pyarrow", "RecordBatch") else table
-        elif is_a(value, "pandas", "DataFrame"):
+                value = to_batch(table) if is_from(value, "pyarrow", "RecordBatch") else table
+        elif is_from(value, "pandas", "DataFrame"):
             value = value.copy()
-        if is_a(value, "pandas", "DataFrame") or is_a(value, "polars", "DataFrame"):
-            framed = content_of(value)
+        if is_from(value, "pandas", "DataFrame") or is_from(value, "polars", "DataFrame"):
+            framed = rows_in(value)
             content = framed if isinstance(framed, MemoryContent) else content
         self.result = RowsInMemory.of(str(self._path), content, value)
         if self.target is not None:
-            _write(self.result, self.target, self._stack, overwrite=self._overwrite)
+            _write_file(self.result, self.target, self._stack, overwrite=self._overwrite)
 
-    def _frame(self, frame: Any, cells: Callable[[Any], Any]) -> Any:
-        """A pandas frame with `cells(name)` in the columns that change; the others keep type and values, and rows
-        their label.
-        """
+    def _rebuild_frame(self, frame: Any, cells: Callable[[Any], Any]) -> Any:
+        """A copy of a pandas frame with `cells(name)` in the columns that change; index and types stay."""
         import pandas as pd
 
         if not self._rows:
@@ -390,15 +393,15 @@ class MemoryOutput:
         return result
 
 
-def _dataset(dataset: Any, table: Any) -> Any:
-    """A data set of a table with the features of another, its split and, if it can be indexed, its format."""
+def _rebuild_dataset(dataset: Any, table: Any) -> Any:
+    """A table as a data set of the same class, with the features, split and format of the old one."""
     from datasets import Dataset, Features, Value  # imported already: the caller has one of its objects
 
     features, info = dict(dataset.features), dataset.info.copy()
     new = [name for name in table.column_names if name not in features]
     info.features = Features({**features, **{name: Value("string") for name in new}})
     changed = Dataset(table.replace_schema_metadata(None), info=info, split=dataset.split)
-    if is_a(dataset, "datasets", "IterableDataset"):
+    if is_from(dataset, "datasets", "IterableDataset"):
         return changed.to_iterable_dataset()
     form = dataset.format
     if form["type"] is not None:
@@ -411,25 +414,25 @@ def _dataset(dataset: Any, table: Any) -> Any:
 def open_memory_output(
     log: Log, path: RowsInMemory, target: Path | None, *, overwrite: bool, added: tuple[str, ...]
 ) -> Iterator[tuple[MemoryOutput, Output]]:
-    """An output for rows in memory, and the output to give its rows to.
+    """An output for rows in memory, and the output that takes its rows, which differs if they are nested.
 
-    With a `target`, a file of the kind that its suffix names appears when the block ends, or never.
+    With a `target`, that file appears when the block ends, or never.
     """
     if target is not None and not isinstance(target, RemoteFile):
         refuse_target(target, overwrite=overwrite)
     with contextlib.ExitStack() as stack:
         whole = MemoryOutput(path, added, target, stack=stack, overwrite=overwrite)
         moved = added if log.kind == "frame" else ()
-        yield whole, whole if log.inside is None else NestedOutput(whole, moved)
+        yield whole, whole if log.row_path is None else NestedOutput(whole, moved)
 
 
 def memory_targets(files: Sequence[RowsInMemory], out: Path) -> Mapping[Path, Path]:
-    """The file to write for each log in memory: `out` itself for a single one, else a file in the folder `out`.
+    """The target of each log in memory: `out` itself for a single one, else a file in the folder `out`.
 
-    SetupError if the suffix of a file is not one that can be written.
+    SetupError if the suffix of `out` is of no kind that is written.
     """
     if len(files) == 1 and not out.is_dir():
-        kind_of_name(out)
+        output_kind(out)
         return {files[0]: out}
     if out.exists() and not out.is_dir():
         raise SetupError(f"-o {out}: {len(files)} logs go into a folder, and this is a file.\nName a folder.")
@@ -437,30 +440,30 @@ def memory_targets(files: Sequence[RowsInMemory], out: Path) -> Mapping[Path, Pa
     for file in files:
         name = str(file.name).strip("<>").replace(" ", "-")
         try:
-            kind_of_name(Path(name))
+            output_kind(Path(name))
         except SetupError:  # objects go into JSONL, tables into Parquet
             name += ".jsonl" if file.content.kind == "objects" else ".parquet"
         targets[file] = out / name
     return targets
 
 
-def _write(rows: RowsInMemory, target: Path, stack: ExitStack, *, overwrite: bool) -> None:
-    """Write rows as the kind of file that the suffix names."""
-    content, to_table = rows.content, kind_of_name(target)[0] == "table"
-    if to_table and is_a(rows.value, "pandas", "DataFrame"):
-        table = table_of_pandas(rows.value)
+def _write_file(rows: RowsInMemory, target: Path, stack: ExitStack, *, overwrite: bool) -> None:
+    """Write rows to a new file of the kind that its suffix names."""
+    content, to_table = rows.content, output_kind(target)[0] == "table"
+    if to_table and is_from(rows.value, "pandas", "DataFrame"):
+        table = pandas_to_arrow(rows.value)
         content = content if table is None else ArrowRows.of(table)
     if to_table and isinstance(content, ArrowRows):
         out = stack.enter_context(new_file(target, overwrite=overwrite))
-        writer = writer_of(out, content.table(0, 0).schema, target.suffix.lower())
-        for start, stop in spans(content):
+        writer = table_writer(out, content.table(0, 0).schema, target.suffix.lower())
+        for start, stop in row_spans(content):
             writer.write_table(content.table(start, stop))
         writer.close()
         return
-    shapes = ColumnTypes()
+    column_types = ColumnTypes()
     for row in _plain_rows(rows) if to_table else ():
-        shapes.learn(row)
-    log = stack.enter_context(new_log(target, overwrite=overwrite, shapes=shapes))
+        column_types.learn(row)
+    log = stack.enter_context(new_log(target, overwrite=overwrite, column_types=column_types))
     for row in _plain_rows(rows):
         try:
             log.add(row)
@@ -473,7 +476,8 @@ def _write(rows: RowsInMemory, target: Path, stack: ExitStack, *, overwrite: boo
 
 
 def _plain_rows(rows: RowsInMemory) -> Iterator[Row]:
-    for start, stop in spans(rows.content):
+    """All rows as dicts; StorageError if one cannot be written."""
+    for start, stop in row_spans(rows.content):
         for raw in rows.content.part(start, stop).rows(range(start, stop), 1 << 62):
             if raw.value is None:
                 raise StorageError(

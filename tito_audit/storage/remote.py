@@ -1,4 +1,4 @@
-"""RemoteFile: a file in a bucket, on the hub or on a web server, as a path; RangedFile: its bytes."""
+"""RemoteFile: a file in a bucket, on the hub or on a web server as a path. RangedFile: its bytes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tito_audit.storage._store import (
     AzureStore,
     GoogleStore,
     Missing,
-    Passing,
     Refusal,
     RemoteStatus,
     S3Store,
     Store,
-    dropped,
-    retried,
-    settings_of_drivers,
-    wait,
+    Transient,
+    driver_settings,
+    dropped_connection,
+    wait_before_retry,
+    with_retries,
 )
 
 T = TypeVar("T")
@@ -46,24 +46,24 @@ _STORES: dict[str, type[Store] | str] = {
     "https": "WebStore",
     "http": "WebStore",
 }
-"""Those of `_store_web` by name: it imports what speaks HTTP, an eighth of what a small scan of files imports."""
+"""By scheme; those of `_store_web` by name, as importing HTTP takes an eighth of a small scan of local files."""
 _HIDDEN = "…"
-"""What is shown in place of a URL's query, which may sign it."""
-FIRST = 1 << 16
-"""How many bytes a sequential read fetches first; each further fetch doubles."""
-_MOST = 8 << 20
-"""How many bytes one request asks for at most."""
-_LEAST = 1 << 16
-"""How few bytes a request asks for after connections were dropped."""
-_AHEAD = 64 << 20
-"""How many bytes are read ahead of them, all together."""
-_OF_ONE = 16 << 20
-"""How much of a file is kept for as long as it is read: what was fetched first."""
-_OF_ALL = 64 << 20
-"""How much of all files is kept."""
+"""Shown in place of a URL's query, which may be a signature."""
+FIRST_BLOCK = 1 << 16
+"""Bytes that a sequential read fetches first; each further fetch doubles."""
+_LARGEST_BLOCK = 8 << 20
+"""Bytes of one request at most."""
+_SMALLEST_BLOCK = 1 << 16
+"""Bytes of one request at least, after connections were dropped."""
+_READ_AHEAD = 64 << 20
+"""Bytes that are read ahead, over all places of a file from which somebody reads."""
+_KEPT_PER_FILE = 16 << 20
+"""Bytes of a file that are kept, of those that were fetched first."""
+_KEPT_IN_ALL = 64 << 20
+"""Bytes of all files that are kept."""
 
-Read = Callable[[int, int], bytes]
-"""Bytes from one place on, at most up to another; fewer if the connection was dropped."""
+ReadRange = Callable[[int, int], bytes]
+"""Reads the bytes `[start, stop)`, or the first of them if the connection drops."""
 
 
 def is_url(name: str) -> bool:
@@ -72,21 +72,22 @@ def is_url(name: str) -> bool:
 
 
 class RemoteFile(type(Path())):  # type: ignore[misc]
-    """A path that is shown as its URL; what is read of it comes over the network.
+    """A path that is shown as a URL and read over the network.
 
-    It is shown without user, password and query, which may be secret. Joins (`folder / name`), `parent`, `name`
-    and suffixes work as for any path. It pickles with what the store said of it first, and reading another version
-    than that is refused. What the store refuses is a StorageError in one line, or FileNotFoundError for `stat`.
+    The URL is shown without user, password and query, which may be secret. Joins (`folder / name`), `parent`,
+    `name` and suffixes work as for any path. The first status that the store gives is kept, also by pickles, and
+    any other version of the file is refused. Errors of the store are StorageErrors in one line; `stat` raises
+    FileNotFoundError.
     """
 
-    below: list[RemoteFile] | None = None
-    """The files below it, if it is a folder that was listed."""
-    alike: RemoteFile | None = None
-    """A file of the same folder that is of the same kind, if it is one of many shards."""
+    files_below: list[RemoteFile] | None = None
+    """The files below a folder that was listed; None for anything else."""
+    similar: RemoteFile | None = None
+    """For one of many shards, the shard that shows what kind of file all of them are."""
 
     def __new__(cls, *parts: Any) -> RemoteFile:
-        """A path for a URL, or for the parts of one."""
-        file: RemoteFile = super().__new__(cls, *map(_plain, parts))
+        """A path from a URL, or from the parts of one."""
+        file: RemoteFile = super().__new__(cls, *map(_path_part, parts))
         if len(parts) == 1 and not isinstance(parts[0], RemoteFile):
             file._exact = str(parts[0])
             if (shown := str(file)) != file._exact:
@@ -96,16 +97,16 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
     if sys.version_info >= (3, 12):
 
         def __init__(self, *parts: Any) -> None:
-            super().__init__(*map(_plain, parts))
+            super().__init__(*map(_path_part, parts))
 
     @property
     def url(self) -> str:
-        """What to ask the store for, with user, password and query."""
+        """The URL with user, password and query, as the store needs it."""
         return getattr(self, "_exact", None) or str(self)
 
     def __str__(self) -> str:
         exact: str | None = getattr(self, "_exact", None)
-        return _shown(exact) if exact is not None else super().__str__().replace(":/", "://", 1)
+        return redact_url(exact) if exact is not None else super().__str__().replace(":/", "://", 1)
 
     def __fspath__(self) -> str:
         return str(self)
@@ -117,12 +118,11 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
         return hash(self.url)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.url, getattr(self, "_status", None))
+        return _unpickle, (self.url, getattr(self, "_status", None))
 
     @property
     def store(self) -> Store:
-        """What holds it, made once for each process and set of credentials in the environment; StorageError if its
-        driver is not installed."""
+        """The store that holds it, one for each process and environment; StorageError if its driver is missing."""
         scheme = self.url.partition("://")[0].lower()
         kind = _STORES.get(scheme)
         if kind is None:
@@ -132,7 +132,7 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
             from tito_audit.storage import _store_web
 
             kind = cast("type[Store]", getattr(_store_web, kind))
-        which = (os.getpid(), kind, settings_of_drivers())
+        which = (os.getpid(), kind, driver_settings())
         if which not in _stores:
             try:
                 _stores[which] = kind()
@@ -141,7 +141,7 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
         return _stores[which]
 
     def stat(self, *, follow_symlinks: bool = True) -> RemoteStatus:
-        """Size, time and etag, as first asked for; FileNotFoundError if there is no such file."""
+        """Size, time and etag, as the store first gave them; FileNotFoundError if there is no such file."""
         status: RemoteStatus | None = getattr(self, "_status", None)
         if status is None and (listed := _by_name.get(str(self))) is not None and listed.url == self.url:
             status = self._status = getattr(listed, "_status", None)
@@ -153,12 +153,12 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
         return status
 
     def with_status(self, status: RemoteStatus) -> RemoteFile:
-        """Itself, with what the store said of it."""
+        """The same file, with the status that the store gave in a listing."""
         self._status = status
         return self
 
-    def refreshed(self) -> RemoteStatus:
-        """What the store says of it now; FileNotFoundError if there is no such file."""
+    def refresh_status(self) -> RemoteStatus:
+        """Ask the store for its status once more; FileNotFoundError if there is no such file."""
         self.__dict__.pop("_status", None)
         _by_name.pop(str(self), None)
         return self.stat()
@@ -174,15 +174,15 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
         return True
 
     def is_dir(self, **_: Any) -> bool:
-        if self.below is not None or getattr(self, "_status", None) is not None:
-            return bool(self.below)
+        if self.files_below is not None or getattr(self, "_status", None) is not None:
+            return bool(self.files_below)
         try:
             return self.ask(lambda store: store.is_folder(self.url))
         except Missing:
             return False
 
     def files(self) -> Iterator[RemoteFile]:
-        """The files below it at any depth, with their status."""
+        """The files below a folder at any depth, with their status."""
         try:
             files = self.ask(lambda store: list(store.files(self.url)))
         except Missing:
@@ -191,45 +191,46 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
             yield RemoteFile(url).with_status(status)
 
     def entries(self) -> list[str]:
-        """The names of what is directly in it, the first thousand or so; [] if it cannot be listed."""
+        """Names of what is directly in a folder, the first thousand or so; [] if it cannot be listed."""
         try:
             urls = self.ask(lambda store: store.entries(self.url))
         except (Missing, StorageError):
             return []
         return [url.rstrip("/").rpartition("/")[2] for url in urls]
 
-    def ask(self, question: Callable[[Store], T]) -> T:
-        """The store's answer, asked again where that may help; StorageError if it refuses, or Missing."""
+    def ask(self, request: Callable[[Store], T]) -> T:
+        """What the store answers, asked again where that may help; StorageError or Missing if it refuses."""
         try:
-            return retried(lambda: self._answer(question))
+            return with_retries(lambda: self._ask_once(request))
         except Missing:
             raise
         except Refusal as error:
             raise StorageError(f"{self}: {error}") from None
 
-    def _answer(self, question: Callable[[Store], T]) -> T:
-        """The store's answer to one try, or a Refused."""
+    def _ask_once(self, request: Callable[[Store], T]) -> T:
+        """What the store answers to one try; a Refusal for whatever it raises."""
         store = self.store
         try:
-            return question(store)
+            return request(store)
         except (StorageError, Refusal):
             raise
         except Exception as error:  # drivers raise exceptions of many kinds
             raise store.refusal(error, self.url) from None
 
     def open(self, mode: str = "rb", buffering: int = -1, *_: Any, **__: Any) -> BinaryIO:
-        """The file for reading bytes, from any place in it; FileNotFoundError if there is none."""
+        """The bytes of the file, which can be read from any position; FileNotFoundError if there is none."""
         if mode != "rb":
             raise StorageError(f"{self}: a remote file is written whole, by new_file.")
         status = self.stat()
-        raw = RangedFile(str(self), status, self._read if status.ranges else _copy_of(self))
-        return cast(BinaryIO, raw if buffering == 0 else io.BufferedReader(raw, FIRST))
+        raw = RangedFile(str(self), status, self._read if status.serves_ranges else _read_through_copy(self))
+        return cast(BinaryIO, raw if buffering == 0 else io.BufferedReader(raw, FIRST_BLOCK))
 
     def _read(self, start: int, stop: int) -> bytes:
+        """One try to read a range; Transient where another may help."""
         status = self.stat()
         try:
-            return self._answer(lambda store: store.read(self.url, start, stop, status))
-        except Passing:
+            return self._ask_once(lambda store: store.read(self.url, start, stop, status))
+        except Transient:
             raise
         except Refusal as error:
             raise StorageError(f"{self}: {error}") from None
@@ -240,25 +241,25 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
 
 
 def remote_file(name: str) -> RemoteFile:
-    """The remote file for a URL, or for what one was shown as."""
+    """The remote file for a URL, also for one that was shown without its secrets."""
     return _by_name.get(name) or RemoteFile(name)
 
 
-def know(file: RemoteFile) -> RemoteFile:
-    """Remember a file with its status, for `remote_file` in this process."""
+def remember(file: RemoteFile) -> RemoteFile:
+    """Remember a file with its status, which `remote_file` then returns in this process."""
     _by_name[str(file)] = file
     return file
 
 
 _stores: dict[tuple[Any, ...], Store] = {}
 _by_name: dict[str, RemoteFile] = {}
-"""Files by what they are shown as."""
-_copies: dict[str, tuple[RemoteStatus, Read]] = {}
+"""Files by the URL that is shown."""
+_copies: dict[str, tuple[RemoteStatus, ReadRange]] = {}
 
 
-def _copy_of(path: RemoteFile) -> Read:
-    """Reads a file of a server that sends no ranges, from a temporary file without a name, which this run and the
-    processes that are forked later share."""
+def _read_through_copy(path: RemoteFile) -> ReadRange:
+    """Reads a file of a server without ranges from a temporary copy, which has no name and which forked processes
+    share."""
     status, (of, copied) = path.stat(), _copies.get(path.url, (None, None))
     if copied is not None and of is status:
         return copied
@@ -280,52 +281,52 @@ def _copy_of(path: RemoteFile) -> Read:
     return read
 
 
-def _unpickled(url: str, status: RemoteStatus | None) -> RemoteFile:
+def _unpickle(url: str, status: RemoteStatus | None) -> RemoteFile:
     file = RemoteFile(url)
     if status is None:
         return file
-    # The very status of this run, by which a copy of the file is found.
+    # `_copies` finds the copy of a file by the identity of its status.
     own = getattr(_by_name.get(str(file)), "_status", None)
     return file.with_status(own if own == status else status)
 
 
-def _plain(part: Any) -> Any:
-    """A part of a path; of a URL without what it hides."""
+def _path_part(part: Any) -> Any:
+    """A part of a path as text; a URL without its secrets."""
     text = part if isinstance(part, str) else os.fspath(part)
-    return _shown(text).removesuffix(f"?{_HIDDEN}") if of_web(text) else text
+    return redact_url(text).removesuffix(f"?{_HIDDEN}") if is_web_url(text) else text
 
 
-def _shown(url: str) -> str:
-    """A URL without user, password and query, if it is of a web server."""
-    if not of_web(url):
+def redact_url(url: str) -> str:
+    """The URL of a web server without user, password and query; other URLs as they are."""
+    if not is_web_url(url):
         return url
     try:
         parts = urlsplit(url)
-    except ValueError:  # no address; the store says so
+    except ValueError:  # it is none, which the store will say
         return url.partition("?")[0].rpartition("@")[2]
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, _HIDDEN if parts.query else "", ""))
 
 
-def of_web(text: str) -> bool:
-    """Whether a URL is of a web server."""
+def is_web_url(text: str) -> bool:
+    """Whether a URL is one of a web server."""
     return text[:8].lower().startswith(("http://", "https://"))
 
 
 class RangedFile(io.RawIOBase):
-    """The bytes of a remote file, from any place in it, fetched range by range; nothing twice without need.
+    """The bytes of a remote file, read from any position and fetched range by range, rarely twice.
 
-    A first read at a place fetches exactly what it asks for. Reading on from there fetches ever larger blocks, at
-    several places at once. `read` returns as much as it was asked for, `readinto` what is there without waiting.
+    The first read at a position fetches exactly what it asks for. Reads that go on from there fetch larger and
+    larger blocks, at several positions independently. `read` waits for all the bytes, `readinto` for one block.
 
-    Tried in its place: fsspec's caches ask for blocks of one size. Of 64 KiB they make 490 requests for 30 MB of
-    JSONL, for which 9 do; of 1 MiB they fetch 8 MB of a table of which 71 KB are read.
+    Tried instead: the caches of fsspec, whose blocks all have one size. With 64 KiB they make 490 requests for
+    30 MB of JSONL, where 9 suffice; with 1 MiB they fetch 8 MB of a table of which 71 KB are read.
     """
 
     name: str
-    """The file's URL, as it is shown."""
+    """The URL that is shown."""
 
-    def __init__(self, name: str, status: RemoteStatus, read: Read) -> None:
+    def __init__(self, name: str, status: RemoteStatus, read: ReadRange) -> None:
         super().__init__()
         self.name = name
         self._size = status.st_size
@@ -335,12 +336,12 @@ class RangedFile(io.RawIOBase):
         if status.etag is not None:
             _first_blocks[name, status] = self._first
             size = sum(blocks.size for blocks in _first_blocks.values())
-            while size > _OF_ALL and len(_first_blocks) > 1:  # those of files that were not opened for long go
+            while size > _KEPT_IN_ALL and len(_first_blocks) > 1:  # forget what was not opened for longest
                 size -= _first_blocks.popitem(last=False)[1].size
         self._at = 0
-        self._runs: OrderedDict[int, _Run] = OrderedDict()
-        """By the end of what was fetched."""
-        self._expected: list[tuple[int, int]] = []
+        self._sequences: OrderedDict[int, _SequentialRead] = OrderedDict()
+        """By position where the next read goes on."""
+        self._expected_ranges: list[tuple[int, int]] = []
 
     def readable(self) -> bool:
         return True
@@ -352,116 +353,118 @@ class RangedFile(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place; nothing is fetched."""
+        """Set the position; fetches nothing."""
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         self._at = max(start + offset, 0)
         return self._at
 
     def size(self) -> int:
-        """Bytes of the file, as pyarrow asks for it."""
+        """Bytes of the file; pyarrow calls it."""
         return self._size
 
-    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Ranges `[start, stop)`, each of which will be read from its start to its end; replaces earlier ones.
+    def expect_ranges(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Announce ranges `[start, stop)`, each of which will be read from start to end; replaces earlier ones.
 
-        No read within one fetches bytes past its end, and one that is small is fetched at once.
+        Small ranges are fetched whole, and no read within a range fetches bytes past its end.
         """
-        self._expected = sorted(ranges)
+        self._expected_ranges = sorted(ranges)
 
     def readinto(self, buffer: Any) -> int:
-        """Fetch the next bytes; 0 at the end."""
+        """Read the next bytes, at least one; 0 at the end."""
         view = memoryview(buffer).cast("B")
-        data = self._next(len(view), exact=False)
+        data = self._next_bytes(len(view), exact=False)
         view[: len(data)] = data
         return len(data)
 
     def read(self, size: int = -1) -> bytes:
-        """So many bytes; fewer only at the end. -1: all that are left."""
+        """The next `size` bytes, fewer only at the end; -1 reads all."""
         stop = self._size if size is None or size < 0 else min(self._at + size, self._size)
         parts = []
         while self._at < stop:
-            parts.append(self._next(stop - self._at, exact=True))
+            parts.append(self._next_bytes(stop - self._at, exact=True))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def readall(self) -> bytes:
         return self.read()
 
-    def _next(self, wanted: int, *, exact: bool) -> bytes:
-        """At least one byte and at most `wanted` from here on; b"" at the end of the file."""
+    def _next_bytes(self, wanted: int, *, exact: bool) -> bytes:
+        """The next bytes, at least one and at most `wanted`; b"" at the end of the file."""
         wanted = min(wanted, self._size - self._at)
         if wanted <= 0:
             return b""
-        data, at = self._first.get(self._at, wanted), self._at
-        if not data:
-            fetched = (run for run in reversed(self._runs.values()) if run.start <= at < run.start + len(run.data))
-            data = next((run.data[at - run.start : at - run.start + wanted] for run in fetched), b"")
+        data = self._first.get(self._at, wanted)
+        for sequence in () if data else reversed(self._sequences.values()):
+            if sequence.start <= self._at < sequence.start + len(sequence.data):
+                offset = self._at - sequence.start
+                data = sequence.data[offset : offset + wanted]
+                break
         data = data or self._fetch_block(wanted, exact=exact)
         self._at += len(data)
         return data
 
     def _fetch_block(self, wanted: int, *, exact: bool) -> bytes:
-        """Fetch a block that begins here; what is more than wanted waits for the next read."""
+        """Fetch a block from here on and return what is wanted of it; the next reads get the rest."""
         at, limit = self._at, self._size
-        run = self._runs.pop(at, None)
-        most = min(_MOST, max(_AHEAD // max(len(self._runs), 1), FIRST))
-        block = min(wanted, _MOST) if exact else FIRST
-        number = bisect_right(self._expected, (at, self._size + 1)) - 1
-        expected = self._expected[number] if number >= 0 and at < self._expected[number][1] else None
-        if run is not None and run.expected == expected:
-            block = max(block if exact else 0, min(2 * run.step, most))
+        sequence = self._sequences.pop(at, None)
+        most = min(_LARGEST_BLOCK, max(_READ_AHEAD // max(len(self._sequences), 1), FIRST_BLOCK))
+        block = min(wanted, _LARGEST_BLOCK) if exact else FIRST_BLOCK
+        number = bisect_right(self._expected_ranges, (at, self._size + 1)) - 1
+        expected = self._expected_ranges[number] if number >= 0 and at < self._expected_ranges[number][1] else None
+        if sequence is not None and sequence.expected == expected:
+            block = max(block if exact else 0, min(2 * sequence.block_size, most))
         if expected is not None:
             limit = expected[1] if not exact or at + wanted <= expected[1] else limit
             if expected[1] - expected[0] <= most:
                 block = max(block, expected[1] - at)
         start, stop = at, min(at + block, limit)
         parts: list[bytes] = []
-        step, tried, lost = stop - start, 0, dropped()
+        block_size, tried, lost = stop - start, 0, dropped_connection()
         while start < stop:
             try:
-                data = self._read(start, min(start + step, stop))
-            except Passing as failure:
+                data = self._read(start, min(start + block_size, stop))
+            except Transient as failure:
                 data, lost = b"", failure
-            if len(data) > min(step, stop - start):
+            if len(data) > min(block_size, stop - start):
                 raise StorageError(f"{self.name}: the store sends more than it was asked for. Download the file.")
             parts.append(data)
             start += len(data)
-            # Many drops are survived as long as each leaves something behind.
-            tried = 0 if len(data) >= min(_LEAST, step) else tried + 1
+            # Any number of drops is survived, as long as some bytes arrive before each.
+            tried = 0 if len(data) >= min(_SMALLEST_BLOCK, block_size) else tried + 1
             if tried == TRIES:
                 raise StorageError(f"{self.name}: {lost}")
             if not data:
-                wait(tried, lost)
-                step = max(step // 4, _LEAST)
+                wait_before_retry(tried, lost)
+                block_size = max(block_size // 4, _SMALLEST_BLOCK)
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         self._first.keep(at, data)
         end = at + len(data)
-        self._runs[end] = _Run(at, data if len(data) > wanted else b"", len(data), expected)
-        if run is None and len(self._runs) > 256:  # places that are read on from at the same time
-            self._runs.popitem(last=False)
+        self._sequences[end] = _SequentialRead(at, data if len(data) > wanted else b"", len(data), expected)
+        if sequence is None and len(self._sequences) > 256:  # of positions that are read from alternately
+            self._sequences.popitem(last=False)
         return data[:wanted]
 
 
-class _Run(NamedTuple):
-    """The last block of bytes that are read one after the other."""
+class _SequentialRead(NamedTuple):
+    """The last block that was fetched for reads that go on from each other."""
 
     start: int
     data: bytes
-    """Empty if all of it was used at once."""
-    step: int
-    """How many bytes were fetched."""
+    """b"" if the reader got all of it at once."""
+    block_size: int
+    """Bytes that were fetched."""
     expected: tuple[int, int] | None
-    """The expected range that they were in; past its end reading starts anew."""
+    """The announced range that it is in, past whose end block sizes start anew."""
 
 
 class _FirstBlocks:
-    """What was fetched of a file first: its beginning and end, which every open reads again, and first rows."""
+    """The blocks of a file that were fetched first: its ends, which every open reads again, and first rows."""
 
     def __init__(self) -> None:
         self.size = 0
         self._blocks: list[tuple[int, bytes]] = []
 
     def get(self, at: int, wanted: int) -> bytes:
-        """What is kept from a place on."""
+        """At most `wanted` bytes from a position on, as far as they are kept."""
         number = bisect_right(self._blocks, at, key=lambda block: block[0]) - 1
         if number < 0:
             return b""
@@ -469,8 +472,8 @@ class _FirstBlocks:
         return data[at - start : at - start + wanted]
 
     def keep(self, at: int, data: bytes) -> None:
-        """Keep a block, if there is room."""
-        if self.size + len(data) <= _OF_ONE:
+        """Keep a block if there is room."""
+        if self.size + len(data) <= _KEPT_PER_FILE:
             insort(self._blocks, (at, data))
             self.size += len(data)
 

@@ -1,4 +1,4 @@
-"""Spool: packed rows in a temporary file, for files whose rows cannot be read by offset."""
+"""Spool: packed rows in a temporary file, for logs whose rows cannot be read by offset."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.streams import ParseRow
 
-_SIZES = struct.Struct("<II")
-"""Packed and unpacked size, before each entry."""
+_ENTRY_HEAD = struct.Struct("<II")
+"""What precedes each entry: its packed and unpacked size."""
 
 
 class Spool:
-    """Bytes in a temporary file without a name, found again by where they begin.
+    """Compressed entries in a temporary file without a name, each found by its offset.
 
-    Nothing is left of it when the process ends. Processes that are forked afterwards can read it.
+    It is gone when the process ends. Processes that are forked later can read it.
     """
 
     def __init__(self) -> None:
         self._file: Any = None
-        self._waiting: list[bytes] = []
+        self._unwritten: list[bytes] = []
         self._buffered = 0
         self._written = 0
 
     def add(self, data: bytes) -> int:
-        """Keep some bytes; returns where they begin."""
-        return self.append(entry_of(data))
+        """Add bytes as an entry; returns its offset."""
+        return self.add_entry(pack_entry(data))
 
-    def append(self, entry: bytes) -> int:
-        """Keep an entry that `entry_of` made; returns where it begins."""
+    def add_entry(self, entry: bytes) -> int:
+        """Add an entry that `pack_entry` made; returns its offset."""
         start = self._written + self._buffered
-        self._waiting.append(entry)
+        self._unwritten.append(entry)
         self._buffered += len(entry)
         if self._buffered >= 1 << 20:
             self.flush()
         return start
 
-    def packed(self, start: int) -> bytes:
-        """The entry that begins at `start`, for `unpacked`."""
+    def entry_at(self, start: int) -> bytes:
+        """The entry at an offset, for `unpack_entry`."""
         self.flush()
-        # Most entries are shorter.
+        # This much holds most entries whole.
         head = self._read(start, 1 << 14)
-        whole = _SIZES.size + _SIZES.unpack_from(head)[0]
+        whole = _ENTRY_HEAD.size + _ENTRY_HEAD.unpack_from(head)[0]
         if whole > len(head):
             head += self._read(start + len(head), whole - len(head))
         return head[:whole]
 
     def _read(self, start: int, size: int) -> bytes:
-        if hasattr(os, "pread"):  # Forked processes share the position in the file.
+        if hasattr(os, "pread"):  # forked processes share the position in the file
             return os.pread(self._file.fileno(), size, start)
         self._file.seek(start)
         data: bytes = self._file.read(size)
@@ -64,14 +64,14 @@ class Spool:
         return data
 
     def flush(self) -> None:
-        """Write what is buffered, so processes forked later can read it."""
+        """Write what is buffered, so that processes forked later can read it."""
         if not self._buffered:
             return
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="tito-audit-")  # noqa: SIM115 - lives as long as this
                 weakref.finalize(self, self._file.close)
-            self._file.write(b"".join(self._waiting))
+            self._file.write(b"".join(self._unwritten))
             self._file.flush()
         except OSError as error:
             raise StorageError(
@@ -81,35 +81,35 @@ class Spool:
                 "none of it."
             ) from error
         self._written += self._buffered
-        self._waiting, self._buffered = [], 0
+        self._unwritten, self._buffered = [], 0
 
 
-def entry_of(data: bytes) -> bytes:
-    """Bytes as an entry of a spool."""
-    packed: bytes = pa.compress(data, codec="zstd", asbytes=True)
-    return _SIZES.pack(len(packed), len(data)) + packed
+def pack_entry(data: bytes) -> bytes:
+    """Bytes as an entry of a spool: both sizes, and the bytes compressed."""
+    entry_at: bytes = pa.compress(data, codec="zstd", asbytes=True)
+    return _ENTRY_HEAD.pack(len(entry_at), len(data)) + entry_at
 
 
-def unpacked(entry: bytes) -> bytes:
+def unpack_entry(entry: bytes) -> bytes:
     """The bytes of an entry of a spool."""
-    _, size = _SIZES.unpack_from(entry)
-    data: bytes = pa.decompress(entry[_SIZES.size :], decompressed_size=size, codec="zstd", asbytes=True)
+    _, size = _ENTRY_HEAD.unpack_from(entry)
+    data: bytes = pa.decompress(entry[_ENTRY_HEAD.size :], decompressed_size=size, codec="zstd", asbytes=True)
     return data
 
 
 CUT_OFF: Row = {"cut_off": True}
-"""The value of a row that was not parsed and whose file ends in the middle of it."""
+"""The value of a row that is not parsed yet and in the middle of which its file ends."""
 
 
-def row_bytes(raw: RawRow) -> bytes:
-    """A row for `row_of`: its text if it has one, else its value, without the surrounding file."""
+def pack_row(raw: RawRow) -> bytes:
+    """A row as bytes for `unpack_row`: its text if it has one, else its value."""
     if raw.value is not None and raw.text is not None:
         return pickle.dumps((raw.index, raw.text, raw.value is CUT_OFF), pickle.HIGHEST_PROTOCOL)
     return pickle.dumps(replace(raw, text=None, lead=b""), pickle.HIGHEST_PROTOCOL)
 
 
-def row_of(data: bytes, parse: ParseRow) -> RawRow:
-    """The row that `row_bytes` packed; the pickle is this run's own and was never in a named file."""
+def unpack_row(data: bytes, parse: ParseRow) -> RawRow:
+    """The row that `pack_row` packed. The pickle is this run's own and was never in a file with a name."""
     row = pickle.loads(data)
     if isinstance(row, RawRow):
         return row

@@ -1,6 +1,6 @@
-"""Text of logs: decompressed in blocks, with lookahead, and cut into lines, documents or the rows of an array.
+"""Text of logs, decompressed block by block and cut into lines, documents or elements of an array.
 
-No line and no file is held whole. What is no log is refused here.
+No file is held whole, and no piece that is too long. What is no log is refused here.
 """
 
 from __future__ import annotations
@@ -17,60 +17,60 @@ import numpy as np
 
 from tito_audit.errors import StorageError
 from tito_audit.storage import lazy_pyarrow as pa
-from tito_audit.storage.number_arrays import Splicer
-from tito_audit.storage.row import RawRow, RowSample, parse_row, parses, too_long
+from tito_audit.storage.number_arrays import ArrayParser
+from tito_audit.storage.row import RawRow, RowSample, is_json, parse_row, too_long_row
 
 Compression = Literal["gzip", "zstd"] | None
 
 _MAGIC: dict[bytes, Compression] = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
-class Damaged(Exception):
-    """The file cannot be read further; the message says where. Caught within this room."""
+class Damage(Exception):
+    """A file cannot be read further; the message says where and why. Caught within this room."""
 
 
-def compression_of(head: bytes) -> Compression:
-    """How a file is compressed, by its first four bytes; None if it is not."""
+def detect_compression(head: bytes) -> Compression:
+    """How a file is compressed, by its first four bytes; None if it is not, or in another way."""
     return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
 
 
 class ByteStream:
-    """Blocks of decompressed bytes; what `peek` showed is still read afterwards.
+    """The decompressed bytes of a file in blocks, of which `peek` can look ahead.
 
-    Damage is reported only once everything before it was read, so `peek` never raises.
+    Damage is raised only when all before it has been read, so `peek` never raises.
     """
 
     def __init__(self, raw: BinaryIO, compression: Compression) -> None:
         self._compression = compression
         self._reader: Any = raw
-        self._size = 1 << 16 if compression == "zstd" else 1 << 20  # a damaged frame loses all of the same read
+        self._size = 1 << 16 if compression == "zstd" else 1 << 20  # damage loses all of a read
         if compression == "gzip":
             self._reader = gzip.GzipFile(fileobj=raw)
         elif compression == "zstd":
             self._reader = pa.input_stream(raw, compression="zstd")
         self._ahead: list[bytes] = []
-        self._damage: Damaged | None = None
-        self._taken = 0
+        self._damage: Damage | None = None
+        self._bytes_read = 0
 
     def __iter__(self) -> Iterator[bytes]:
-        """The remaining blocks; raises Damaged where the file is damaged."""
+        """The remaining blocks; Damage where the file is damaged."""
         while True:
             if self._ahead:
                 yield self._ahead.pop(0)
             elif self._damage is not None:
                 raise self._damage
-            elif block := self._pull():
+            elif block := self._read_block():
                 yield block
             elif self._damage is None:
                 return
 
     def peek(self, size: int) -> bytes:
-        """The next `size` bytes without consuming them; fewer only at the end of the file."""
+        """The next `size` bytes, which stay to be read; fewer only at the end of the file."""
         have = sum(map(len, self._ahead))
-        while have < size and (block := self._pull()):
+        while have < size and (block := self._read_block()):
             self._ahead.append(block)
             have += len(block)
-        # The blocks stay apart: a joined one would be held until its last row is read.
+        # Joined for good, the blocks would all be held until the last row in them is read.
         parts, left = [], size
         for block in self._ahead:
             parts.append(block[:left])
@@ -80,11 +80,11 @@ class ByteStream:
         return b"".join(parts)
 
     def unread(self, blocks: list[bytes]) -> None:
-        """Put blocks back to be read again."""
+        """Put blocks back in front, to be read again."""
         self._ahead[:0] = blocks
 
     def skip(self, size: int) -> None:
-        """Consume bytes that `peek` showed."""
+        """Drop bytes that `peek` has returned."""
         head = b"".join(self._ahead)[size:]
         self._ahead = [head] if head else []
 
@@ -93,76 +93,76 @@ class ByteStream:
         if self._compression is not None:
             self._reader.close()
 
-    def _pull(self) -> bytes:
-        """The next block of the file; b"" at its end and at damage, which is kept for later."""
+    def _read_block(self) -> bytes:
+        """The next block; b"" at the end of the file, and at damage, which is kept to be raised."""
         if self._damage is not None:
             return b""
         try:
             block: bytes = self._reader.read1(self._size)
         except (OSError, EOFError, zlib.error) as error:
             what = f"the {self._compression} data" if self._compression else "the file"
-            self._damage = Damaged(f"{what} cannot be read past byte {self._taken:,} ({error})")
+            self._damage = Damage(f"{what} cannot be read past byte {self._bytes_read:,} ({error})")
             return b""
-        self._taken += len(block)
+        self._bytes_read += len(block)
         return block
 
 
 ParseRow: TypeAlias = Callable[..., RawRow]
-"""Reads a row, as `parse_row` does."""
+"""Parses a row, with the arguments of `parse_row`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes cut out of a stream."""
+    """A line, document or element that was cut out of a stream."""
 
     data: bytes | None
-    """None if the piece was over the limit and not kept."""
+    """None if it is longer than the limit."""
     size: int
     complete: bool = True
-    """False if the file ended inside the piece."""
+    """False if the file ends before the piece does."""
     mark: bytes = b""
-    """The byte after it: the comma or bracket of an array, the end of a line."""
+    """The byte that ends it: a line end, or the comma or bracket after an element."""
     gap: bool = False
-    """True for white space between elements."""
+    """True if it is white space between elements."""
 
     @property
-    def blank(self) -> bool:
+    def is_blank(self) -> bool:
         """Whether it is empty or white space."""
         return self.data is not None and (not self.data or self.data.isspace())
 
     def row(self, index: int, limit: int, parse: ParseRow = parse_row) -> RawRow:
-        """The row that it is; an error row if it was over the limit."""
+        """The piece parsed as a row; an error row if it is longer than the limit."""
         if self.data is None:
-            return too_long(index, self.size, limit)
+            return too_long_row(index, self.size, limit)
         return parse(index, self.data, cut_off=not self.complete)
 
 
-class Between:
-    """The bytes between rows, collected until the next row takes them as its lead."""
+class LeadBuffer:
+    """Collects the bytes between rows until the next row takes them as its lead."""
 
     def __init__(self, start: bytes = b"") -> None:
         self._parts = [start]
 
-    def after(self, piece: Piece, row: RawRow | None) -> RawRow | None:
-        """The row of a piece with its text and lead, if it has one; white space and marks go into leads."""
+    def with_lead(self, piece: Piece, row: RawRow | None) -> RawRow | None:
+        """The row of a piece with its text and lead, if there is a row; white space and marks go into leads."""
         data = piece.data or b""
         start = len(data) - len(data.lstrip())
         text = data[start:].rstrip()
         self._parts.append(data[:start])
         if row is not None:
-            row = replace(row, text=None if piece.data is None else text, lead=self.rest())
+            row = replace(row, text=None if piece.data is None else text, lead=self.take_lead())
         self._parts += data[start + len(text) :], piece.mark
         return row
 
-    def rest(self) -> bytes:
-        """The bytes that no row has taken yet; empties the buffer."""
+    def take_lead(self) -> bytes:
+        """The bytes that no row took; empties the buffer."""
         joined = b"".join(self._parts)
         self._parts.clear()
         return joined
 
 
 class PieceBuffer:
-    """The parts of one piece, kept only while they fit the limit."""
+    """Joins the parts of a piece, and drops them if they exceed the limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -170,7 +170,7 @@ class PieceBuffer:
         self.size = 0
 
     def add(self, part: bytes) -> None:
-        """Add a part; past the limit only the size is counted."""
+        """Add a part; past the limit only its size is kept."""
         self.size += len(part)
         if self.size <= self._limit:
             self._parts.append(part)
@@ -178,7 +178,7 @@ class PieceBuffer:
             self._parts.clear()
 
     def take(self, *, complete: bool = True, mark: bytes = b"") -> Piece:
-        """All parts as one piece; starts the next one empty."""
+        """All parts as one piece; empties the buffer."""
         data = b"".join(self._parts) if self.size <= self._limit else None
         piece = Piece(data, self.size, complete, mark)
         self._parts.clear()
@@ -192,34 +192,34 @@ def rows_of_pieces(
     parse: ParseRow = parse_row,
     *,
     lines: bool = False,
-    between: Between | None = None,
+    leads: LeadBuffer | None = None,
     sample: RowSample | None = None,
     start: int = 0,
 ) -> Iterator[RawRow]:
-    """A row for each piece that is no gap, numbered from 0; of `lines`, blank ones are numbered and no rows.
+    """The rows of pieces, numbered from 0; blank `lines` are numbered but no rows, gaps neither.
 
-    With `between`, rows keep their text, and what remains in it at the end is the tail of the file. With `sample`,
-    only the sampled ones are parsed; it knows lines by where they begin, the first at byte `start`.
+    With `leads`, rows keep their text, and the buffer ends up with the tail of the file. With `sample`, only the
+    sampled rows are parsed; it identifies lines by position, the first at byte `start`.
     """
     index, at = -1, start
     for piece in pieces:
         index += not piece.gap
         row = None
-        if not (piece.blank if lines else piece.gap) and (
+        if not (piece.is_blank if lines else piece.gap) and (
             sample is None or sample.takes(index, at if lines else index, piece.data, piece.size)
         ):
             row = piece.row(index, limit, parse)
         at += piece.size + 1
-        if between is not None:
-            row = between.after(piece, row)
-        # A long piece would be held for as long as its row is audited; `enumerate` would hold it too.
+        if leads is not None:
+            row = leads.with_lead(piece, row)
+        # Else a long piece is held while its row is audited; `enumerate` would hold it, too.
         del piece
         if row is not None:
             yield row
 
 
 def cut_lines(blocks: Iterable[bytes], limit: int) -> Iterator[Piece]:
-    """Each line, blank ones included, with its end as its mark; a last line without a line end is incomplete."""
+    """Each line, also blank ones, with its line end as mark; a last line without one is incomplete."""
     gathered = PieceBuffer(limit)
     for block in blocks:
         start = 0
@@ -269,7 +269,7 @@ _CSV = (
 )
 _UNPACK = "Unpack it first, and pass the files in it."
 
-_BINARY: tuple[tuple[bytes, str, str], ...] = (
+_UNSUPPORTED: tuple[tuple[bytes, str, str], ...] = (
     *((bytes([0x80, version]), f"a Python pickle; {_RUNS_CODE}", _EXPORT) for version in range(2, 6)),
     (
         b"SQLite format 3\0",
@@ -295,34 +295,34 @@ _BINARY: tuple[tuple[bytes, str, str], ...] = (
 )
 
 
-def refuse_binary(path: Path, head: bytes) -> None:
-    """Raise StorageError if `head` begins a kind of file that is not read."""
+def refuse_unsupported(path: Path, head: bytes) -> None:
+    """StorageError if a file begins like one of a kind that is not read, and how to convert it."""
     if head.startswith(b"PK\x03\x04"):
-        # Both are zip archives; torch keeps its pickle in a member called data.pkl.
+        # All of these are zip archives; a Torch file has a member data.pkl.
         if path.suffix == ".npz" or b".npy" in head[:512]:
-            raise _refusal(path, "a numpy archive, whose arrays have no common rows", _NPZ)
+            raise _unsupported_error(path, "a numpy archive, whose arrays have no common rows", _NPZ)
         if path.suffix == ".xlsx":
-            raise _refusal(path, "an Excel workbook", "Save the sheet as CSV, and convert that.")
+            raise _unsupported_error(path, "an Excel workbook", "Save the sheet as CSV, and convert that.")
         if b"data.pkl" in head:
-            raise _refusal(path, "a Torch file that was compressed", _UNPACK)
-        raise _refusal(path, "a zip archive", _UNPACK)
-    for magic, what, way_out in _BINARY:
+            raise _unsupported_error(path, "a Torch file that was compressed", _UNPACK)
+        raise _unsupported_error(path, "a zip archive", _UNPACK)
+    for magic, what, way_out in _UNSUPPORTED:
         if head.startswith(magic):
-            raise _refusal(path, what, way_out)
+            raise _unsupported_error(path, what, way_out)
     if head[257:262] == b"ustar":
-        raise _refusal(path, "a tar archive", _UNPACK)
+        raise _unsupported_error(path, "a tar archive", _UNPACK)
 
 
-def text_error(path: Path, head: bytes) -> StorageError:
-    """The error for a file without JSON; its suffix hints at what it might be."""
+def not_json_error(path: Path, head: bytes) -> StorageError:
+    """The error for a file that is no JSON; its suffix and beginning hint at what it is."""
     if path.suffix in {".pkl", ".pickle"}:
-        return _refusal(path, f"a Python pickle; {_RUNS_CODE}", _EXPORT)
+        return _unsupported_error(path, f"a Python pickle; {_RUNS_CODE}", _EXPORT)
     if path.suffix in {".csv", ".tsv"}:
-        return _refusal(path, "a CSV file, in which lists of token ids are only text", _CSV)
+        return _unsupported_error(path, "a CSV file, in which lists of token ids are only text", _CSV)
     if path.suffix in {".msgpack", ".mpk", ".bin"} or (head and head[0] >= 0x80):
-        return _refusal(path, "binary data, perhaps msgpack, whose fields may have no names", _MSGPACK)
+        return _unsupported_error(path, "binary data, perhaps msgpack, whose fields may have no names", _MSGPACK)
     if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
-        return _refusal(
+        return _unsupported_error(
             path,
             "a web page",
             "Pass the address of the file itself; for the Hugging Face hub, hf://datasets/OWNER/NAME.",
@@ -334,7 +334,7 @@ def text_error(path: Path, head: bytes) -> StorageError:
     )
 
 
-def _refusal(path: Path, what: str, way_out: str) -> StorageError:
+def _unsupported_error(path: Path, what: str, way_out: str) -> StorageError:
     return StorageError(f"{path}: this is {what}.\n{way_out.format(name=path.name)}")
 
 
@@ -344,20 +344,20 @@ _IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _QUOTE, _BACKSLASH, _COMMA = b'"\\,'
 _DENSE = 256
-"""So many quotes and brackets in one piece are taken one by one; then whole windows are looked at."""
+"""Quotes and brackets of a piece that are taken one by one; then whole windows are scanned."""
 _WINDOW = 1 << 16
-"""Bytes."""
-_STEPS = np.zeros(256, np.int8)
-"""What a byte outside strings adds to the depth."""
-_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
+"""Bytes that are scanned at once."""
+_DEPTH_STEPS = np.zeros(256, np.int8)
+"""What each byte adds to the depth, outside of strings."""
+_DEPTH_STEPS[list(b"[{")], _DEPTH_STEPS[list(b"]}")] = 1, -1
 
 
-def cut_values(blocks: Iterable[bytes], *, array: bool, limit: int, gaps: bool = False) -> Iterator[Piece]:
-    """The text of each element of the array in the stream, or of each document.
+def cut_values(blocks: Iterable[bytes], *, array: bool, limit: int, keep_gaps: bool = False) -> Iterator[Piece]:
+    """The text of each element of the array in a stream, or of each document.
 
-    Looks only at quotes, brackets and the commas between elements; the parser decides whether a piece is JSON.
-    What follows the end of an array comes as one last incomplete piece. With `gaps`, white space between
-    elements comes too, so that all pieces and marks together are the stream.
+    Looks only at quotes, brackets and commas: the parser decides whether a piece is JSON. What follows the array
+    is one last incomplete piece. With `keep_gaps`, white space between elements is a piece as well, so that all
+    pieces and marks together are the stream.
     """
     gathered, depth, carry = PieceBuffer(limit), 0, b""
     in_string = closed = False
@@ -375,7 +375,7 @@ def cut_values(blocks: Iterable[bytes], *, array: bool, limit: int, gaps: bool =
                 in_string = False
                 position += 1
             if many >= _DENSE:
-                position, depth = _passed(block, position, depth, int(array))
+                position, depth = _skip_nested(block, position, depth, int(array))
                 many = 0
             bracket = (_BRACKET_OR_COMMA if array and depth == 1 else _BRACKET).search(block, position)
             if bracket is None:
@@ -400,25 +400,24 @@ def cut_values(blocks: Iterable[bytes], *, array: bool, limit: int, gaps: bool =
             gathered.add(block[start:end])
             piece = gathered.take(mark=block[end:position])
             start = position
-            if always or not piece.blank:
+            if always or not piece.is_blank:
                 yield piece
-            elif gaps:
+            elif keep_gaps:
                 yield replace(piece, gap=True)
         gathered.add(block[start : len(block) - len(carry)])
     gathered.add(carry)
     piece = gathered.take(complete=False)
     # An array that was never closed is incomplete even if its last element is complete.
-    if (array and not closed) or not piece.blank:
+    if (array and not closed) or not piece.is_blank:
         yield piece
-    elif gaps:
+    elif keep_gaps:
         yield replace(piece, gap=True)
 
 
-def _passed(block: bytes, position: int, depth: int, least: int) -> tuple[int, int]:
-    """A place behind brackets and strings in the next window, all of which leave the depth above `least`, and the
-    depth there.
+def _skip_nested(block: bytes, position: int, depth: int, least: int) -> tuple[int, int]:
+    """The position and depth after brackets and strings of the next window that keep the depth above `least`.
 
-    `position` is outside strings. Nothing is passed if a window has a backslash outside strings, as no JSON has.
+    `position` is outside of strings. Nothing is skipped if there is a backslash outside of strings, as in no JSON.
     """
     window = block[position : position + _WINDOW]
     text = _ESCAPED.sub(b"  ", window) if _BACKSLASH in window else window
@@ -427,7 +426,7 @@ def _passed(block: bytes, position: int, depth: int, least: int) -> tuple[int, i
     outside = quotes.cumsum(dtype=np.uint8) & 1 == 0
     if text is not window and outside[np.frombuffer(window, np.uint8) == _BACKSLASH].any():
         return position, depth
-    steps = np.where(outside, _STEPS[read], 0)
+    steps = np.where(outside, _DEPTH_STEPS[read], 0)
     depths = depth + steps.cumsum(dtype=np.int64)
     low = (depths <= least).nonzero()[0][:1]
     ends = (steps != 0) | (quotes & outside)
@@ -438,31 +437,31 @@ def _passed(block: bytes, position: int, depth: int, least: int) -> tuple[int, i
     return position + last + 1, int(depths[last])
 
 
-_HEAD = 1 << 16
-_NUMBERS = Splicer({}, every="ifb")
+_HEAD_BYTES = 1 << 16
+_NUMBERS = ArrayParser({}, other_kinds="ifb")
 
 
-def json_kind(path: Path, stream: ByteStream, limit: int) -> Literal["lines", "values", "array"]:
-    """How a text holds its rows, without consuming it; StorageError if it is not JSON."""
-    head = stream.peek(_HEAD)
-    refuse_binary(path, head)
+def detect_json_kind(path: Path, stream: ByteStream, limit: int) -> Literal["lines", "values", "array"]:
+    """How a text holds its rows, all of which stays to be read; StorageError if it is not JSON."""
+    head = stream.peek(_HEAD_BYTES)
+    refuse_unsupported(path, head)
     first = head.lstrip()[:1]
     if first == b"[":
-        # Nothing follows an array of rows: it is JSONL if a line that is a list is not the last.
-        lines = _first_lines(stream, 2, min(limit, 16 * _HEAD))
-        if not (len(lines) == 2 and parses(lines[0])):
+        # A first line that is a whole list is one of JSONL if another line follows: nothing follows an array.
+        lines = _first_lines(stream, 2, min(limit, 16 * _HEAD_BYTES))
+        if not (len(lines) == 2 and is_json(lines[0])):
             return "array"
     if first == b"{" and _is_document(path, stream, limit):
         return "values"
-    # A text that starts differently may still have lines that look like rows.
+    # Rows may follow lines that are no JSON.
     if not head or first in b"[{" or any(line.lstrip().startswith(b"{") for line in head.split(b"\n")):
         return "lines"
-    raise text_error(path, head)
+    raise not_json_error(path, head)
 
 
 def _first_lines(stream: ByteStream, count: int, limit: int) -> list[bytes]:
-    """The first `count` complete lines that are not blank; fewer if the file or the limit ends first."""
-    size = min(_HEAD, limit)
+    """The first `count` whole lines that are not blank; fewer if the file or the limit ends before."""
+    size = min(_HEAD_BYTES, limit)
     while True:
         head = stream.peek(size + 1)
         at_end = len(head) <= size
@@ -474,20 +473,20 @@ def _first_lines(stream: ByteStream, count: int, limit: int) -> list[bytes]:
 
 
 def _is_document(path: Path, stream: ByteStream, limit: int) -> bool:
-    """Whether the file's first object spans several lines.
+    """Whether the first object of a file spans several lines.
 
-    If the first line parses, it is JSONL. If not, it may be a broken line, so the first complete object is tried,
-    and finally the second line.
+    A first line that parses is JSONL. One that does not may be a broken row, so the first whole object is tried,
+    and then the second line.
     """
     first = _first_lines(stream, 1, limit)
-    # Of a long line no object is made for each number.
-    if not first or (_NUMBERS.parses if len(first[0]) > 1 << 20 else parses)(first[0]):
+    # A long line is parsed without an object for each number.
+    if not first or (_NUMBERS.is_json if len(first[0]) > 1 << 20 else is_json)(first[0]):
         return False
     piece = _first_object(stream, limit)
-    if piece is not None and piece.data is not None and b"\n" in piece.data.strip() and parses(piece.data):
+    if piece is not None and piece.data is not None and b"\n" in piece.data.strip() and is_json(piece.data):
         return True
     lines = _first_lines(stream, 2, limit)
-    if len(lines) == 2 and lines[1].lstrip().startswith(b"{") and parses(lines[1]):
+    if len(lines) == 2 and lines[1].lstrip().startswith(b"{") and is_json(lines[1]):
         return False
     if piece is not None and piece.data is None:
         raise StorageError(
@@ -498,7 +497,7 @@ def _is_document(path: Path, stream: ByteStream, limit: int) -> bool:
 
 
 def _first_object(stream: ByteStream, limit: int) -> Piece | None:
-    """The first object of the stream as text, without consuming it; its data is None past the limit."""
+    """The text of the first object in the stream, which stays to be read; its data is None past the limit."""
     seen: list[bytes] = []
 
     def watched() -> Iterator[bytes]:
@@ -512,7 +511,7 @@ def _first_object(stream: ByteStream, limit: int) -> Piece | None:
 
     try:
         return next(cut_values(watched(), array=False, limit=limit), None)
-    except Damaged:
+    except Damage:
         return None
     finally:
         stream.unread(seen)

@@ -1,4 +1,4 @@
-"""Tables with some rows changed: Arrow values with edits applied; untouched values keep their exact bits."""
+"""Arrow tables with some rows changed; values that no change touches keep their exact bits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tito_audit.storage.table_rows import is_list
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An edit together with the old value at its path."""
+    """An edit, with the old value at its path."""
 
     path: Steps
     old: Any
@@ -32,19 +32,19 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class _Before:
-    """The old values at and around the place where a value is built."""
+class _OldValues:
+    """The old values around the place for which a new Arrow value is built, all of the same type."""
 
-    near: Any
-    """The old Arrow values at this place, any number of them, of the same type."""
-    far: Any
-    """Arrow values of the same column in other rows, of the same type."""
+    here: Any
+    """Arrow array of the values at this place in the changed row."""
+    elsewhere: Any
+    """Arrow array of values at this place in other rows."""
     old: Any = None
-    """The plain value that `near`, then of length 1, was read as."""
+    """The plain value that `here` was read as, if it has one value."""
 
 
 def changes_between(old: Any, new: Any) -> list[Change]:
-    """The smallest changes that turn the row `old` into the row `new`."""
+    """The smallest changes that turn one row into another."""
     changes = []
     for edit in edits_between(old, new):
         value = old
@@ -54,110 +54,105 @@ def changes_between(old: Any, new: Any) -> list[Change]:
     return changes
 
 
-def is_text(kind: Any) -> bool:
+def is_text_type(kind: Any) -> bool:
     """Whether a column of this type holds text."""
     if isinstance(kind, pa.BaseExtensionType):
-        return is_text(kind.storage_type)
+        return is_text_type(kind.storage_type)
     if pa.types.is_dictionary(kind):
-        return is_text(kind.value_type)
+        return is_text_type(kind.value_type)
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-def edited(field: Any, column: Any, row: int, changes: Sequence[Change]) -> Any:
-    """The value of one row of a column with changes applied, an Arrow array of length 1.
-
-    Paths of the changes are relative to the value.
-    Raises an ArrowException, or an error of Python's, if the type cannot hold the result.
-    """
-    # Rows that show how the column writes a missing float.
-    return _edited(field, _first_chunk(column, row, 1), _first_chunk(column, 0, 256), changes)
 
 
 def _first_chunk(column: Any, start: int, length: int) -> Any:
     return next(chunk for chunk in column.slice(start, length).chunks if len(chunk))
 
 
-def _edited(field: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
+def _edit_array(field: Any, array: Any, elsewhere: Any, changes: Sequence[Change]) -> Any:
+    """An Arrow array of one value with changes applied, whose paths are relative to the value.
+
+    `elsewhere` are other values of its column. Raises an ArrowException, or an error of Python's, if the type
+    cannot hold the result.
+    """
     kind = field.type
     for change in changes:
         if not change.path:
-            return _built(field, [change.new], _Before(array, far, change.old))
+            return _build_array(field, [change.new], _OldValues(array, elsewhere, change.old))
     if isinstance(kind, pa.BaseExtensionType):
-        storage = _edited(field.with_type(kind.storage_type), array.storage, far.storage, changes)
+        storage = _edit_array(field.with_type(kind.storage_type), array.storage, elsewhere.storage, changes)
         return pa.ExtensionArray.from_storage(kind, storage)
     if pa.types.is_struct(kind):
         parts = [array.field(i) for i in range(kind.num_fields)]
-        places = _places(kind)
-        for name, below in _by_head(changes).items():
+        places = _indices(kind)
+        for name, below in _by_first_step(changes).items():
             if name not in places:
                 raise ValueError(_no_field(kind, name))
             i = places[str(name)]
-            parts[i] = _edited(kind.field(i), parts[i], far.field(i), below)
+            parts[i] = _edit_array(kind.field(i), parts[i], elsewhere.field(i), below)
         return pa.StructArray.from_arrays(parts, fields=list(kind))
     if pa.types.is_map(kind):
-        # Of items with the same key, a row shows the last.
-        (keys, items), (_, far_items) = _pairs(array), _pairs(far)
+        # If keys repeat, a row shows the last item.
+        (keys, items), (_, far_items) = _map_pairs(array), _map_pairs(elsewhere)
         names = keys.to_pylist()
-        for key, below in _by_head(changes).items():
+        for key, below in _by_first_step(changes).items():
             equal = [i for i, name in enumerate(names) if name == key]
             if below[0].new is ABSENT and not below[0].path:
                 left = pa.array([i for i in range(len(names)) if i not in equal], pa.int64())
                 keys, items = keys.take(left), items.take(left)
             elif equal:
                 at = equal[-1]
-                item = _edited(kind.item_field, items.slice(at, 1), far_items, below)
+                item = _edit_array(kind.item_field, items.slice(at, 1), far_items, below)
                 items = pa.concat_arrays([items.slice(0, at), item, items.slice(at + 1)])
             else:
-                fresh = _built(kind.item_field, [below[0].new], _Before(items, far_items))
-                keys = pa.concat_arrays([keys, _built(kind.key_field, [key], _Before(keys, keys))])
+                fresh = _build_array(kind.item_field, [below[0].new], _OldValues(items, far_items))
+                keys = pa.concat_arrays([keys, _build_array(kind.key_field, [key], _OldValues(keys, keys))])
                 items = pa.concat_arrays([items, fresh])
             names = keys.to_pylist()
         return pa.MapArray.from_arrays(pa.array([0, len(keys)], pa.int32()), keys, items, type=kind)
     if is_list(kind):
-        entries, far_entries = array.flatten(), far.flatten()
+        entries, far_entries = array.flatten(), elsewhere.flatten()
         pieces, start = [], 0
-        for place, below in sorted(_by_head(changes).items()):
+        for place, below in sorted(_by_first_step(changes).items()):
             index = int(place)
             pieces.append(entries.slice(start, index - start))
-            pieces.append(_edited(kind.value_field, entries.slice(index, 1), far_entries, below))
+            pieces.append(_edit_array(kind.value_field, entries.slice(index, 1), far_entries, below))
             start = index + 1
         joined = pa.concat_arrays([*pieces, entries.slice(start)])
         return _list_array(kind, joined, [len(joined)])
     raise ValueError(f"a value of type {kind} has no parts")
 
 
-def _by_head(changes: Sequence[Change]) -> dict[str | int, list[Change]]:
-    """The changes by first key or position, with paths relative to it."""
+def _by_first_step(changes: Sequence[Change]) -> dict[str | int, list[Change]]:
+    """The changes grouped by the first step of their paths, with the rest of the path."""
     below: dict[str | int, list[Change]] = {}
     for change in changes:
         below.setdefault(change.path[0], []).append(Change(change.path[1:], change.old, change.new))
     return below
 
 
-def _pairs(array: Any) -> tuple[Any, Any]:
+def _map_pairs(array: Any) -> tuple[Any, Any]:
     """The keys and the items of an array of maps."""
     offsets = array.offsets
     low, high = offsets[0].as_py(), offsets[-1].as_py()
     return array.keys.slice(low, high - low), array.items.slice(low, high - low)
 
 
-def _built(field: Any, values: Sequence[Any], before: _Before) -> Any:
-    """Plain values as an Arrow array of the field's type."""
-    kind, near, far = field.type, before.near, before.far
+def _build_array(field: Any, values: Sequence[Any], before: _OldValues) -> Any:
+    """Plain values, None and ABSENT among them, as an Arrow array of the field's type."""
+    kind, here, elsewhere = field.type, before.here, before.elsewhere
     present = [value for value in values if value is not None and value is not ABSENT]
     if len(present) < len(values) and not field.nullable:
         raise ValueError(f"the field {field.name!r} must not be null")
     if isinstance(kind, pa.BaseExtensionType):
-        storage = _built(
-            field.with_type(kind.storage_type), values, _Before(near.storage, far.storage, before.old)
+        storage = _build_array(
+            field.with_type(kind.storage_type), values, _OldValues(here.storage, elsewhere.storage, before.old)
         )
         return pa.ExtensionArray.from_storage(kind, storage)
     if pa.types.is_dictionary(kind):
-        decoded = _Before(near.dictionary_decode(), far.dictionary_decode(), before.old)
-        return _built(field.with_type(kind.value_type), values, decoded).dictionary_encode().cast(kind)
+        decoded = _OldValues(here.dictionary_decode(), elsewhere.dictionary_decode(), before.old)
+        return _build_array(field.with_type(kind.value_type), values, decoded).dictionary_encode().cast(kind)
     if not present:
         return pa.nulls(len(values), kind)
-    array = _present(kind, present, before)
+    array = _build_non_null(kind, present, before)
     if len(present) == len(values):
         return array
     counts = iter(range(len(present)))
@@ -166,13 +161,13 @@ def _built(field: Any, values: Sequence[Any], before: _Before) -> Any:
     return pa.concat_arrays([gap if empty else array.slice(next(counts), 1) for empty in absent])
 
 
-def _present(kind: Any, values: list[Any], before: _Before) -> Any:
-    """Plain values, none of them null, as an Arrow array."""
+def _build_non_null(kind: Any, values: list[Any], before: _OldValues) -> Any:
+    """Plain values, none of them null, as an Arrow array of a type."""
     if pa.types.is_struct(kind):
-        places = _places(kind)
+        places = _indices(kind)
         for value in values:
             if not isinstance(value, Mapping):
-                raise TypeError(f"an object was expected, not {_kind_of(value)}")
+                raise TypeError(f"an object was expected, not {_value_words(value)}")
             for name in value:
                 if name not in places:
                     raise ValueError(_no_field(kind, name))
@@ -181,24 +176,24 @@ def _present(kind: Any, values: list[Any], before: _Before) -> Any:
             part = kind.field(i)
             # If two fields share a name, a row shows the last; the other has no value to build from.
             names = [value.get(part.name) if places[part.name] == i else None for value in values]
-            parts.append(_built(part, names, _Before(before.near.field(i), before.far.field(i))))
+            parts.append(_build_array(part, names, _OldValues(before.here.field(i), before.elsewhere.field(i))))
         return pa.StructArray.from_arrays(parts, fields=list(kind))
     if pa.types.is_map(kind):
         maps = [list(value.items()) if isinstance(value, Mapping) else list(value) for value in values]
         pairs = [pair for entries in maps for pair in entries]
-        near, far = _pairs(before.near), _pairs(before.far)
-        keys = _built(kind.key_field, [key for key, _ in pairs], _Before(near[0], far[0]))
-        items = _built(kind.item_field, [item for _, item in pairs], _Before(near[1], far[1]))
+        here, elsewhere = _map_pairs(before.here), _map_pairs(before.elsewhere)
+        keys = _build_array(kind.key_field, [key for key, _ in pairs], _OldValues(here[0], elsewhere[0]))
+        items = _build_array(kind.item_field, [item for _, item in pairs], _OldValues(here[1], elsewhere[1]))
         offsets = np.cumsum([0, *map(len, maps)]).astype(np.int32)
         return pa.MapArray.from_arrays(pa.array(offsets), keys, items, type=kind)
     if is_list(kind):
-        inside = _Before(before.near.flatten(), before.far.flatten(), before.old)
-        lists = [_entries(kind.value_field, value, inside) for value in values]
+        inside = _OldValues(before.here.flatten(), before.elsewhere.flatten(), before.old)
+        lists = [_build_entries(kind.value_field, value, inside) for value in values]
         return _list_array(kind, pa.concat_arrays(lists), [len(entries) for entries in lists])
     if pa.types.is_temporal(kind) and all(isinstance(value, str) for value in values):
-        return _times_of_text(kind, values)
+        return _parse_times(kind, values)
     if _is_number(kind):
-        return _numbers(kind, values, nan_is_null=False)
+        return _build_numbers(kind, values, nan_is_null=False)
     if pa.types.is_decimal(kind):
         return pa.array(
             [Decimal(repr(value) if isinstance(value, float) else value) for value in values], type=kind
@@ -206,28 +201,28 @@ def _present(kind: Any, values: list[Any], before: _Before) -> Any:
     return pa.array(values, type=kind)
 
 
-def _entries(field: Any, value: Any, before: _Before) -> Any:
-    """The entries of one list; those that were in the old list are taken from it as Arrow data."""
+def _build_entries(field: Any, value: Any, before: _OldValues) -> Any:
+    """The entries of one list as an Arrow array; those of the old list are copied from it as Arrow data."""
     if not isinstance(value, list | tuple | np.ndarray) or (isinstance(value, np.ndarray) and value.ndim != 1):
-        raise TypeError(f"a list was expected, not {_kind_of(value)}")
+        raise TypeError(f"a list was expected, not {_value_words(value)}")
     if _is_number(field.type):
         nan_is_null = field.nullable and not _writes_nan(value, before)
-        return _numbers(field.type, value, nan_is_null=nan_is_null, nullable=field.nullable)
-    # A row shows extensions and times in another form than Arrow holds them.
+        return _build_numbers(field.type, value, nan_is_null=nan_is_null, nullable=field.nullable)
+    around = _OldValues(before.here, before.elsewhere)
+    # Plain values do not hold all of an extension or a time.
     opaque = isinstance(field.type, pa.BaseExtensionType) or pa.types.is_temporal(field.type)
     if not isinstance(before.old, list) or not (pa.types.is_nested(field.type) or opaque):
-        return _built(field, list(value), _Before(before.near, before.far))
+        return _build_array(field, list(value), around)
     places = {id(entry): i for i, entry in enumerate(before.old)}
-    pieces = [before.near.slice(0, 0)]
+    pieces = [before.here.slice(0, 0)]
     for entry in value:
         at = places.get(id(entry))
-        fresh = at is None
-        piece = _built(field, [entry], _Before(before.near, before.far)) if fresh else before.near.slice(at, 1)
-        pieces.append(piece)
+        pieces.append(_build_array(field, [entry], around) if at is None else before.here.slice(at, 1))
     return pa.concat_arrays(pieces)
 
 
 def _list_array(kind: Any, entries: Any, sizes: Sequence[int]) -> Any:
+    """Lists of these sizes over joined entries, as an Arrow array of any of its list types."""
     if pa.types.is_fixed_size_list(kind):
         wrong = next((size for size in sizes if size != kind.list_size), None)
         if wrong is not None:
@@ -246,11 +241,11 @@ def _list_array(kind: Any, entries: Any, sizes: Sequence[int]) -> Any:
     )
 
 
-def _writes_nan(value: Any, before: _Before) -> bool:
-    """Whether a missing float is written as NaN, not null: as in this list, or else in its column."""
-    if not pa.types.is_floating(before.near.type) or (isinstance(value, np.ndarray) and not np.isnan(value).any()):
+def _writes_nan(value: Any, before: _OldValues) -> bool:
+    """Whether a missing float is written as NaN, not null: as in the old list, or else in its column."""
+    if not pa.types.is_floating(before.here.type) or (isinstance(value, np.ndarray) and not np.isnan(value).any()):
         return False
-    for values in (before.near, before.far):
+    for values in (before.here, before.elsewhere):
         flat = values.to_numpy(zero_copy_only=False)
         if np.isnan(flat).sum() > values.null_count:
             return True
@@ -260,31 +255,28 @@ def _writes_nan(value: Any, before: _Before) -> bool:
 
 
 @cache
-def _places(kind: Any) -> dict[str, int]:
-    """The index of each field of an object; if names repeat, of the last, which is the one a row shows."""
+def _indices(kind: Any) -> dict[str, int]:
+    """The index of each field of an object; if names repeat, that of the last, which rows show."""
     return {kind.field(i).name: i for i in range(kind.num_fields)}
 
 
 def _no_field(kind: Any, name: Any) -> str:
-    return f"the objects of the column have no field {name!r} (they have {', '.join(map(repr, _places(kind)))})"
+    return f"the objects of the column have no field {name!r} (they have {', '.join(map(repr, _indices(kind)))})"
 
 
-def _kind_of(value: Any) -> str:
+def _value_words(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"an array of shape {value.shape}"
     return "an object" if isinstance(value, Mapping) else type(value).__name__
 
 
-# Numbers and times, from the values that a row shows
-
-
 def _is_number(kind: Any) -> bool:
-    """Whether the values of a type are integers, floats or booleans."""
+    """Whether a type is of integers, floats or booleans."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
-def _times_of_text(kind: Any, values: list[Any]) -> Any:
-    """Times from the texts that a row shows, where it does not show counts."""
+def _parse_times(kind: Any, values: list[Any]) -> Any:
+    """Times from plain values: texts, or counts of units as text."""
     if pa.types.is_duration(kind) or all(value.lstrip("-").isdigit() for value in values):
         counts = pa.array([int(value) for value in values], pa.int32() if kind.bit_width == 32 else pa.int64())
         return counts.view(kind)
@@ -295,8 +287,8 @@ def _times_of_text(kind: Any, values: list[Any]) -> Any:
     return pa.array(values, pa.string()).cast(kind)
 
 
-def _numbers(kind: Any, values: Any, *, nan_is_null: bool, nullable: bool = True) -> Any:
-    """Numbers as an Arrow array, exactly; floats are rounded to the width of the column."""
+def _build_numbers(kind: Any, values: Any, *, nan_is_null: bool, nullable: bool = True) -> Any:
+    """Numbers as an Arrow array; only floats are rounded to its type, others have to fit exactly."""
     whole = (
         pa.types.is_integer(kind) and isinstance(values, list) and not any(isinstance(v, float) for v in values)
     )
@@ -320,29 +312,29 @@ def _numbers(kind: Any, values: Any, *, nan_is_null: bool, nullable: bool = True
     return array.cast(kind)
 
 
-Copies = list[list[Change]]
+RowCopies = list[list[Change]]
 """The changes of each row that is written instead of one: [] drops it, several are a fork."""
 
 
 class TableEdit:
-    """Changes rows of one file; everything no change touches passes through as Arrow data."""
+    """Changes rows of one file's tables; what no change touches passes through as Arrow data."""
 
     def __init__(self, source: Path, what: str, added: tuple[str, ...]) -> None:
         self.added = added
-        """Text columns that a row may have although the source does not."""
+        """Text columns that changed rows may have and the source has not."""
         self._source = source
         self._what = what
         """The kind of file, in words."""
 
-    def schema(self, schema: Any) -> Any:
+    def edit_schema(self, schema: Any) -> Any:
         """The schema with the added columns."""
         for name in self.added:
             if name not in schema.names:
                 schema = schema.append(pa.field(name, pa.string()))
         return schema
 
-    def table(self, table: Any, first: int, changed: Mapping[int, Copies]) -> Any:
-        """The table with rows changed, forked and dropped; its first row is row `first` of the file."""
+    def edit_table(self, table: Any, first: int, changed: Mapping[int, RowCopies]) -> Any:
+        """The table with rows changed, forked and dropped; it begins with row `first` of the file."""
         columns = {*table.column_names, *self.added}
         for row, copies in changed.items():
             unknown = [change.path[0] for copy in copies for change in copy if change.path[0] not in columns]
@@ -355,15 +347,18 @@ class TableEdit:
         for name in self.added:
             if name not in table.column_names:
                 table = table.append_column(pa.field(name, pa.string()), pa.nulls(len(table), pa.string()))
-        edited_columns = [self._column(table, place, first, changed) for place in range(table.num_columns)]
+        edited_columns = [self._edit_column(table, place, first, changed) for place in range(table.num_columns)]
         return pa.table(edited_columns, schema=table.schema)
 
-    def _column(self, table: Any, place: int, first: int, changed: Mapping[int, Copies]) -> Any:
+    def _edit_column(self, table: Any, place: int, first: int, changed: Mapping[int, RowCopies]) -> Any:
         """One column, with the values of changed rows spliced in."""
         field, column = table.schema.field(place), table.column(place)
-        # If several columns share a name, a row shows the last.
+        # If column names repeat, a row shows the last.
         shown = place == table.schema.get_all_field_indices(field.name)[-1]
-        rows = {row: [below(field.name, copy) if shown else [] for copy in changed[row]] for row in changed}
+        rows = {
+            row: [_by_first_step(copy).get(field.name, []) if shown else [] for copy in copies]
+            for row, copies in changed.items()
+        }
         if all(copies == [[]] for copies in rows.values()):
             return column
         pieces, start = [], 0
@@ -374,10 +369,12 @@ class TableEdit:
                 if not changes:
                     pieces += column.slice(start - 1, 1).chunks
                     continue
-                if field.name in self.added and is_text(field.type):
-                    changes = [Change(change.path, change.old, as_text(change.new)) for change in changes]
+                if field.name in self.added and is_text_type(field.type):
+                    changes = [Change(change.path, change.old, json_text(change.new)) for change in changes]
                 try:
-                    pieces.append(edited(field, column, start - 1, changes))
+                    # The first rows show how the column writes a missing float.
+                    value, elsewhere = _first_chunk(column, start - 1, 1), _first_chunk(column, 0, 256)
+                    pieces.append(_edit_array(field, value, elsewhere, changes))
                 except (ValueError, TypeError, ArithmeticError, LookupError, pa.ArrowException) as error:
                     kind = str(field.type)
                     kind = kind if len(kind) <= 80 else f"{kind[:77]}..."
@@ -393,40 +390,35 @@ class TableEdit:
         return joined.unify_dictionaries() if pa.types.is_dictionary(column.type) else joined
 
 
-def below(name: str, changes: Sequence[Change]) -> list[Change]:
-    """The changes of one column, with paths relative to its value."""
-    return [Change(change.path[1:], change.old, change.new) for change in changes if change.path[0] == name]
-
-
-def as_text(value: Any) -> Any:
-    """An object as JSON; any other value as it is."""
+def json_text(value: Any) -> Any:
+    """An object as JSON text; any other value as it is."""
     if not isinstance(value, Mapping):
         return value
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode("utf-8")
 
 
 class TableOutput(ABC):
-    """A table written again with some rows replaced; everything no change touches passes through as Arrow data.
+    """A table written again with some rows replaced; what no change touches passes through as Arrow data.
 
-    Rows come in file order. One batch (a row group or a record batch) is in memory at a time and is written as one
-    batch. Nothing is read or written before the first changed row.
+    Rows come in file order. One batch, a row group or a record batch, is in memory at a time and stays one batch.
+    Nothing is read or written before the first changed row.
     """
 
     def __init__(self, source: Path, out: BinaryIO, edit: TableEdit) -> None:
         self.changed = False
-        self.not_kept: Sequence[str] = ()
+        self.lost_features: Sequence[str] = ()
         self._source = source
         self._out = out
         self._edit = edit
-        self._rows: dict[int, Copies] = {}
-        """The changed rows of the next batch to write, by row of the file."""
-        self._batches = self._writing()
+        self._rows: dict[int, RowCopies] = {}
+        """The changed rows of the next batch to write, by number in the file."""
+        self._batches = self._batch_writer()
         self._stop: int | None = None
         """The row after the next batch to write; None after the last."""
 
     @abstractmethod
-    def _writing(self) -> Generator[int, None, None]:
-        """Write the file, batch by batch; before each, the row after its last: then all its changes are known."""
+    def _batch_writer(self) -> Generator[int, None, None]:
+        """Yields where each batch ends, and writes it when resumed: then its changes are known."""
 
     def keep(self, raw: RawRow) -> None:
         """Keep the row as it is."""
@@ -449,14 +441,14 @@ class TableOutput(ABC):
         self._batches.close()
 
     def _write_before(self, row: int | None) -> None:
-        """Write the batches that end at or before this row of the file; None: all of them."""
+        """Write the batches that end at or before this row; None: all."""
         while self._stop is not None and (row is None or self._stop <= row):
             self._stop = next(self._batches, None)
             self._rows = {}
 
 
-def unwritable(source: Path, why: str) -> StorageError:
-    """The error for a part of a table that cannot be read, so that the table cannot be written again."""
+def unwritable_error(source: Path, why: str) -> StorageError:
+    """The error for a table that cannot be written again, as a part of it cannot be read."""
     return StorageError(
         f"{source}: {why}, so the file cannot be written again with its repairs.\n"
         "The copy is incomplete or damaged; copy it again, or write it again."

@@ -1,4 +1,4 @@
-"""Rows that are no text: of tables, with lists of numbers as numpy arrays, and objects; read block by block."""
+"""Rows of tables and Python objects, read block by block; lists of numbers in tables become numpy arrays."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from numpy.typing import NDArray
 from tito_audit.errors import StorageError
 from tito_audit.format import Row
 from tito_audit.storage import lazy_pyarrow as pa
-from tito_audit.storage.row import RawRow, RowSample, too_long
+from tito_audit.storage.row import RawRow, RowSample, too_long_row
 
 BATCH_BYTES = 32 << 20
 BATCH_ROWS = 4096
-"""How much of a table is turned into rows at once."""
+"""Bytes and rows of a table that become Python objects at once, at most."""
 
 
 class MemoryPart(ABC):
-    """Consecutive rows, or some of them; any process can read it."""
+    """Consecutive rows, or a sample of them, which can be sent to other processes."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many rows it has."""
+        """Number of rows."""
 
     @abstractmethod
     def rows(self, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
-        """The rows, with these numbers; those of a table that have more bytes than `limit` are error rows."""
+        """The rows, numbered so; those of a table that have more than `limit` bytes are error rows."""
 
 
 class MemoryContent(ABC):
-    """Rows in memory, which are read and never changed."""
+    """Rows in memory, of which parts can be read; they are never changed."""
 
     kind: Literal["objects", "frame"]
-    """Objects, as in JSON, or a table with typed columns."""
+    """Objects as in JSON, or a table with typed columns."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """About how many bytes they are."""
+        """About the bytes of all rows."""
 
     @abstractmethod
     def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> MemoryPart:
-        """The rows from `start` to `stop`, or of them only those `sampled`, counted from `start`."""
+        """Rows `[start, stop)`, or only the `sampled` ones of them, `[N]` counted from `start`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,15 @@ class PlainRows(MemoryPart):
     """Rows as Python objects."""
 
     values: Sequence[Row | str]
-    """Rows, or why one cannot be read."""
+    """Each row, or why it cannot be read."""
     open: bool
-    """Whether they may get keys at any depth, as JSON may."""
+    """Whether they may get new keys at any depth, as JSON may."""
 
     def __len__(self) -> int:
         return len(self.values)
 
     def rows(self, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
-        """The rows, whatever their size: they are in memory already."""
+        """The rows of any size: they are in memory already."""
         for number, value in zip(numbers, self.values, strict=True):
             if isinstance(value, str):
                 yield RawRow(number, None, value)
@@ -76,56 +76,57 @@ class PlainRows(MemoryPart):
 
 
 class TableRows(MemoryPart):
-    """Rows as an Arrow record batch, or only the chosen ones of it."""
+    """Rows of an Arrow record batch, all of them or only the chosen."""
 
     __slots__ = ("batch", "chosen", "copied")
 
     def __init__(self, batch: Any, chosen: NDArray[np.int64] | None = None, *, copied: bool = False) -> None:
-        """`copied`: the rows do not hold the batch that theirs is a slice of."""
+        """`chosen` are row numbers, `[N]`. `copied`: rows do not keep a larger batch in memory."""
         self.batch, self.chosen, self.copied = batch, chosen, copied
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # pyarrow itself pickles all of the table that a slice belongs to.
-        return _received, (streamed(self._wanted()).to_pybytes(),)
+        # pyarrow would pickle the whole table that the batch is a slice of.
+        return _read_stream, (to_stream(self._chosen_batch()).to_pybytes(),)
 
     def __len__(self) -> int:
         return int(self.batch.num_rows) if self.chosen is None else len(self.chosen)
 
     def rows(self, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
         if self.batch.nbytes <= limit:
-            yield from rows_of_batch(self._wanted(), numbers)
+            yield from rows_of_batch(self._chosen_batch(), numbers)
             return
-        for single, number in zip(self._singles(), numbers, strict=True):
+        for single, number in zip(self._single_rows(), numbers, strict=True):
             yield _single_row(single, number, limit)
 
-    def within(self, limit: int) -> list[MemoryPart]:
-        """The same rows, checked here: one that was sent may have lost empty buffers, and is shorter."""
+    def split_oversized(self, limit: int) -> list[MemoryPart]:
+        """The same rows, error rows for those too long: once sent, they may have lost empty buffers."""
         if self.batch.nbytes <= limit:
-            return [TableRows(self._wanted())]
+            return [TableRows(self._chosen_batch())]
         return [
             TableRows(single)
             if single.nbytes <= limit
-            else PlainRows((str(too_long(0, single.nbytes, limit).error),), open=False)
-            for single in self._singles()
+            else PlainRows((str(too_long_row(0, single.nbytes, limit).error),), open=False)
+            for single in self._single_rows()
         ]
 
-    def _wanted(self) -> Any:
+    def _chosen_batch(self) -> Any:
+        """The batch with only the chosen rows."""
         if self.chosen is not None:
             return take_rows(self.batch, self.chosen)
-        return _received(streamed(self.batch)).batch if self.copied else self.batch
+        return _read_stream(to_stream(self.batch)).batch if self.copied else self.batch
 
-    def _singles(self) -> Iterator[Any]:
+    def _single_rows(self) -> Iterator[Any]:
         places = range(self.batch.num_rows) if self.chosen is None else self.chosen.tolist()
         return (self.batch.slice(at, 1) for at in places)
 
 
-def _received(data: Any) -> TableRows:
+def _read_stream(data: Any) -> TableRows:
     with pa.ipc.open_stream(data) as stream:
         return TableRows(stream.read_next_batch())
 
 
 class ArrowRows(MemoryContent):
-    """A table of which each part can be had as an Arrow table."""
+    """Rows of a table that is Arrow, or can give parts of itself as Arrow."""
 
     kind = "frame"
     size = 0
@@ -134,12 +135,12 @@ class ArrowRows(MemoryContent):
         self._count = count
         self.size = size
         self.table = table
-        """The rows from one number to another, as an Arrow table or record batch."""
+        """Returns rows `[start, stop)` as an Arrow table or record batch."""
         self._copied = copied
 
     @classmethod
     def of(cls, table: Any, *, copied: bool = False) -> ArrowRows:
-        """The rows of an Arrow table or record batch; if `copied`, a part of them does not hold all of it."""
+        """The rows of an Arrow table or record batch; if `copied`, rows that are read do not keep all of it."""
         count = table.num_rows
         return cls(count, table.nbytes, lambda start, stop: table.slice(start, stop - start), copied=copied)
 
@@ -148,19 +149,19 @@ class ArrowRows(MemoryContent):
 
     def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> TableRows:
         copied = self._copied and stop - start < self._count
-        return TableRows(batch_of(self.table(start, stop)), sampled, copied=copied)
+        return TableRows(to_batch(self.table(start, stop)), sampled, copied=copied)
 
 
-def batch_of(table: Any) -> Any:
-    """A table, or what `to_arrow` makes, as one record batch."""
+def to_batch(table: Any) -> Any:
+    """An Arrow table or record batch as one record batch."""
     if isinstance(table, pa.RecordBatch):
         return table
     table = table.combine_chunks()
     return next(iter(table.to_batches()), None) or pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
-def spans(content: MemoryContent, size: int | None = None) -> Iterator[tuple[int, int]]:
-    """The rows in parts of about `size` bytes: the first row of each, and the first that is past it."""
+def row_spans(content: MemoryContent, size: int | None = None) -> Iterator[tuple[int, int]]:
+    """Start and stop of consecutive parts of about `size` bytes."""
     count = len(content)
     each = min(max((size or BATCH_BYTES) * count // max(content.size, 1), 1), BATCH_ROWS)
     yield from ((start, min(start + each, count)) for start in range(0, count, each))
@@ -168,32 +169,32 @@ def spans(content: MemoryContent, size: int | None = None) -> Iterator[tuple[int
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive rows of a log that are no text: a row group, a record batch, a Torch file, rows in memory."""
+    """Consecutive rows of a binary log: a row group, a record batch, a Torch file, or rows in memory."""
 
     first: int
-    """The number of its first row in the log."""
+    """Number of its first row in the log."""
     count: int
     contents: Iterable[MemoryContent]
-    """Its rows; read only where they are wanted."""
+    """Its rows, which are read when they are iterated."""
     seed: int
-    """Identifies it for samples."""
+    """Hash of what identifies it, for samples."""
     before: float
     after: float
-    """The share of the log read before it and with it."""
+    """Shares of the log that are read before and after it."""
 
 
 def rows_of_blocks(
     blocks: Iterable[Block], limit: int, sample: RowSample | None = None, only: int | None = None, start: int = 0
 ) -> Iterator[tuple[RawRow, float]]:
-    """Each row, numbered from row `start` of the log, with the share of the log read up to it.
+    """Each row with the share of the log that is read after it; row `start` of the log has number 0.
 
-    With `only`, that row alone; with `sample`, the sampled rows. Blocks without any of them are not read.
+    With `only`, that row alone; with `sample`, the sampled rows. Blocks that have none of them are not read.
     """
     for block in blocks:
         if only is not None and not block.first <= only < block.first + block.count:
             continue
-        if sample is not None and not len(sample.among(block.seed, block.first, block.count)):
-            sample.skip(block.first - start + block.count - 1, block.count)
+        if sample is not None and not len(sample.sampled_rows(block.seed, block.first, block.count)):
+            sample.count_skipped(block.first - start + block.count - 1, block.count)
             continue
         passed = 0
         for content in block.contents:
@@ -203,13 +204,13 @@ def rows_of_blocks(
                     (row,) = content.part(wanted, wanted + 1).rows([only], limit)
                     yield row, 1.0
                     return
-            for at, stop in spans(content) if only is None else ():
+            for at, stop in row_spans(content) if only is None else ():
                 first = block.first + passed + at
-                sampled = None if sample is None else sample.among(block.seed, first, stop - at)
+                sampled = None if sample is None else sample.sampled_rows(block.seed, first, stop - at)
                 first -= start
                 numbers = range(first, first + stop - at) if sampled is None else (first + sampled).tolist()
                 rows = content.part(at, stop, sampled).rows(numbers, limit)
-                for row in rows if sample is None else sample.counted(rows, first, stop - at):
+                for row in rows if sample is None else sample.count_left_out(rows, first, stop - at):
                     done = (start + row.index + 1 - block.first) / block.count
                     yield row, block.before + (block.after - block.before) * done
                 del rows
@@ -219,19 +220,19 @@ def rows_of_blocks(
 
 
 def take_rows(batch: Any, chosen: NDArray[np.int64]) -> Any:
-    """The batch with only these rows."""
+    """The batch with only the rows of these numbers, `[N]`."""
     if len(chosen) == batch.num_rows:
         return batch
     try:
         return batch.take(pa.array(chosen))
-    except pa.ArrowNotImplementedError:  # for a type that Arrow can only slice, such as string_view
+    except pa.ArrowNotImplementedError:  # types that Arrow can only slice, such as string_view
         pieces = [batch.slice(at, 1) for at in chosen.tolist()]
         whole = pa.Table.from_batches(pieces, batch.schema).combine_chunks().to_batches()
         return whole[0] if whole else batch.slice(0, 0)
 
 
-def streamed(*batches: Any) -> Any:
-    """Batches with the same schema as an Arrow stream, in a buffer; of slices only the rows that they have."""
+def to_stream(*batches: Any) -> Any:
+    """Batches as an Arrow stream in a buffer, which has only the rows of slices."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batches[0].schema) as stream:
         for batch in batches:
@@ -240,10 +241,10 @@ def streamed(*batches: Any) -> Any:
 
 
 def rows_of_batch(batch: Any, numbers: Sequence[int]) -> Iterator[RawRow]:
-    """The rows of one batch, with these numbers."""
+    """The rows of a batch, numbered so."""
     try:
         columns = [plain_values(column) for column in batch.columns]
-    except _unreadable():  # one row is at fault
+    except _read_errors():  # one row is at fault
         for offset, number in enumerate(numbers):
             yield _single_row(batch.slice(offset, 1), number, batch.nbytes)
         return
@@ -253,31 +254,32 @@ def rows_of_batch(batch: Any, numbers: Sequence[int]) -> Iterator[RawRow]:
 
 
 def _single_row(batch: Any, index: int, limit: int) -> RawRow:
+    """The row of a batch of one; an error row that names the column if a value cannot be read."""
     if batch.nbytes > limit:
-        return too_long(index, batch.nbytes, limit)
+        return too_long_row(index, batch.nbytes, limit)
     values: dict[str, Any] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
             values[name] = plain_values(column)[0]
         except UnicodeDecodeError as error:
             return RawRow(index, None, f"column {name!r} holds text that is not UTF-8 ({error.reason})")
-        except _unreadable() as error:
+        except _read_errors() as error:
             kind = f"a value of type {column.type}"
             return RawRow(index, None, f"column {name!r} holds {kind} that cannot be read ({first_line(error)})")
     return RawRow(index, values)
 
 
-def _unreadable() -> tuple[type[Exception], ...]:
-    """What is raised for a value that Python cannot hold."""
+def _read_errors() -> tuple[type[Exception], ...]:
+    """What is raised for values that Python cannot hold; a function, as pyarrow is imported late."""
     return (pa.ArrowException, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def plain_values(array: Any) -> Sequence[Any]:
     """A plain value for each entry of an Arrow array.
 
-    A list of numbers becomes a numpy array, a view if possible. In a list of floats null becomes NaN; a list of
-    integers or booleans that contains null stays a Python list, so that formats can report it. Null fields of
-    objects are dropped: Parquet gives every object of a column the fields of all others, so null means absent.
+    A list of numbers becomes a numpy array, a view if possible. Null becomes NaN in lists of floats; lists of
+    integers or booleans with null stay Python lists, so that formats can report them. Objects lose null fields:
+    Parquet gives each object of a column the fields of all others, so null means absent.
     """
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -288,7 +290,7 @@ def plain_values(array: Any) -> Sequence[Any]:
         # As text: Python's datetime holds neither nanoseconds nor every year.
         try:
             times = array.cast(pa.string())
-        except pa.ArrowException:  # a time zone that Arrow has no data for: counts; an interval is several of them
+        except pa.ArrowException:  # no data for its time zone: counts of units; an interval has several
             width = array.type.bit_width
             times = array if width > 64 else array.view(pa.int32() if width == 32 else pa.int64())
         return [None if value is None else str(value) for value in times.to_pylist()]
@@ -297,9 +299,9 @@ def plain_values(array: Any) -> Sequence[Any]:
     if pa.types.is_decimal(kind):
         return [None if value is None else plain_decimal(value) for value in array.to_pylist()]
     if pa.types.is_map(kind):
-        return _maps(array)
+        return _map_values(array)
     if is_list(kind):
-        return _lists(array)
+        return _list_values(array)
     if pa.types.is_struct(kind):
         names = [field.name for field in array.type]
         columns = [plain_values(array.field(i)) for i in range(len(names))]
@@ -317,7 +319,7 @@ def plain_values(array: Any) -> Sequence[Any]:
 
 
 def plain_decimal(value: Decimal) -> int | float | str:
-    """A decimal as a number; as text if neither an integer nor a float is the same."""
+    """A decimal as an integer or a float of the same value, else as text."""
     if value == value.to_integral_value() and value.as_tuple().exponent == 0:
         return int(value)
     nearest = float(value)
@@ -325,16 +327,16 @@ def plain_decimal(value: Decimal) -> int | float | str:
 
 
 def is_list(kind: Any) -> bool:
-    """Whether a type is a list of any of Arrow's kinds."""
+    """Whether a type is any of Arrow's list types."""
     types = pa.types
     fixed = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     return bool(fixed or types.is_list_view(kind) or types.is_large_list_view(kind))
 
 
-def _maps(array: Any) -> list[Any]:
-    """Maps as objects; as lists of pairs if keys are not single values."""
+def _map_values(array: Any) -> list[Any]:
+    """Maps as objects, or as lists of pairs if their keys are nested."""
     nested = pa.types.is_nested(array.type.key_type)
-    starts, ends = _bounds(array)
+    starts, ends = _list_bounds(array)
     keys, items = list(plain_values(array.keys)), plain_values(array.items)
     keys = [key.decode("utf-8", "backslashreplace") if isinstance(key, bytes) else key for key in keys]
     null = array.is_null().to_numpy(zero_copy_only=False)
@@ -345,9 +347,9 @@ def _maps(array: Any) -> list[Any]:
     return maps
 
 
-def _lists(array: Any) -> list[Any]:
-    """Lists as slices of the child array, which is converted only once."""
-    starts, ends = _bounds(array)
+def _list_values(array: Any) -> list[Any]:
+    """Lists as slices of their child array, which is converted as a whole."""
+    starts, ends = _list_bounds(array)
     filled = starts < ends
     low, high = (int(starts[filled].min()), int(ends[filled].max())) if filled.any() else (0, 0)
     child = array.values.slice(low, high - low)
@@ -361,7 +363,7 @@ def _lists(array: Any) -> list[Any]:
             holes = child.is_null().to_numpy(zero_copy_only=False)
             flat = child.fill_null(False if pa.types.is_boolean(child.type) else 0).to_numpy(zero_copy_only=False)
         else:
-            # Arrow turns null into NaN here, which means "not recorded" in a list of floats.
+            # Here Arrow turns null into NaN, which means "not recorded".
             flat = child.to_numpy(zero_copy_only=False)
         lists: list[Any] = []
         for span in spans:
@@ -376,7 +378,7 @@ def _lists(array: Any) -> list[Any]:
     return [None if span is None else [values[j] for j in range(*span)] for span in spans]
 
 
-def _bounds(array: Any) -> tuple[Any, Any]:
+def _list_bounds(array: Any) -> tuple[Any, Any]:
     """Where each list starts and ends in `array.values`, `[N]` int64 each."""
     if pa.types.is_fixed_size_list(array.type):
         width = array.type.list_size
@@ -390,14 +392,14 @@ def _bounds(array: Any) -> tuple[Any, Any]:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of a pyarrow exception, without the details below."""
+    """The first line of a pyarrow exception, without its details."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def refuse_same_names(path: Path, schema: Any) -> None:
-    """StorageError if two columns, or two fields of an object in a column, have the same name, or one no text."""
+def refuse_duplicate_names(path: Path, schema: Any) -> None:
+    """StorageError if two columns, or two fields of an object, have the same name, or one that is not UTF-8."""
     try:
-        where = next(_doubles((), schema), None)
+        where = next(_duplicate_names((), schema), None)
     except UnicodeDecodeError:
         raise StorageError(
             f"{path}: the name of a column is not UTF-8, so its rows cannot be shown.\n"
@@ -411,8 +413,8 @@ def refuse_same_names(path: Path, schema: Any) -> None:
         )
 
 
-def _doubles(outer: tuple[str, ...], fields: Iterable[Any]) -> Iterator[tuple[str, ...]]:
-    """The path of every second field of the same name."""
+def _duplicate_names(outer: tuple[str, ...], fields: Iterable[Any]) -> Iterator[tuple[str, ...]]:
+    """The paths of fields whose name an earlier field of the same object has."""
     seen: set[str] = set()
     for field in fields:
         inside = (*outer, field.name)
@@ -421,11 +423,11 @@ def _doubles(outer: tuple[str, ...], fields: Iterable[Any]) -> Iterator[tuple[st
         seen.add(field.name)
         kind: Any = None
         within = field.type
-        while within is not None:  # down to the values in lists, maps, dictionaries and extensions
+        while within is not None:  # to the values of lists, maps, dictionaries and extensions
             kind = within
             if isinstance(kind, pa.BaseExtensionType):
                 within = kind.storage_type
             else:
                 within = kind.item_type if pa.types.is_map(kind) else getattr(kind, "value_type", None)
         if pa.types.is_struct(kind):
-            yield from _doubles(inside, kind)
+            yield from _duplicate_names(inside, kind)

@@ -1,8 +1,8 @@
-"""Torch files: the samples of a rollout dump, read with tensors as numpy arrays and written again.
+"""Torch files: samples of rollout dumps, read with tensors as numpy arrays, and written again.
 
 slime and miles dump `{"rollout_id": …, "samples": [object, …]}` (THUDM/slime
 `slime/observability/rollout_data_utils.py`, radixark/miles `miles/ray/rollout/debug_data.py`). Such a file is
-one pickle, which has to fit in memory while it is read. No code in a pickle is ever run.
+one pickle, which has to fit in memory. None of the code that a pickle can name is run.
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ from numpy.typing import NDArray
 from tito_audit.errors import StorageError
 from tito_audit.format import Row
 from tito_audit.storage.remote import RemoteFile
-from tito_audit.storage.row import RawRow, seed_of
+from tito_audit.storage.row import RawRow, block_seed
 from tito_audit.storage.table_rows import Block, MemoryContent, PlainRows
 
 TORCH_HEAD = 512
-"""Bytes needed to recognize a Torch file."""
+"""Bytes that show whether a file is a Torch file."""
 SAMPLES = "samples"
 """The key of the list of rows."""
 
 _ZIP = b"PK\x03\x04"
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""The pickled magic number of Torch files from before they were zip archives."""
+"""The pickled magic number of older Torch files, which are no zip archives."""
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 _RELEASE = re.compile(r"(\d+)\.(\d+)")
 
 
 def is_torch(head: bytes) -> bool:
-    """Whether a file that begins like this was written by `torch.save`, as a zip archive or in the older form."""
+    """Whether a file that begins so was written by `torch.save`, as a zip archive or in the older form."""
     return head.startswith(_LEGACY) or (head.startswith(_ZIP) and b"data.pkl" in head[:TORCH_HEAD])
 
 
 class _Samples(MemoryContent):
+    """The samples of a loaded Torch file, each a dict."""
+
     kind = "frame"
-    size = 0  # of tensors, all of which are there already
+    size = 0  # nothing is saved by reading few at once: all are in memory
 
     def __init__(self, samples: Sequence[Any]) -> None:
         self.samples = samples
@@ -56,26 +58,26 @@ class _Samples(MemoryContent):
             entry = self.samples[number]
             kind = type(entry).__name__
             odd = f"the sample is of type {kind}, not a dict with named columns"
-            rows.append(_plain(entry) if isinstance(entry, dict) else odd)
+            rows.append(_tensors_as_arrays(entry) if isinstance(entry, dict) else odd)
         return PlainRows(rows, open=False)
 
 
-def blocks_of_torch(path: Path) -> Iterator[Block]:
+def torch_blocks(path: Path) -> Iterator[Block]:
     """All samples as one block."""
     samples = load_torch(path)[SAMPLES]
-    yield Block(0, len(samples), [_Samples(samples)], seed_of(path.stat().st_size), 0.0, 1.0)
+    yield Block(0, len(samples), [_Samples(samples)], block_seed(path.stat().st_size), 0.0, 1.0)
 
 
 def load_torch(path: Path) -> dict[str, Any]:
-    """The contents of the file, a dict with a list of samples; tensors are on the CPU.
+    """The contents of the file, a dict with a list of samples and tensors on the CPU.
 
-    StorageError if torch is not installed, if loading would run code from the pickle, if the file is damaged, or
-    if it is not a rollout dump.
+    StorageError if torch is missing or too old, if loading would run code from the pickle, or if the file is
+    damaged or no rollout dump.
     """
     if not path.is_file():
         raise StorageError(f"{path}: a Torch file cannot be read out of a pipe; save it to a file first.")
     try:
-        # By name, as type checkers see types only where torch is installed.
+        # By name: type checkers would see its types only where it is installed.
         torch: Any = importlib.import_module("torch")
     except ImportError:
         raise StorageError(
@@ -89,7 +91,7 @@ def load_torch(path: Path) -> dict[str, Any]:
             "even where only tensors are read (CVE-2026-24747).\n"
             "Install torch 2.10 or newer, or write the samples as JSON lines where the file was written."
         )
-    # Routing is dumped as numpy arrays; a pickled one names numeric types and two functions, by old or new paths.
+    # Routing is dumped as numpy arrays, whose pickles name numeric types and two functions, by old or new paths.
     multiarray = importlib.import_module("numpy._core.multiarray")
     names = [
         *(np.ndarray, np.dtype, *{type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}),
@@ -98,11 +100,11 @@ def load_torch(path: Path) -> dict[str, Any]:
     ]
     try:
         with torch.serialization.safe_globals(names), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch, about the pickle; what matters is an error
+            warnings.simplefilter("ignore")  # torch warns about pickles; what matters raises
             source = path.open("rb") if isinstance(path, RemoteFile) else path
             payload = torch.load(source, map_location="cpu", weights_only=True)
-    except Exception as error:  # of any type: damaged pickles raise all kinds
-        raise _refusal(path, error) from None
+    except Exception as error:  # damaged pickles raise exceptions of any type
+        raise _load_error(path, error) from None
     samples = payload.get(SAMPLES) if isinstance(payload, dict) else None
     if not isinstance(samples, list | tuple):
         content = f"a {type(payload).__name__}"
@@ -113,23 +115,23 @@ def load_torch(path: Path) -> dict[str, Any]:
             "Rollouts are dumped as {'rollout_id': …, 'samples': [dict, …]} "
             "(slime and miles: rollout_data/ID.pt, not train_data/). Pass such a file."
         )
-    return payload  # type: ignore[no-any-return]  # a dict by now
+    return payload  # type: ignore[no-any-return]  # it is a dict
 
 
-def _plain(value: Any) -> Any:
-    """A value with tensors as arrays; the same object if it has none.
+def _tensors_as_arrays(value: Any) -> Any:
+    """A value with tensors and arrays as plain values; the same object if it has none.
 
-    A 1-D tensor becomes an array, one with more dimensions a list of arrays, a 0-D one a number. Types that numpy
-    lacks are widened to float32. Numpy arrays in the file are treated like tensors.
+    One with one dimension becomes an array, with more a list of arrays, with none a number. Types that numpy lacks
+    become float32.
     """
     if isinstance(value, Mapping):
-        plain = {key: _plain(inner) for key, inner in value.items()}
+        plain = {key: _tensors_as_arrays(inner) for key, inner in value.items()}
         return plain if any(plain[key] is not value[key] for key in plain) else value
     if isinstance(value, list | tuple):
-        # Lists of numbers and texts are the most common and the longest.
+        # Lists of numbers and texts are common and long, and have no tensors.
         if not value or isinstance(value[0], int | float | str):
             return value
-        entries = [_plain(entry) for entry in value]
+        entries = [_tensors_as_arrays(entry) for entry in value]
         return entries if any(a is not b for a, b in zip(entries, value, strict=True)) else value
     array = as_array(value)
     if array is None:
@@ -138,7 +140,7 @@ def _plain(value: Any) -> Any:
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any] | None:
-    """A tensor or an array as an array that shares its memory if possible; None for anything else."""
+    """A tensor or an array as an array, which shares memory if possible; None for anything else."""
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
     if not (hasattr(value, "detach") and hasattr(value, "numpy")):
@@ -153,7 +155,8 @@ def as_array(value: Any) -> np.ndarray[Any, Any] | None:
     return array
 
 
-def _refusal(path: Path, error: Exception) -> StorageError:
+def _load_error(path: Path, error: Exception) -> StorageError:
+    """The error for a file that torch refuses to load, or cannot."""
     words = str(error).strip()
     named = _GLOBAL.search(words)
     if named or "weights_only" in words.lower() or "weights only" in words.lower():
@@ -176,15 +179,14 @@ def _refusal(path: Path, error: Exception) -> StorageError:
 
 
 class TorchOutput:
-    """A Torch file with some samples replaced; everything else is written as it was loaded.
+    """Writes a Torch file again with some samples replaced; all else is written as it was loaded.
 
-    Such a file is one pickle, so it is loaded again and written as a whole at the end. A list stays a list and
-    a tensor keeps its type.
+    It is one pickle, so it is loaded again and written at the end. Lists stay lists, and tensors keep their types.
     """
 
     def __init__(self, source: Path, out: BinaryIO) -> None:
         self.changed = False
-        self.not_kept: Sequence[str] = ()
+        self.lost_features: Sequence[str] = ()
         self._source = source
         self._out = out
         self._rows: dict[int, tuple[RawRow, Sequence[Row]]] = {}
@@ -206,7 +208,7 @@ class TorchOutput:
                 continue
             raw, rows = self._rows[index]
             try:
-                samples += [_restored(sample, raw.value, row) for row in rows]
+                samples += [_restore_types(sample, raw.value, row) for row in rows]
             except (TypeError, ValueError, OverflowError, RuntimeError) as error:
                 raise StorageError(
                     f"{self._source}: sample {index}: the repaired value does not fit its tensors "
@@ -217,19 +219,19 @@ class TorchOutput:
         torch.save(payload, self._out)
 
 
-def _restored(original: Any, old: Any, new: Any) -> Any:
-    """`new` in the types of `original`, which was read as `old`; `original` itself if nothing changed."""
+def _restore_types(original: Any, old: Any, new: Any) -> Any:
+    """`new` in the types of `original`, which was read as `old`; raises if a tensor cannot hold a number."""
     if new is old or new is None:
         return original if new is old else None
     if isinstance(original, dict) and isinstance(new, Mapping):
         same = original.copy()  # of the same type, which may be an OrderedDict
         same.clear()
         for key, value in new.items():
-            same[key] = _restored(original[key], old[key], value) if key in original else _native(value)
+            was_there = key in original
+            same[key] = _restore_types(original[key], old[key], value) if was_there else _without_numpy(value)
         return same
     array = as_array(original)
     if array is not None:
-        # A value as a tensor, an array or a numpy number, with the type of `original`.
         wanted = np.asarray(new)
         kind = getattr(original, "dtype", array.dtype)
         if wanted.dtype.kind not in "iufb":
@@ -250,25 +252,25 @@ def _restored(original: Any, old: Any, new: Any) -> Any:
         tensor = torch.from_numpy(np.ascontiguousarray(numbers).reshape(numbers.shape)).to(original.dtype)
         return tensor.requires_grad_() if original.requires_grad else tensor
     if isinstance(original, list | tuple) and isinstance(new, list | tuple | np.ndarray):
-        # Entries that did not change are the file's own objects, wherever they are now.
+        # Unchanged entries are the file's own objects, at whatever position.
         entries = list(new)
         if old is original and not any(isinstance(entry, Mapping) for entry in entries):
-            entries = [_native(entry) for entry in entries]
+            entries = [_without_numpy(entry) for entry in entries]
         elif len(entries) == len(original):
-            entries = [_restored(*three) for three in zip(original, old, entries, strict=True)]
+            entries = [_restore_types(*three) for three in zip(original, old, entries, strict=True)]
         else:
             stored = {id(was): entry for entry, was in zip(original, old, strict=True)}
-            entries = [stored[id(entry)] if id(entry) in stored else _native(entry) for entry in entries]
+            entries = [stored[id(entry)] if id(entry) in stored else _without_numpy(entry) for entry in entries]
         return type(original)(entries)
-    return _native(new)
+    return _without_numpy(new)
 
 
-def _native(value: Any) -> Any:
-    """A value without numpy types, as plain Python."""
+def _without_numpy(value: Any) -> Any:
+    """A value with numpy's arrays and numbers as Python's."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {key: _native(inner) for key, inner in value.items()}
+        return {key: _without_numpy(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_native(inner) for inner in value]
+        return [_without_numpy(inner) for inner in value]
     return value

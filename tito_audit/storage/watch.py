@@ -1,4 +1,4 @@
-"""Logs that do not stay as they are: pipes, standard input, and files that change while they are read."""
+"""Logs that do not stay the same: pipes, standard input, and files that change while they are read."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tito_audit.storage.in_memory import RowsInMemory
 from tito_audit.storage.remote import RemoteFile, is_url, remote_file
 
 _PATIENCE = 1.0
-"""Seconds without a byte after which a message says what is waited for."""
+"""Seconds after which a message says what is waited for."""
 
 
 @contextmanager
-def patience(path: Path | str) -> Iterator[None]:
-    """A block that waits for a pipe's first bytes; if that takes long, a message on stderr says so."""
+def warn_if_waiting(path: Path | str) -> Iterator[None]:
+    """A block that waits for the first bytes of a pipe; if that takes long, a message on stderr says so."""
     import logging
 
     words = f"{path}: waiting for a program to write to this pipe; Ctrl-C stops the run."
@@ -38,7 +38,7 @@ def patience(path: Path | str) -> Iterator[None]:
 
 
 def is_pipe(path: Path) -> bool:
-    """Whether a path leads to a pipe with a name."""
+    """Whether a path is a named pipe."""
     try:
         return not isinstance(path, RemoteFile) and stat.S_ISFIFO(path.stat().st_mode)
     except OSError:
@@ -46,7 +46,7 @@ def is_pipe(path: Path) -> bool:
 
 
 def refuse_device(path: Path) -> None:
-    """StorageError for a terminal or another device without an end; the null device is empty."""
+    """StorageError for a terminal or another device without an end, but not for the null device."""
     try:
         mode = 0 if isinstance(path, RemoteFile | RowsInMemory) else path.stat().st_mode
     except OSError:
@@ -55,8 +55,8 @@ def refuse_device(path: Path) -> None:
         raise StorageError(f"{path}: this is a device, not a log.\nPipe a log into it and name -, or name a file.")
 
 
-class Watch:
-    """The files of a run as they were when it began; pipes, remote files and rows in memory are not watched."""
+class FileWatch:
+    """Notices which files changed since a run began; ignores pipes, remote files and rows in memory."""
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._before: dict[Path, os.stat_result] = {}
@@ -66,30 +66,30 @@ class Watch:
                 self._before[file] = status
 
     def check(self, file: Path, *, grows: bool = False) -> str | None:
-        """StorageError if the file was changed since; with `grows`, a notice if it only grew."""
+        """StorageError if the file has changed; with `grows`, a notice if it only grew."""
         before = self._before.get(file)
         if before is None:
             return None
         now = _status(file)
         if now is None:
-            raise _changed(file, "was deleted")
+            raise _change_error(file, "was deleted")
         if not os.path.samestat(before, now):
-            raise _changed(file, "was replaced by another file")
+            raise _change_error(file, "was replaced by another file")
         if now.st_size < before.st_size:
-            raise _changed(file, f"shrank from {before.st_size:,} to {now.st_size:,} bytes")
+            raise _change_error(file, f"shrank from {before.st_size:,} to {now.st_size:,} bytes")
         if now.st_size > before.st_size:
             if not grows:
-                raise _changed(file, f"grew from {before.st_size:,} to {now.st_size:,} bytes")
+                raise _change_error(file, f"grew from {before.st_size:,} to {now.st_size:,} bytes")
             return (
                 f"{file} grew while it was read: rows that were added since may be missing. "
                 "Scan it again when nothing writes to it."
             )
         if now.st_mtime_ns != before.st_mtime_ns:
-            raise _changed(file, "was written to")
+            raise _change_error(file, "was written to")
         return None
 
     def grown(self) -> list[str]:
-        """A notice for each file that grew; StorageError for one that was changed otherwise."""
+        """A notice for each file that grew; StorageError if one changed otherwise."""
         return [notice for file in self._before if (notice := self.check(file, grows=True)) is not None]
 
 
@@ -100,22 +100,22 @@ def _status(file: Path) -> os.stat_result | None:
         return None
 
 
-def _changed(file: Path, how: str) -> StorageError:
+def _change_error(file: Path, how: str) -> StorageError:
     return StorageError(
         f"{file}: it {how} while it was read, so what was read may be of two versions.\n"
         "Run again when nothing writes to it, or on a copy."
     )
 
 
-NAME = "-"
+STDIN = "-"
 """What the command line and reports call standard input."""
 _DESCRIPTORS = "/proc/self/fd"
-"""Where a file without a name can be opened again, by each process that inherited it."""
+"""Where files without a name can be opened again, also by processes that inherited them."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Input:
-    """What was read from one stream."""
+class _InputCopy:
+    """The content of standard input in a file."""
 
     stream: Any
     process: int
@@ -124,40 +124,41 @@ class _Input:
     path: str
 
 
-_copy: _Input | None = None
+_copy: _InputCopy | None = None
 
 
 class StandardInput(type(Path())):  # type: ignore[misc]
-    """A path that is shown as `-` and opens the file that keeps standard input."""
+    """A path that is shown as `-` and opens the file with the content of standard input."""
 
     def __fspath__(self) -> str:
-        return _copy.path if _copy is not None else NAME
+        return _copy.path if _copy is not None else STDIN
 
 
 def standard_input() -> Path:
-    """The path of standard input's content, read to its end the first time; StorageError if there is none.
+    """The path of the content of standard input; StorageError if it is closed or a terminal.
 
-    A file that the shell opened is read in place, anything else is copied to a temporary file first.
+    A file that the shell opened is read in place; anything else is copied to a temporary file, the first time.
     """
     global _copy
     if _copy is None or (_copy.stream is not sys.stdin and _copy.process == os.getpid()):
-        file = _read()
+        file = _copy_standard_input()
         at = f"{_DESCRIPTORS}/{file.fileno()}" if Path(_DESCRIPTORS).is_dir() else str(file.name)
         if _copy is not None:
             _copy.file.close()
-        _copy = _Input(sys.stdin, os.getpid(), file, at)
-    path: Path = StandardInput(NAME)
+        _copy = _InputCopy(sys.stdin, os.getpid(), file, at)
+    path: Path = StandardInput(STDIN)
     return path
 
 
-def path_of(name: str) -> Path:
+def path_from_name(name: str) -> Path:
     """The path for a name from `find_logs`."""
-    if name == NAME:
+    if name == STDIN:
         return standard_input()
     return remote_file(name) if is_url(name) else Path(name)
 
 
-def _read() -> Any:
+def _copy_standard_input() -> Any:
+    """An open file with the content of standard input."""
     can_reopen = Path(_DESCRIPTORS).is_dir()
     if sys.stdin is None or sys.stdin.closed:
         raise StorageError("-: standard input is closed.\nPipe a log into it, or name a file.")
@@ -168,7 +169,7 @@ def _read() -> Any:
         )
     raw: BinaryIO = sys.stdin.buffer
     file: Any = None
-    try:  # a file that can be opened again and of which nothing was read yet is read in place
+    try:  # read in place what can be opened again, if nothing of it was read yet
         number = raw.fileno()
         if can_reopen and stat.S_ISREG(os.fstat(number).st_mode) and not os.lseek(number, 0, os.SEEK_CUR):
             file = os.fdopen(os.dup(number), "rb")
@@ -179,7 +180,7 @@ def _read() -> Any:
         try:
             file = make(prefix="tito-audit-")
             if hasattr(raw, "peek"):
-                with patience(NAME):
+                with warn_if_waiting(STDIN):
                     raw.peek(1)
             shutil.copyfileobj(raw, file, 1 << 20)
             file.flush()

@@ -1,4 +1,4 @@
-"""Findings as an Arrow table: one row per finding, with the names and values of the JSON report, flat."""
+"""Findings as an Arrow table: a row per finding, with the keys of the JSON report as flat columns."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ COLUMNS = {
     "because_of": _TEXT,
     "times": _NUMBER,
 }
-"""The columns of the table, in order, each with its kind."""
+"""The columns of the table in order, each with its kind."""
 _NULLS = frozenset(("turn", "repair", "because_of"))
 """The columns that may hold nulls."""
 
 
 class FindingsBuilder:
-    """Collects findings as Arrow columns, so that many of them take little memory."""
+    """Collects findings as Arrow columns, which take a fifth of the memory of the findings."""
 
     def __init__(self) -> None:
         self._parts: list[pyarrow.Table] = []
@@ -55,7 +55,7 @@ class FindingsBuilder:
 
     def add(self, findings: Iterable[Finding]) -> None:
         self._waiting.extend(findings)
-        if len(self._waiting) >= 4_096:  # Arrow columns take a fifth of the memory
+        if len(self._waiting) >= 4_096:
             self._flush()
 
     def table(self) -> pyarrow.Table:
@@ -69,12 +69,11 @@ class FindingsBuilder:
     def _flush(self) -> None:
         if not self._waiting:
             return
-        # Arrow imports pandas, if it is installed, to convert Python values, but not to read JSON.
+        # Through JSON: to convert Python values, Arrow would import pandas if that is installed.
         import pyarrow
         from pyarrow import json
 
-        # A finding's object with nested keys joined by `_`, and how many findings it stands for.
-        rows = (dict(_flattened(finding_object(each), "")) | {"times": each.times} for each in self._waiting)
+        rows = (dict(_flatten(finding_object(each))) | {"times": each.times} for each in self._waiting)
         lines = "\n".join(map(as_json, rows)).encode()
         self._waiting.clear()
         schema = findings_schema()
@@ -85,10 +84,10 @@ class FindingsBuilder:
 
 
 def findings_schema() -> pyarrow.Schema:
-    """The columns of a findings table: Arrow names, types and which may be null.
+    """The Arrow schema of a findings table.
 
-    They are the keys of a finding in the JSON report, nested keys joined by `_`; the metadata holds the same
-    `schema_version`.
+    The columns are the keys of a finding in the JSON report, nested keys joined by `_`; the metadata holds the
+    report's `schema_version`.
     """
     import pyarrow
 
@@ -115,11 +114,12 @@ def findings_table(of: Iterable[Result | Finding]) -> pyarrow.Table:
     return builder.table()
 
 
-def _flattened(value: Mapping[str, Any], ahead: str) -> Iterator[tuple[str, Any]]:
+def _flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a finding's object by key, nested keys joined by `_`; `folded` has no column."""
     for key, inner in value.items():
         if key == "folded":
             continue
         if isinstance(inner, Mapping):
-            yield from _flattened(inner, f"{ahead}{key}_")
+            yield from _flatten(inner, f"{prefix}{key}_")
         else:
-            yield f"{ahead}{key}", inner
+            yield f"{prefix}{key}", inner

@@ -1,4 +1,4 @@
-"""What every run of results offers besides iterating: findings as a table, numbers, a notebook's display."""
+"""What runs offer besides iterating: the findings as a table, metrics, and the display in a notebook."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tito_audit.tables.findings import FindingsBuilder
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.verdict import cause_lines, skip_lines, verdict, verdict_line, verdict_lines, verdict_word
 from tito_audit.terminal.words import many
-from tito_audit.terminal.worst import Worst, by_weight, entry_lines
-from tito_audit.voice import spoken
+from tito_audit.terminal.worst import WorstFindings, entry_lines, log_codes_first
+from tito_audit.voice import for_reader
 
 if TYPE_CHECKING:
     import pandas
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ShownRepairs:
-    """A repair that can be displayed. Displaying never runs it, since that may write files."""
+    """Base of a repair that displays its verdicts. Displaying never runs it, since that may write files."""
 
     before: Summary
     after: Summary
@@ -58,10 +58,10 @@ _NOT_KEPT = "The findings were not kept: findings_table() reads the log again."
 
 
 class Shown:
-    """Results that can be displayed, tabled and counted, before, after or without being iterated.
+    """Base of an iterable of results that also gives a table, metrics and a display, before or after iterating.
 
     Iterating keeps nothing, so memory does not grow with the log. The first call that needs the findings runs the
-    audit, from the start if it was iterated before, and keeps them as Arrow columns: later calls cost nothing.
+    audit from the start and keeps them as Arrow columns; later calls cost nothing.
     """
 
     _kept: tuple[FindingsBuilder, NotebookPage, Summary] | None = None
@@ -71,12 +71,12 @@ class Shown:
         """Run, and yield each result."""
 
     @abstractmethod
-    def _counted(self) -> Summary | None:
-        """The counts of a run that came to its end; None if there was none."""
+    def _finished_summary(self) -> Summary | None:
+        """The counts of a run that came to its end; None if none did."""
 
     def run(self) -> Self:
-        """Run it, keep its findings, and return it; once they are kept, only return it."""
-        self._run()
+        """Run it unless its findings are kept already, keep them, and return it."""
+        self._run_once()
         return self
 
     @property
@@ -85,10 +85,10 @@ class Shown:
 
         Runs the audit unless it was iterated.
         """
-        return verdict_word(self._counted() or self._run()[2])
+        return verdict_word(self._finished_summary() or self._run_once()[2])
 
-    def _refusal(self) -> str:
-        """Why displaying may not start a run: what the run would write; empty if it writes nothing."""
+    def _why_not_run(self) -> str:
+        """Why displaying must not start a run, since it writes something; "" if displaying may."""
         return ""
 
     def findings_table(self) -> pyarrow.Table:
@@ -96,12 +96,12 @@ class Shown:
 
         Runs the audit unless its findings are kept already. Raises what iterating raises.
         """
-        return self._run()[0].table()
+        return self._run_once()[0].table()
 
     def to_pandas(self) -> pandas.DataFrame:
         """The findings table as a pandas frame; SetupError without pandas."""
         table = self.findings_table()
-        pandas = _package("pandas")
+        pandas = _import_optional("pandas")
         import pyarrow
 
         # A turn may be null: else pandas would make floats of them.
@@ -110,37 +110,37 @@ class Shown:
     def to_polars(self) -> polars.DataFrame:
         """The findings table as a polars frame; SetupError without polars."""
         table = self.findings_table()
-        frame: polars.DataFrame = _package("polars").from_arrow(table)
+        frame: polars.DataFrame = _import_optional("polars").from_arrow(table)
         return frame
 
     def metrics(self) -> dict[str, float]:
         """The counts by name, all floats, as trackers log them; runs the audit unless it was iterated."""
-        return (self._counted() or self._run()[2]).metrics()
+        return (self._finished_summary() or self._run_once()[2]).metrics()
 
     def __repr__(self) -> str:
-        summary = self._counted() or (None if self._kept is None else self._kept[2])
+        summary = self._finished_summary() or (None if self._kept is None else self._kept[2])
         words = "not run yet; print it or call run()" if summary is None else verdict_line(summary)
         return f"<{type(self).__name__}: {words}>"
 
     def __str__(self) -> str:
         """The verdict with its causes, the worst findings and the notices. Runs the audit if needed."""
-        summary = self._counted()
+        summary = self._finished_summary()
         if self._kept is not None:
             _, page, kept_summary = self._kept
             return "\n".join([*verdict_lines(kept_summary), *page.lines(kept_summary)])
         if summary is not None:
             return "\n".join([*verdict_lines(summary), *NotebookPage().lines(summary), "", _NOT_KEPT])
-        return repr(self) if self._refusal() else str(self.run())
+        return repr(self) if self._why_not_run() else str(self.run())
 
     def _repr_html_(self) -> str:
         """What a notebook displays: verdict, causes, rules, the worst findings. Runs the audit if needed."""
-        summary = self._counted()
-        if self._kept is None and summary is None and (refusal := self._refusal()):
+        summary = self._finished_summary()
+        if self._kept is None and summary is None and (refusal := self._why_not_run()):
             return error_html(f"{type(self).__name__}: not run yet", refusal)
         if self._kept is None and summary is not None:
             return NotebookPage().html(summary, _NOT_KEPT)
         try:
-            _, page, summary = self._run()
+            _, page, summary = self._run_once()
         except TitoAuditError as error:
             return error_html(f"{type(self).__name__}: not run", str(error))
         return page.html(summary)
@@ -150,21 +150,21 @@ class Shown:
         html = self._repr_html_()
         return {"text/html": html, "text/plain": repr(self)}
 
-    def _run(self) -> tuple[FindingsBuilder, NotebookPage, Summary]:
-        """All that one run found; run now if nothing is kept."""
+    def _run_once(self) -> tuple[FindingsBuilder, NotebookPage, Summary]:
+        """What one run found: findings, display and counts; runs it if nothing is kept."""
         if self._kept is None:
             findings, page = FindingsBuilder(), NotebookPage()
             for result in self:
                 findings.add(result.findings)
                 page.add(result.findings)
-            summary = self._counted()
+            summary = self._finished_summary()
             assert summary is not None, "the run came to its end"
             self._kept = findings, page, summary
         return self._kept
 
 
-def _package(name: str) -> Any:
-    """An optional package; SetupError that says how to get it."""
+def _import_optional(name: str) -> Any:
+    """Import an optional package; SetupError says how to install it."""
     import importlib
 
     try:
@@ -176,8 +176,8 @@ def _package(name: str) -> Any:
         ) from None
 
 
-# What a notebook displays: a piece of HTML without style sheets or scripts. Viewers differ in what they let
-# through: some remove styles, so the tags alone must read well. Colours are those that show on white and on black.
+# Notebooks display a piece of HTML without style sheets or scripts. Some viewers remove styles too, so the tags
+# alone must read well. The colours show on white and on black.
 
 _WORST = 6
 """Maximum findings shown in full."""
@@ -198,128 +198,128 @@ _DIM = "opacity: 0.75; font-size: 90%"
 
 
 class NotebookPage:
-    """Collects the findings to show, and writes the display."""
+    """Collects the worst findings of a run, and writes its display in a notebook."""
 
     def __init__(self) -> None:
-        self._worst = Worst()
+        self._worst = WorstFindings()
 
     def add(self, findings: Iterable[Finding]) -> None:
-        """Keep those findings of a rollout that may be shown."""
+        """Offer the findings of one rollout."""
         self._worst.add(finding for finding in findings if not finding.known)
 
     def lines(self, summary: Summary) -> Iterator[str]:
-        """The same without the verdict, as text: the worst of each cause, then the notices."""
+        """The display as text, without the verdict: the worst findings, then the notices."""
         for entry in self._worst.pick(_WORST):
-            yield from ("", *entry_lines(entry, _WIDTH, named=True))
+            yield from ("", *entry_lines(entry, _WIDTH, with_repair=True))
         if summary.notices:
-            yield from ("", *(visible(spoken(notice)) for notice in summary.notices[:_LINES]))
+            yield from ("", *(visible(for_reader(notice)) for notice in summary.notices[:_LINES]))
 
     def html(self, summary: Summary, note: str = "") -> str:
-        """The display; `note` is one more line at the end."""
+        """The display as HTML; `note` is one more line at the end."""
         judged = verdict(summary)
-        colour = _colour(summary)
+        colour = _verdict_colour(summary)
         files = ", ".join(summary.files[:3])
         if len(summary.files) > 3:
             files += f" and {many(len(summary.files) - 3, 'more file')}"
         facts = [files or "no file", many(summary.rollouts, "rollout")]
         facts += [f"{many(summary.tokens, 'token')}, {summary.generated_tokens:,} of them generated"]
         facts += [f"tokenizer {summary.tokenizer or 'none'}", f"{summary.seconds:.1f} s"]
-        parts = [_line(judged.word, judged.parts, colour), _dim(" · ".join(facts))]
+        parts = [_verdict_line(judged.word, judged.parts, colour), _dim_line(" · ".join(facts))]
         causes = []
         for cause in cause_lines(summary):
             word = "" if cause.severity is None else f"{_coloured(cause.severity.word, cause.severity)} "
-            codes = f' <span style="{_DIM}">{_text(", ".join(cause.codes))}</span>' if cause.codes else ""
-            causes.append(f"<li>{word}{_text(cause.words)}{codes}</li>")
+            codes = f' <span style="{_DIM}">{_html(", ".join(cause.codes))}</span>' if cause.codes else ""
+            causes.append(f"<li>{word}{_html(cause.words)}{codes}</li>")
         parts += ["<ul>", *causes, "</ul>"] if causes else []
         if summary.findings:
-            parts += _table(summary)
+            parts += _rule_table(summary)
         if worst := self._worst.pick(_WORST):
-            shown = [escape("\n".join(entry_lines(entry, _WIDTH, named=True))) for entry in worst]
+            shown = [escape("\n".join(entry_lines(entry, _WIDTH, with_repair=True))) for entry in worst]
             parts.append("<details open><summary>The worst of each cause</summary>")
             parts += [*(f'<pre style="{_PRE}">{text}</pre>' for text in shown), "</details>"]
-        parts += _list("Not checked", skip_lines(summary)) if summary.compared or summary.uncompared else []
-        parts += _list("Notices", summary.notices)
-        parts += [_dim(note)] if note else []
-        return _boxed(parts, colour)
+        parts += _folded_list("Not checked", skip_lines(summary)) if summary.compared or summary.uncompared else []
+        parts += _folded_list("Notices", summary.notices)
+        parts += [_dim_line(note)] if note else []
+        return _box(parts, colour)
 
 
 def comparison_html(before: Summary, after: Summary) -> str:
-    """The display of a repair: the verdict before and after it, and the findings of each rule."""
-    colour = _colour(after)
+    """The display of a repair: the verdicts before and after it, and the findings of each rule."""
+    colour = _verdict_colour(after)
     parts = [
-        _line(f"{when}, {(judged := verdict(summary)).word}", judged.parts, _colour(summary))
+        _verdict_line(f"{when}, {(judged := verdict(summary)).word}", judged.parts, _verdict_colour(summary))
         for when, summary in (("before", before), ("after", after))
     ]
     heads = (_cell("code", "left", "th"), _cell("before", "right", "th"), _cell("after", "right", "th"))
     parts.append(f'<table style="{_TABLE}"><thead><tr>{"".join(heads)}</tr></thead><tbody>')
-    for code in by_weight(before.findings | after.findings):
+    for code in log_codes_first(before.findings | after.findings):
         counts = [
             summary.findings[code].new.total() if code in summary.findings else 0 for summary in (before, after)
         ]
-        cells = [_cell(_text(code), "left"), *(_cell(f"{count:,}", "right") for count in counts)]
+        cells = [_cell(_html(code), "left"), *(_cell(f"{count:,}", "right") for count in counts)]
         parts.append(f"<tr>{''.join(cells)}</tr>")
-    return _boxed([*parts, "</tbody></table>"], colour)
+    return _box([*parts, "</tbody></table>"], colour)
 
 
 def error_html(title: str, message: str) -> str:
-    """The display of what did not run: a title and one message."""
+    """The display of a run that did not start or failed: a title and a message."""
     first, _, rest = message.partition("\n")
-    parts = [_line(title, (first,), _RED), *map(_dim, rest.splitlines())]
-    return _boxed(parts, _RED)
+    parts = [_verdict_line(title, (first,), _RED), *map(_dim_line, rest.splitlines())]
+    return _box(parts, _RED)
 
 
-def _colour(summary: Summary) -> str:
+def _verdict_colour(summary: Summary) -> str:
     return _VERDICTS.get(verdict(summary).word) or _COLOURS.get(summary.worst() or Severity.NOTE, _GREY)
 
 
-def _boxed(parts: Iterable[str], colour: str) -> str:
+def _box(parts: Iterable[str], colour: str) -> str:
     return f'<div style="{_BOX.format(colour=colour)}">\n' + "\n".join(parts) + "\n</div>"
 
 
-def _line(word: str, parts: Iterable[str], colour: str) -> str:
-    shown = _text("; ".join(parts))
-    return f'<div><b style="color: {colour}">tito-audit: {_text(word)}</b>: {shown}</div>'
+def _verdict_line(word: str, parts: Iterable[str], colour: str) -> str:
+    shown = _html("; ".join(parts))
+    return f'<div><b style="color: {colour}">tito-audit: {_html(word)}</b>: {shown}</div>'
 
 
-def _table(summary: Summary) -> Iterator[str]:
+def _rule_table(summary: Summary) -> Iterator[str]:
     titles = {rule.code: rule.title for rule in all_rules()}
     any_known = any(count.known for count in summary.findings.values())
     heads = ["errors", "warnings", "notes", *(["known"] if any_known else []), "rollouts", "tokens"]
     cells = [_cell(name, "left", "th") for name in ("code", "what")]
     cells += [_cell(name, "right", "th") for name in heads]
     yield f'<table style="{_TABLE}"><thead><tr>{"".join(cells)}</tr></thead><tbody>'
-    for code in by_weight(summary.findings):
+    for code in log_codes_first(summary.findings):
         count = summary.findings[code]
         new = [count.new[severity] for severity in sorted(Severity, reverse=True)]
         numbers = [*new, *([count.known] if any_known else []), count.rollouts, count.tokens]
         worst = max((head for head in Severity if count.new[head]), default=Severity.NOTE)
-        cells = [_cell(_coloured(code, worst), "left"), _cell(_text(titles.get(code, "")), "left")]
+        cells = [_cell(_coloured(code, worst), "left"), _cell(_html(titles.get(code, "")), "left")]
         yield f"<tr>{''.join(cells + [_cell(f'{number:,}', 'right') for number in numbers])}</tr>"
     yield "</tbody></table>"
 
 
-def _list(title: str, lines: Iterable[str]) -> Iterator[str]:
+def _folded_list(title: str, lines: Iterable[str]) -> Iterator[str]:
     every = list(lines)
     if not every:
         return
-    shown = [f"<li>{_text(line)}</li>" for line in every[:_LINES]]
+    shown = [f"<li>{_html(line)}</li>" for line in every[:_LINES]]
     if len(every) > _LINES:
         shown.append(f"<li>and {len(every) - _LINES:,} more</li>")
     yield f"<details><summary>{title}: {len(every):,}</summary><ul>{''.join(shown)}</ul></details>"
 
 
 def _coloured(word: str, severity: Severity) -> str:
-    return f'<b style="color: {_COLOURS[severity]}">{_text(word)}</b>'
+    return f'<b style="color: {_COLOURS[severity]}">{_html(word)}</b>'
 
 
 def _cell(inner: str, align: str, tag: str = "td") -> str:
     return f'<{tag} style="{_CELL.format(align=align)}">{inner}</{tag}>'
 
 
-def _dim(line: str) -> str:
-    return f'<div style="{_DIM}">{_text(line)}</div>'
+def _dim_line(line: str) -> str:
+    return f'<div style="{_DIM}">{_html(line)}</div>'
 
 
-def _text(text: str) -> str:
+def _html(text: str) -> str:
     """The text on one line, every character visible, as HTML."""
-    return escape(visible(spoken(text)))
+    return escape(visible(for_reader(text)))

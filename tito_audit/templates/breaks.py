@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 from tito_audit.errors import RenderError
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.spans import common_start
-from tito_audit.templates.appends import AppendOnly, Fate, Step, append_only, turn_ends
+from tito_audit.templates.append_only import AppendCheck, Step, StepOutcome, check_append_only, turn_ends
 from tito_audit.templates.probes import Probe
 
 if TYPE_CHECKING:
-    from tito_audit.render.traced import Decision, Tag, TemplateTracer, TextPiece
+    from tito_audit.render.tracer import Decision, Tag, TemplateTracer, TextPiece
 
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>")
 _THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _OF_ROLE = re.compile(r"""(?<![\w\].])\w+(?:\.role|\[['"]role['"]\])\s*==""")
-_SHOWN = 1_000
-_MOST_TRIED, _MOST_TOGETHER = 24, 3
-"""How many sets of decisions are tried the other way, and how many decisions together."""
+_MAX_SHOWN = 1_000
+_MAX_TRIES, _MAX_FLIPPED = 24, 3
+"""How many sets of decisions are flipped at most, and how many decisions in one set."""
 
 
-class Altered(StrEnum):
+class HistoryChange(StrEnum):
     """What a template does to what was sampled."""
 
     REASONING = "drops earlier reasoning"
@@ -44,14 +44,14 @@ class Altered(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BreakSide:
-    """One of two texts where they differ."""
+    """One of two texts, split where they differ."""
 
     before: str
     """The common text before it."""
     text: str
     """The text from there on."""
     tag: Tag | None
-    """The template's tag that wrote it; None if unknown, or if the text ends there."""
+    """The template tag that wrote it; None if unknown, or if the text ends there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +59,19 @@ class Break:
     """One place where a prompt does not continue what was sampled."""
 
     step: Step
-    change: Altered
+    change: HistoryChange
     sampled: BreakSide
     """The previous prompt and what was sampled."""
     rendered: BreakSide
     """The next prompt."""
     conditions: tuple[Decision, ...] = ()
-    """The conditions that decide it, with their values for what was sampled: with these values the next prompt
-    would hold the sampled text here. () if none were found.
+    """The conditions that decide it, with their outcomes when the answer was sampled: with these outcomes the next
+    prompt would hold the sampled text here. () if none were found.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class _Traced:
+class _TracedRendering:
     """A rendering with the tags that wrote it."""
 
     tracer: TemplateTracer
@@ -79,11 +79,11 @@ class _Traced:
     pieces: tuple[TextPiece, ...]
 
     def piece_at(self, at: int) -> TextPiece | None:
-        """The piece with the character at a place; None if there is none."""
+        """The piece that holds this character; None if no piece does."""
         return next((piece for piece in self.pieces if piece.start <= at < piece.start + len(piece.text)), None)
 
 
-class Breaks:
+class BreakExplainer:
     """Explains the broken steps of a template."""
 
     def __init__(self, renderer: Renderer) -> None:
@@ -94,43 +94,43 @@ class Breaks:
     def explain(self, step: Step) -> Break:
         """Where and why a broken step breaks."""
         assert step.at is not None
-        at, seen = step.at, step.seen
+        at, seen = step.at, step.prompt_and_sampled
         in_prompt = at < len(step.prompt) or not step.sampled
-        ours = self._traced(step.probe, step.answer + (not in_prompt), in_prompt)
-        theirs = self._traced(step.probe, step.until, True)
+        ours = self._trace(step.probe, step.answer + (not in_prompt), in_prompt)
+        theirs = self._trace(step.probe, step.until, True)
         piece, other = ours.piece_at(at), theirs.piece_at(at)
-        begins = _before_token(seen, at)
+        begins = _token_start(seen, at)
         return Break(
             step,
-            self._change(step),
+            self._classify(step),
             BreakSide(seen[:begins], seen[begins:], piece.tag if piece else None),
             BreakSide(step.after[:begins], step.after[begins:], other.tag if other else None),
-            _decisive(ours, theirs, seen, at),
+            _find_decisive(ours, theirs, seen, at),
         )
 
-    def _traced(self, probe: Probe, count: int, opens: bool) -> _Traced:
-        """A rendering with its pieces; without them if they cannot be found."""
+    def _trace(self, probe: Probe, count: int, opens: bool) -> _TracedRendering:
+        """Render the first `count` messages with their pieces; none if they cannot be traced."""
         renderer, with_tools = self._renderer, bool(probe.tools)
         messages, args = probe.messages[:count], probe.template_args
         if with_tools not in self._tracers:
             self._tracers[with_tools] = renderer.template(with_tools).tracer()
         tracer = self._tracers[with_tools]
         try:
-            chat, text = renderer.accepted(
+            chat, text = renderer.render_chat(
                 messages, probe.tools, add_generation_prompt=opens, template_kwargs=args
             )
         except RenderError:
-            return _Traced(tracer, {}, ())
+            return _TracedRendering(tracer, {}, ())
         variables = renderer.variables(probe.tools, args)
         wanted = {**variables, "messages": chat, "add_generation_prompt": opens}
-        return _Traced(tracer, wanted, tracer.trace(wanted, text) or ())
+        return _TracedRendering(tracer, wanted, tracer.trace(wanted, text) or ())
 
-    def _change(self, step: Step) -> Altered:
-        """What a template did, judged by the texts alone."""
+    def _classify(self, step: Step) -> HistoryChange:
+        """What the template did, judged by the texts alone."""
         assert step.at is not None
-        if step.outcome is Fate.UNKNOWN:
-            return Altered.HIDDEN
-        seen, after, at = step.seen, step.after, step.at
+        if step.outcome is StepOutcome.UNKNOWN:
+            return HistoryChange.HIDDEN
+        seen, after, at = step.prompt_and_sampled, step.after, step.at
         history, following = (
             step.probe.messages[: step.answer + 1],
             step.probe.messages[step.answer + 1 : step.until],
@@ -142,39 +142,39 @@ class Breaks:
             for text in (message.reasoning or "", *_THOUGHT.findall(message.text))
         ]
         if any(after.count(text) < seen.count(text) for text in thoughts if text):
-            return Altered.REASONING
+            return HistoryChange.REASONING
         if len(_EMPTY_THOUGHT.findall(seen)) > len(_EMPTY_THOUGHT.findall(after[: len(seen)])):
-            return Altered.EMPTY_REASONING
+            return HistoryChange.EMPTY_REASONING
         later = [message.text.strip() for message in following if message.speaker == "system"]
         if any(text and text in after[: len(step.prompt)] for text in later):
-            return Altered.MOVED
+            return HistoryChange.MOVED
         functions = [tool.get("function", tool) for tool in step.probe.tools]
         described = [function.get("description") for function in functions if isinstance(function, Mapping)]
         listed = [text for text in described if isinstance(text, str) and text and text in step.prompt]
         if any(step.prompt.find(text) != after.find(text) for text in listed):
-            return Altered.TOOLS
+            return HistoryChange.TOOLS
         if at < len(step.prompt):
-            closed = step.probe.text(self._renderer, step.answer, opens=False)
+            closed = step.probe.try_render(self._renderer, step.answer, opens=False)
             if closed is not None and at >= common_start(closed, step.prompt):
-                return Altered.GENERATION_PROMPT
-        if _plain(after).startswith(_plain(seen)) or seen[at : at + 1].isspace():
-            return Altered.SPACE
-        begins = _before_token(seen, at)
+                return HistoryChange.GENERATION_PROMPT
+        if _without_space(after).startswith(_without_space(seen)) or seen[at : at + 1].isspace():
+            return HistoryChange.SPACE
+        begins = _token_start(seen, at)
         ours, theirs = seen[begins:], after[begins:].lstrip()
-        if any(end and ours.startswith(end) for end in self._ends) or ends_something(ours):
-            ends = ends_something(theirs) or theirs.startswith(self._ends)
-            return Altered.TURN_END if ends else Altered.NO_TURN_END
-        return Altered.CALLS if any(message.tool_calls for message in history) else Altered.OTHER
+        if any(end and ours.startswith(end) for end in self._ends) or starts_with_end(ours):
+            ends = starts_with_end(theirs) or theirs.startswith(self._ends)
+            return HistoryChange.TURN_END if ends else HistoryChange.NO_TURN_END
+        return HistoryChange.CALLS if any(message.tool_calls for message in history) else HistoryChange.OTHER
 
 
-def _before_token(text: str, at: int) -> int:
-    """The place itself, or the beginning of a token around it, such as `<think>`."""
+def _token_start(text: str, at: int) -> int:
+    """Where the tag around this position starts, such as `<think>`; the position itself outside tags."""
     start = text.rfind("<", max(at - 40, 0), at)
     return at if start < 0 or any(char in ">\n" for char in text[start:at]) else start
 
 
-def _decisive(ours: _Traced, theirs: _Traced, seen: str, at: int) -> tuple[Decision, ...]:
-    """The fewest decisions that, with the values of `ours`, make `theirs` write the same."""
+def _find_decisive(ours: _TracedRendering, theirs: _TracedRendering, seen: str, at: int) -> tuple[Decision, ...]:
+    """The fewest decisions that, with their outcome in `ours`, make `theirs` write the same; () if unknown."""
     piece_here = ours.piece_at(at)
     if piece_here is None:
         return ()
@@ -183,23 +183,23 @@ def _decisive(ours: _Traced, theirs: _Traced, seen: str, at: int) -> tuple[Decis
     waiting: deque[tuple[tuple[Decision, ...], tuple[TextPiece, ...]]] = deque([((), theirs.pieces)])
     while waiting:
         turned, pieces = waiting.popleft()
-        for decision in _suspects(ours.pieces, pieces, at):
+        for decision in _decided_otherwise(ours.pieces, pieces, at):
             tried += 1
-            if tried > _MOST_TRIED:
+            if tried > _MAX_TRIES:
                 return ()
             now = (*turned, decision)
-            rendered = theirs.tracer.turned(theirs.variables, now)
+            rendered = theirs.tracer.trace_flipped(theirs.variables, now)
             if rendered is not None and "".join(piece.text for piece in rendered).startswith(wanted):
                 return tuple(replace(changed, outcome=not changed.outcome) for changed in now)
-            if rendered is not None and len(now) < _MOST_TOGETHER:
+            if rendered is not None and len(now) < _MAX_FLIPPED:
                 waiting.append((now, rendered))
     return ()
 
 
-def _suspects(ours: Iterable[TextPiece], theirs: Iterable[TextPiece], at: int) -> Iterator[Decision]:
-    """Decisions near a place with another outcome than where the same text was written before, nearest first.
+def _decided_otherwise(ours: Iterable[TextPiece], theirs: Iterable[TextPiece], at: int) -> Iterator[Decision]:
+    """Decisions near a position whose outcome differs from when the same text was written before, nearest first.
 
-    The kind of the message does not count: a template decides that before anything else.
+    Decisions by the role of a message are left out: a template makes them before any other.
     """
     before = {piece.start: piece for piece in ours if piece.start <= at}
     for piece in [piece for piece in theirs if piece.start <= at][-12:][::-1]:
@@ -211,43 +211,43 @@ def _suspects(ours: Iterable[TextPiece], theirs: Iterable[TextPiece], at: int) -
                 yield decision
 
 
-def ends_something(left: str) -> bool:
-    """Whether a text begins with a token that ends something."""
+def starts_with_end(left: str) -> bool:
+    """Whether a text begins with a tag that looks like an end token: `<|im_end|>`, `</s>`, `<eos>`."""
     token = re.match(r"\s*[<\[]([^<>\[\]\s]{1,40})[>\]]", left)
     return token is not None and any(word in token[1].lower() for word in ("end", "eo", "/s", "return", "call|"))
 
 
-def _plain(text: str) -> str:
+def _without_space(text: str) -> str:
     return "".join(text.split())
 
 
-def explained(renderer: Renderer, probes: Iterable[Probe]) -> tuple[AppendOnly, tuple[Break, ...]]:
-    """What becomes of each answer, and why it breaks, with shortened texts.
+def explain_breaks(renderer: Renderer, probes: Iterable[Probe]) -> tuple[AppendCheck, tuple[Break, ...]]:
+    """Check each conversation of a log, and explain the broken steps; texts are shortened.
 
-    For conversations of a log, which may be long: only one is held at a time.
+    Logged conversations may be long, so the texts of only one are in memory at a time.
     """
-    explainer = Breaks(renderer)
+    explainer = BreakExplainer(renderer)
     steps: list[Step] = []
     breaks: list[Break] = []
     for probe in probes:
-        appends = append_only(renderer, [probe])
+        appends = check_append_only(renderer, [probe])
         for step in appends.broken:
             whole = explainer.explain(step)
             sampled, rendered = (
-                replace(side, before=side.before[-_SHOWN:], text=side.text[:_SHOWN])
+                replace(side, before=side.before[-_MAX_SHOWN:], text=side.text[:_MAX_SHOWN])
                 for side in (whole.sampled, whole.rendered)
             )
-            breaks.append(replace(whole, step=_without_texts(step), sampled=sampled, rendered=rendered))
-        steps += [_without_texts(step) for step in appends.steps]
-    return AppendOnly(tuple(steps)), tuple(breaks)
+            breaks.append(replace(whole, step=_drop_texts(step), sampled=sampled, rendered=rendered))
+        steps += [_drop_texts(step) for step in appends.steps]
+    return AppendCheck(tuple(steps)), tuple(breaks)
 
 
-def _without_texts(step: Step) -> Step:
+def _drop_texts(step: Step) -> Step:
     return replace(step, prompt="", sampled="", after="")
 
 
-def grouped(breaks: Iterable[Break]) -> Mapping[tuple[str, str, str], list[Break]]:
-    """Breaks by what changes, the conditions that decide it, and the tag that wrote the other text."""
+def group_breaks(breaks: Iterable[Break]) -> Mapping[tuple[str, str, str], list[Break]]:
+    """Group breaks by what changes, the conditions that decide it, and the tag that wrote the other text."""
     groups: dict[tuple[str, str, str], list[Break]] = {}
     for broken in breaks:
         conditions = " ".join(f"{decision.tag}" for decision in broken.conditions)

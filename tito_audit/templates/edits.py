@@ -1,6 +1,6 @@
-"""Edits of single places in a chat template that may make it keep history; which of them do is proved later.
+"""Single edits of a chat template that may make it keep history; `training.py` proves which of them do.
 
-They are found by its tags with the place of each token: Jinja's own tree knows only lines.
+They are found with Jinja's lexer, which gives the position of each token: its syntax tree knows only lines.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class SourceTag:
 
     start: int
     end: int
-    """Where it ends, without the whitespace that its end strips."""
+    """Before the whitespace that a `-%}` strips."""
     line: int
     tokens: tuple[Token, ...]
     is_statement: bool
 
     @property
-    def word(self) -> str:
+    def keyword(self) -> str:
         """The first word of a statement, such as `if`; "" for an expression."""
         return self.tokens[0].text if self.is_statement and self.tokens else ""
 
 
 def read_tags(source: str) -> tuple[SourceTag, ...]:
-    """Every tag of a template that Jinja can read, in order; newlines in it must be plain."""
+    """Every tag of a valid template, in order; see `plain_newlines`."""
     import jinja2
 
     lexer = jinja2.Environment(keep_trailing_newline=True, extensions=["jinja2.ext.loopcontrols"]).lexer
@@ -69,8 +69,8 @@ def read_tags(source: str) -> tuple[SourceTag, ...]:
     return tuple(tags)
 
 
-def depths(tokens: Sequence[Token]) -> list[int]:
-    """How many brackets are open around each token; a bracket itself counts as outside."""
+def bracket_depths(tokens: Sequence[Token]) -> list[int]:
+    """How many brackets are open around each token; a bracket itself is outside of its pair."""
     levels, depth = [], 0
     for token in tokens:
         closes = token.kind == "operator" and token.text in _CLOSES
@@ -80,25 +80,25 @@ def depths(tokens: Sequence[Token]) -> list[int]:
     return levels
 
 
-def conditions(tag: SourceTag) -> list[tuple[Token, ...]]:
-    """Everything boolean in a tag: whole conditions and their parts; the longer first."""
+def find_conditions(tag: SourceTag) -> list[tuple[Token, ...]]:
+    """Every boolean expression in a tag, whole conditions and their parts, the longest first."""
     tokens, runs = tag.tokens, []
-    if tag.word in ("if", "elif"):
+    if tag.keyword in ("if", "elif"):
         tokens = tokens[1:]
         runs.append(tokens)
-    elif tag.word == "set":
+    elif tag.keyword == "set":
         after = next((i for i, token in enumerate(tokens) if token.text == "="), len(tokens))
         tokens = tokens[after + 1 :]
-    elif tag.word not in ("", "for"):
+    elif tag.keyword not in ("", "for"):
         return []
-    runs += _runs(tokens, truths=tag.word in ("if", "elif"))
+    runs += _split_conditions(tokens, truths=tag.keyword in ("if", "elif"))
     unique = {(run[0].start, run[-1].end): run for run in runs if run}
     return sorted(unique.values(), key=lambda run: run[0].start - run[-1].end)
 
 
-def _runs(tokens: Sequence[Token], *, truths: bool) -> Iterator[tuple[Token, ...]]:
-    """The parts of an expression that are conditions; `truths`: if the whole of it is one."""
-    levels = depths(tokens)
+def _split_conditions(tokens: Sequence[Token], *, truths: bool) -> Iterator[tuple[Token, ...]]:
+    """The parts of an expression that are conditions; `truths`: the whole expression is one too."""
+    levels = bracket_depths(tokens)
     cuts: list[int] = []
     for i, token in enumerate(tokens):
         follows = tokens[i + 1].text if i + 1 < len(tokens) else ""
@@ -110,7 +110,8 @@ def _runs(tokens: Sequence[Token], *, truths: bool) -> Iterator[tuple[Token, ...
         run = tuple(tokens[begin + 1 : end])
         around = {tokens[i].text for i in (begin, end) if 0 <= i < len(tokens)}
         boolean = bool(around & {"and", "or", "not"}) or (begin >= 0 and tokens[begin].text == "if")
-        compares = any(token.text in _COMPARES for token, level in zip(run, depths(run), strict=True) if not level)
+        outside = [token for token, level in zip(run, bracket_depths(run), strict=True) if not level]
+        compares = any(token.text in _COMPARES for token in outside)
         if run and (compares or boolean or truths):
             yield run
     # The whole condition of each `a if … else b`
@@ -124,15 +125,17 @@ def _runs(tokens: Sequence[Token], *, truths: bool) -> Iterator[tuple[Token, ...
         if levels[i]:
             continue
         if token.kind == "operator" and token.text in _CLOSES and opened is not None:
-            yield from _runs(tokens[opened + 1 : i], truths=False)
+            yield from _split_conditions(tokens[opened + 1 : i], truths=False)
             opened = None
         elif token.kind == "operator" and token.text in _OPENS:
             opened = i
 
 
-_CUTS = frozenset(("trim", "strip", "lstrip", "rstrip", "split", "rsplit", "partition", "rpartition", "replace"))
-_PLACES = re.compile(r"\bloop\.|\blast\w*|_ind?e?x|index|_idx|\bns\d?\.")
-_THOUGHTS = re.compile(r"think|reason|thought|channel", re.IGNORECASE)
+_CUTTING = frozenset(
+    ["trim", "strip", "lstrip", "rstrip", "split", "rsplit", "partition", "rpartition", "replace"]
+)
+_POSITION = re.compile(r"\bloop\.|\blast\w*|_ind?e?x|index|_idx|\bns\d?\.")
+_REASONING = re.compile(r"think|reason|thought|channel", re.IGNORECASE)
 
 
 class EditKind(IntEnum):
@@ -147,7 +150,7 @@ class EditKind(IntEnum):
     UNCUT = 3
     """Text is no longer trimmed or split."""
     UNCUT_ANSWERS = 4
-    """The same for answers of the model alone."""
+    """Text of the model's answers is no longer trimmed or split."""
     ANY = 5
     """Another condition becomes true or false."""
 
@@ -167,7 +170,7 @@ class TemplateEdit:
 
     @property
     def does(self) -> str:
-        """What it does, in one line."""
+        """What the edit does, in one line."""
         was = " ".join(self.was.split())
         if self.kind is EditKind.DROP_CUT:
             return f"leaves out {was}"
@@ -192,10 +195,10 @@ def apply_edits(source: str, edits: Sequence[TemplateEdit]) -> str:
     return source
 
 
-def possible_edits(source: str) -> list[TemplateEdit]:
-    """Every edit worth a try, the most promising first."""
+def find_edits(source: str) -> list[TemplateEdit]:
+    """Every edit worth trying, the most promising first."""
     tags = read_tags(source)
-    edits = [*_dropped(source, tags), *_conditions(source, tags), *_cuts(source, tags)]
+    edits = [*_drop_edits(source, tags), *_condition_edits(source, tags), *_uncut_edits(source, tags)]
     unique: dict[tuple[int, int, str], TemplateEdit] = {}
     for edit in edits:
         unique.setdefault((edit.start, edit.end, edit.new), edit)
@@ -203,11 +206,11 @@ def possible_edits(source: str) -> list[TemplateEdit]:
     answers: list[tuple[int, int]] = []
     opened: list[int | None] = []
     for tag in tags:
-        if tag.word in ("elif", "else", "endif") and opened:
+        if tag.keyword in ("elif", "else", "endif") and opened:
             begin = opened.pop()
             if begin is not None:
                 answers.append((begin, tag.start))
-        if tag.word in ("if", "elif", "else"):
+        if tag.keyword in ("if", "elif", "else"):
             names_it = any(token.kind == "string" and token.text[1:-1] == "assistant" for token in tag.tokens)
             opened.append(tag.end if names_it else None)
     placed = (
@@ -217,47 +220,48 @@ def possible_edits(source: str) -> list[TemplateEdit]:
     return sorted(placed, key=lambda edit: (not edit.in_answer, edit.kind, edit.start, -edit.end))
 
 
-def _dropped(source: str, tags: Sequence[SourceTag]) -> Iterator[TemplateEdit]:
-    """Blocks `{% if … %}{% set … %}{% endif %}` that cut text and do nothing else."""
+def _drop_edits(source: str, tags: Sequence[SourceTag]) -> Iterator[TemplateEdit]:
+    """Edits that leave out a block `{% if … %}{% set … %}{% endif %}` which only cuts text."""
     opened: list[int] = []
     for i, tag in enumerate(tags):
-        if tag.word == "if":
+        if tag.keyword == "if":
             opened.append(i)
-        elif tag.word == "endif" and opened:
+        elif tag.keyword == "endif" and opened:
             begin = opened.pop()
             body, text = tags[begin + 1 : i], source[tags[begin].start : tag.end]
-            only_sets = all(inner.word in ("set", "if", "else", "elif", "endif") for inner in body)
+            only_sets = all(inner.keyword in ("set", "if", "else", "elif", "endif") for inner in body)
             between = all(not source[a.end : b.start].strip() for a, b in pairwise(tags[begin : i + 1]))
-            if only_sets and between and any(any(token.text in _CUTS for token in inner.tokens) for inner in body):
+            cuts = any(token.text in _CUTTING for inner in body for token in inner.tokens)
+            if only_sets and between and cuts:
                 yield TemplateEdit(tags[begin].start, tag.end, "", EditKind.DROP_CUT, tags[begin].line, text)
 
 
-def _conditions(source: str, tags: Sequence[SourceTag]) -> Iterator[TemplateEdit]:
+def _condition_edits(source: str, tags: Sequence[SourceTag]) -> Iterator[TemplateEdit]:
     for tag in tags:
-        for run in conditions(tag):
+        for run in find_conditions(tag):
             start, end = run[0].start, run[-1].end
             was = source[start:end]
             if was in ("true", "false"):
                 continue
             kind = EditKind.ANY
-            if _PLACES.search(was):
+            if _POSITION.search(was):
                 kind = EditKind.BY_PLACE
-            elif _THOUGHTS.search(was):
+            elif _REASONING.search(was):
                 kind = EditKind.BY_THOUGHT
             for new in ("true", "false"):
                 yield TemplateEdit(start, end, new, kind, source.count("\n", 0, start) + 1, was)
 
 
-def _cuts(source: str, tags: Sequence[SourceTag]) -> Iterator[TemplateEdit]:
+def _uncut_edits(source: str, tags: Sequence[SourceTag]) -> Iterator[TemplateEdit]:
     loops: list[str] = []
     for tag in tags:
-        if tag.word == "for" and len(tag.tokens) > 1:
+        if tag.keyword == "for" and len(tag.tokens) > 1:
             loops.append(tag.tokens[1].text)
-        elif tag.word == "endfor" and loops:
+        elif tag.keyword == "endfor" and loops:
             loops.pop()
-        if tag.word not in ("", "if", "elif", "set", "for"):
+        if tag.keyword not in ("", "if", "elif", "set", "for"):
             continue
-        for begin, cut, end in _cut_chains(tag.tokens):
+        for begin, cut, end in _find_cut_chains(tag.tokens):
             base, whole = source[begin:cut].rstrip(), source[begin:end]
             line = source.count("\n", 0, begin) + 1
             texts = [base]  # stripped on the left only, if it was stripped at both ends
@@ -272,23 +276,23 @@ def _cuts(source: str, tags: Sequence[SourceTag]) -> Iterator[TemplateEdit]:
                     yield TemplateEdit(begin, end, of_answers, EditKind.UNCUT_ANSWERS, line, whole)
 
 
-def _cut_chains(tokens: Sequence[Token]) -> Iterator[tuple[int, int, int]]:
-    """Where a text begins that is cut, where its cutting begins, and where that ends, the longest first."""
-    levels = depths(tokens)
+def _find_cut_chains(tokens: Sequence[Token]) -> Iterator[tuple[int, int, int]]:
+    """For each chain of cutting filters or methods: start of the text, start of the chain, end; longest first."""
+    levels = bracket_depths(tokens)
     for i, token in enumerate(tokens):
-        if token.text not in _CUTS or not i or tokens[i - 1].text not in (".", "|"):
+        if token.text not in _CUTTING or not i or tokens[i - 1].text not in (".", "|"):
             continue
-        begin = _base(tokens, levels, i - 1)
+        begin = _find_text_start(tokens, levels, i - 1)
         if begin is None:
             continue
         # The last token of the cut, and of each cut that follows it at once
         ends: list[int] = []
         end, following = i, "."
-        while following in (".", "|") and tokens[end].text in _CUTS:
+        while following in (".", "|") and tokens[end].text in _CUTTING:
             if end + 1 < len(tokens) and tokens[end + 1].text == "(":
-                end = _closing(levels, end + 1)
+                end = _find_closing_bracket(levels, end + 1)
             while end + 1 < len(tokens) and tokens[end + 1].text == "[":
-                end = _closing(levels, end + 1)
+                end = _find_closing_bracket(levels, end + 1)
             ends.append(end)
             following = tokens[end + 1].text if end + 2 < len(tokens) else ""
             end += 2
@@ -296,8 +300,8 @@ def _cut_chains(tokens: Sequence[Token]) -> Iterator[tuple[int, int, int]]:
             yield tokens[begin].start, tokens[i - 1].start, tokens[end].end
 
 
-def _base(tokens: Sequence[Token], levels: Sequence[int], before: int) -> int | None:
-    """The index of the token that the text before a cut begins with."""
+def _find_text_start(tokens: Sequence[Token], levels: Sequence[int], before: int) -> int | None:
+    """The index of the token that begins the expression before a cut."""
     level, i = levels[before], before - 1
     while i >= 0:
         if levels[i] > level or tokens[i].text in ("]", ")"):
@@ -315,6 +319,6 @@ def _base(tokens: Sequence[Token], levels: Sequence[int], before: int) -> int | 
     return None
 
 
-def _closing(levels: Sequence[int], opening: int) -> int:
-    """The index of the bracket that closes one."""
+def _find_closing_bracket(levels: Sequence[int], opening: int) -> int:
+    """The index of the bracket that closes the one at `opening`."""
     return next(i for i in range(opening + 1, len(levels)) if levels[i] == levels[opening])

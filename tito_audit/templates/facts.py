@@ -1,4 +1,4 @@
-"""All facts about a template, with what its arguments change, and which of them make it append-only."""
+"""All facts about a template: what it does, what its arguments change, and which of them make it append-only."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass, replace
 from itertools import combinations, islice, product
 
 from tito_audit.render.renderer import Renderer
-from tito_audit.templates.appends import AppendOnly, answer_tail, append_only, turn_ends
-from tito_audit.templates.breaks import Break, Breaks
+from tito_audit.templates.append_only import AppendCheck, answer_tail, check_append_only, turn_ends
+from tito_audit.templates.breaks import Break, BreakExplainer
 from tito_audit.templates.probes import CORE, PROBES, Probe
-from tito_audit.templates.returns import (
+from tito_audit.templates.round_trips import (
     CutAnswer,
-    Return,
-    Returned,
+    Fidelity,
+    RoundTrip,
     answer_form,
-    partial_answers,
-    returned_answers,
-    returned_calls,
+    answer_round_trips,
+    call_round_trips,
+    cut_answers,
 )
-from tito_audit.templates.seams import Content, Seam, contents, seams
+from tito_audit.templates.seams import RoleContent, Seam, find_contents, find_seams
 from tito_audit.tokens.encoders import ReferenceEncoder
 from tito_audit.tokens.tokenizer import Tokenizer
 
-_SHOWING = (*CORE, *(probe for probe in PROBES if probe.name == "a system prompt and two answers"))
+_EFFECT_PROBES = (*CORE, *(probe for probe in PROBES if probe.name == "a system prompt and two answers"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +38,21 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Arguments that were tried, and what they make of usual conversations."""
+    """Arguments that were tried, and the check of usual conversations with them."""
 
     arguments: Mapping[str, object]
-    append: AppendOnly
+    append: AppendCheck
 
 
-def effects(renderer: Renderer) -> tuple[Effect, ...]:
+def find_effects(renderer: Renderer) -> tuple[Effect, ...]:
     """What each value of each argument changes, compared with the renderer's own arguments."""
     changed: list[Effect] = []
-    for name, values in _choices(renderer).items():
+    for name, values in _untried_values(renderer).items():
         for value in values:
             changes: dict[str, None] = {}
-            for probe in _SHOWING:
-                ours, theirs = (_texts(each, probe) for each in (renderer, _with(renderer, {name: value})))
+            for probe in _EFFECT_PROBES:
+                variant = _with_arguments(renderer, {name: value})
+                ours, theirs = _render_both(renderer, probe), _render_both(variant, probe)
                 if ours is None or theirs is None:
                     differs = {"refusals": ours is not theirs}
                 else:
@@ -65,19 +66,19 @@ def effects(renderer: Renderer) -> tuple[Effect, ...]:
     return tuple(changed)
 
 
-def settings(renderer: Renderer, plain: AppendOnly) -> tuple[Setting, ...]:
-    """Settings that break fewer steps of usual conversations than the given ones, the best first.
+def find_settings(renderer: Renderer, plain: AppendCheck) -> tuple[Setting, ...]:
+    """Settings that break fewer steps of usual conversations than the current one, the best first.
 
-    If the given settings break nothing: the settings of one argument that do.
+    If the template is append-only already (`plain`): the single arguments that break it.
     """
-    choices = _choices(renderer)
-    if plain.holds:
-        tried = _tried(renderer, choices, 1)
+    choices = _untried_values(renderer)
+    if plain.is_append_only:
+        tried = _try_settings(renderer, choices, 1)
         return tuple(setting for setting in tried if setting.append.broken)
-    most = len(append_only(renderer, CORE).broken)
-    better = [setting for setting in _tried(renderer, choices, 3) if len(setting.append.broken) < most]
+    most = len(check_append_only(renderer, CORE).broken)
+    better = [setting for setting in _try_settings(renderer, choices, 3) if len(setting.append.broken) < most]
     judged = [setting for setting in better if len(setting.append.refused) <= len(plain.refused)]
-    # A setting that sets more than another has to be better.
+    # Drop a setting if a part of it is just as good.
     simplest = [
         setting
         for setting in judged
@@ -91,7 +92,7 @@ def settings(renderer: Renderer, plain: AppendOnly) -> tuple[Setting, ...]:
     return tuple(sorted(simplest, key=lambda setting: (len(setting.append.broken), len(setting.arguments))))
 
 
-def _tried(renderer: Renderer, choices: Mapping[str, Sequence[object]], most: int) -> Iterator[Setting]:
+def _try_settings(renderer: Renderer, choices: Mapping[str, Sequence[object]], most: int) -> Iterator[Setting]:
     combined = (
         dict(zip(names, values, strict=True))
         for count in range(1, most + 1)
@@ -99,11 +100,11 @@ def _tried(renderer: Renderer, choices: Mapping[str, Sequence[object]], most: in
         for values in product(*(choices[name] for name in names))
     )
     for arguments in islice(combined, 64):
-        yield Setting(arguments, append_only(_with(renderer, arguments), CORE))
+        yield Setting(arguments, check_append_only(_with_arguments(renderer, arguments), CORE))
 
 
-def _choices(renderer: Renderer) -> dict[str, list[object]]:
-    """For each argument of the templates, the values worth trying that the renderer does not already pass."""
+def _untried_values(renderer: Renderer) -> dict[str, list[object]]:
+    """For each argument that the templates read, the values worth trying that the renderer does not pass."""
     choices: dict[str, list[object]] = {}
     for template in (renderer.template(False), renderer.template(True)):
         for argument in template.arguments.arguments:
@@ -118,13 +119,13 @@ def _choices(renderer: Renderer) -> dict[str, list[object]]:
     return choices
 
 
-def _with(renderer: Renderer, arguments: Mapping[str, object]) -> Renderer:
+def _with_arguments(renderer: Renderer, arguments: Mapping[str, object]) -> Renderer:
     return replace(renderer, template_args={**renderer.template_args, **arguments})
 
 
-def _texts(renderer: Renderer, probe: Probe, count: int | None = None) -> tuple[str, str] | None:
-    """Its first messages without and with a generation prompt; None if the template refuses them."""
-    closed, opened = (probe.text(renderer, count, opens=on) for on in (False, True))
+def _render_both(renderer: Renderer, probe: Probe, count: int | None = None) -> tuple[str, str] | None:
+    """The first messages without and with a generation prompt; None if the template refuses them."""
+    closed, opened = (probe.try_render(renderer, count, opens=on) for on in (False, True))
     return None if closed is None or opened is None else (closed, opened)
 
 
@@ -133,9 +134,9 @@ class GenerationPrompt:
     """What the template writes to open an answer."""
 
     texts: tuple[str, ...]
-    """The texts that were found; one if it is the same after any message."""
+    """Every text that was seen; just one if it is the same after any message."""
     continued: bool
-    """Whether a conversation that ends with an answer begins with the prompt it was sampled for."""
+    """Whether a rendered answer begins with the generation prompt that it was sampled after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class Bos:
 
     @property
     def doubled(self) -> bool | None:
-        """Whether a prompt has it twice if it is encoded with special tokens; None if unknown."""
+        """Whether a prompt encoded with special tokens has it twice; None if unknown."""
         return None if self.added is None else self.written and self.added
 
 
@@ -161,7 +162,7 @@ class Stop:
 
     text: str
     id: int | None
-    """None if unknown, or if it is more than one token."""
+    """None if unknown, or if the text is several tokens."""
     of_tokenizer: bool
     """Whether the tokenizer's files name it as an end token."""
     written: bool
@@ -172,42 +173,42 @@ class Stop:
 class TemplateFacts:
     """The facts about one template with one set of arguments."""
 
-    append: AppendOnly
+    append: AppendCheck
     breaks: tuple[Break, ...]
     """An explanation of each broken step."""
-    returned: tuple[Returned, ...]
+    returned: tuple[RoundTrip, ...]
     partial: tuple[CutAnswer, ...]
     seams: tuple[Seam, ...]
-    contents: tuple[Content, ...]
-    """How contents are written, for each role."""
+    contents: tuple[RoleContent, ...]
+    """How the contents of each role are written."""
     generation_prompt: GenerationPrompt
     stops: tuple[Stop, ...]
     bos: Bos
     clock_formats: tuple[str, ...] | None
-    """The formats in which it reads the clock; () if they are unknown, None if it does not."""
+    """The formats that it passes to `strftime_now`; () if they are unknown, None if it does not read the clock."""
     effects: tuple[Effect, ...]
     settings: tuple[Setting, ...]
-    """Arguments that fix it; for an append-only template, those that break it."""
+    """Arguments that make it append-only; if it is already, those that break it."""
 
     @property
-    def rewritten(self) -> tuple[Returned, ...]:
-        """The forms of sampled answers that it rewrites."""
-        return tuple(returned for returned in self.returned if returned.outcome is Return.REWRITTEN)
+    def rewritten_answers(self) -> tuple[RoundTrip, ...]:
+        """The sampled answers that it rewrites."""
+        return tuple(returned for returned in self.returned if returned.outcome is Fidelity.REWRITTEN)
 
 
 def template_facts(renderer: Renderer, tokenizer: Tokenizer | None = None) -> TemplateFacts:
-    """What a template does with these conversations; without a tokenizer, nothing about ids."""
-    append = append_only(renderer, PROBES)
-    explainer = Breaks(renderer)
+    """Run all probes through a template; without a tokenizer, the facts about ids are missing."""
+    append = check_append_only(renderer, PROBES)
+    explainer = BreakExplainer(renderer)
     openers: dict[str, None] = {}
     for probe in PROBES:
         for count, message in enumerate(probe.messages):
             if message.sampled and count:
-                texts = _texts(renderer, probe, count)
+                texts = _render_both(renderer, probe, count)
                 if texts is not None and texts[1].startswith(texts[0]):
                     openers.setdefault(texts[1].removeprefix(texts[0]))
     bos = renderer.special_tokens.get("bos_token", "")
-    begins = ((probe.text(renderer) or "").startswith(bos) for probe in PROBES)
+    begins = ((probe.try_render(renderer) or "").startswith(bos) for probe in PROBES)
     added = None
     if tokenizer is not None:
         plain, ids = (ReferenceEncoder(tokenizer.backend).encode_one("x", special=on) for on in (False, True))
@@ -222,16 +223,16 @@ def template_facts(renderer: Renderer, tokenizer: Tokenizer | None = None) -> Te
     return TemplateFacts(
         append,
         tuple(explainer.explain(step) for step in append.broken),
-        () if form is None else (*returned_answers(renderer, form), *returned_calls(renderer)),
-        () if form is None else tuple(partial_answers(renderer, form)),
-        seams(renderer, tokenizer),
-        contents(renderer),
+        () if form is None else (*answer_round_trips(renderer, form), *call_round_trips(renderer)),
+        () if form is None else tuple(cut_answers(renderer, form)),
+        find_seams(renderer, tokenizer),
+        find_contents(renderer),
         GenerationPrompt(tuple(openers), form is not None),
         tuple(stops),
         Bos(bos, bool(bos) and any(begins), added),
         tuple(dict.fromkeys(text for arguments in read for text in arguments.clock_formats))
         if reads_clock
         else None,
-        effects(renderer),
-        settings(renderer, append),
+        find_effects(renderer),
+        find_settings(renderer, append),
     )

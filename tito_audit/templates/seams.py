@@ -1,8 +1,8 @@
-"""What a template writes between each pair of messages, as text and token ids, and how it writes their contents.
+"""What a template writes between two messages, as text and token ids, and how it writes contents.
 
-A gateway that joins sampled ids with the text of new messages relies on three things: that this text is the same
-after any message, that its ids are, and that no token reaches across its ends. And the content of a message may be
-written unchanged, trimmed, escaped or in an unknown way.
+A gateway that joins sampled ids with the text of new messages relies on three things: this text is the same after
+any message, its ids are, and no token reaches across its ends. A content may be written unchanged, trimmed,
+escaped or in an unknown way.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from enum import StrEnum
 from typing import Any
 
 from tito_audit.render.renderer import Renderer
-from tito_audit.templates.appends import sampled_text, turn_ends
-from tito_audit.templates.probes import TOOLS, Probe, answering, call, probe
+from tito_audit.templates.append_only import sampled_text, turn_ends
+from tito_audit.templates.probes import TOOLS, Probe, assistant, make_probe, tool_call
 from tito_audit.tokens.tokenizer import Tokenizer
 
 CONTENTS = ("Aqz{} is here.", "{}Bqy", "x = {}\n  1")
-"""Contents of three shapes; the number of the message makes each unique."""
+"""Three shapes of contents; the index of the message makes each unique."""
 EDGES = ("a", "word", ".", "?", ")", '"', "}", "\n", "\n\n", " ", "  ", "\t", "7", "é", "東", "</think>", "```")
-"""Ends of contents."""
+"""Ends of contents that a token may merge with the text after them."""
 _BEGINNINGS = ("a", "The", " a", "\n", "\n\n", "  ", "7", '"', "{", "<", "#", "-", "é", "東", "```", ".")
 _START, _ANSWER, _CALL, _OPENED = "start", "assistant", "tool call", "answer"
 PATTERNS: tuple[tuple[str, ...], ...] = (
@@ -44,63 +44,65 @@ class Seam:
     right: str
     """Who speaks next: a role, or `answer` for the generation prompt."""
     texts: tuple[str, ...]
-    """Every text that was found there; one if it is fixed."""
+    """Every text that was seen there; just one if it is fixed."""
     seen: int = 0
-    """How many times it was found in the conversations tried."""
+    """How often the pair occurred in the conversations tried."""
     ids: tuple[int, ...] | None = None
-    """The ids of a fixed text, encoded by itself; None without a tokenizer."""
+    """The ids of a fixed text encoded alone; None without a tokenizer."""
     merges_before: tuple[str, ...] = ()
-    """Ends of the content before it of which a token reaches into it."""
+    """Ends of the content before it that merge with it into one token."""
     merges_after: tuple[str, ...] = ()
-    """Beginnings of the content after it that a token of it reaches into."""
+    """Beginnings of the content after it that merge with it."""
 
     @property
-    def fixed(self) -> bool:
+    def is_fixed(self) -> bool:
         """Whether the text was the same each time."""
         return len(self.texts) == 1
 
 
-def seams(
+def find_seams(
     renderer: Renderer,
     tokenizer: Tokenizer | None,
     patterns: Sequence[Sequence[str]] = PATTERNS,
     contents: Sequence[str] = CONTENTS,
 ) -> tuple[Seam, ...]:
-    """What the template writes between each pair of messages that it renders."""
+    """The text between each pair of messages that occurs in these patterns."""
     by_pair: dict[tuple[str, str], dict[str, int]] = {}
     ends = turn_ends(renderer)
     for pattern in patterns:
         for form in contents:
-            for left, right, text in _between(renderer, pattern, form, ends):
+            for left, right, text in _texts_between(renderer, pattern, form, ends):
                 counts = by_pair.setdefault((left, right), {})
                 counts[text] = counts.get(text, 0) + 1
     seams: list[Seam] = []
     for (left, right), counts in by_pair.items():
         seam = Seam(left, right, tuple(counts), sum(counts.values()))
-        if tokenizer is not None and seam.fixed:
-            text, ids = seam.texts[0], _ids(tokenizer, seam.texts[0])
+        if tokenizer is not None and seam.is_fixed:
+            text, ids = seam.texts[0], _encode(tokenizer, seam.texts[0])
             edges = () if left.startswith((_START, _ANSWER, _CALL)) else EDGES  # a control token ends those
-            before = (end for end in edges if _ids(tokenizer, end + text) != _ids(tokenizer, end) + ids)
+            before = (end for end in edges if _encode(tokenizer, end + text) != _encode(tokenizer, end) + ids)
             after = (
-                begin for begin in _BEGINNINGS if _ids(tokenizer, text + begin) != ids + _ids(tokenizer, begin)
+                begin
+                for begin in _BEGINNINGS
+                if _encode(tokenizer, text + begin) != ids + _encode(tokenizer, begin)
             )
             seam = replace(seam, ids=ids, merges_before=tuple(before), merges_after=tuple(after))
         seams.append(seam)
     return tuple(seams)
 
 
-def _ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+def _encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text).tolist())
 
 
-def _between(
+def _texts_between(
     renderer: Renderer, pattern: Sequence[str], form: str, ends: Sequence[str]
 ) -> Iterator[tuple[str, str, str]]:
-    """Each pair of neighbours in a conversation with the text between them, and the generation prompt."""
+    """(left, right, text) for each pair of neighbours in a conversation, and for the generation prompts."""
     contents = [form.format(number) for number in range(len(pattern))]
-    conversation = of_pattern(pattern, contents)
+    conversation = pattern_probe(pattern, contents)
     with_tools = " with tools" if conversation.tools else ""
-    closed = conversation.text(renderer, opens=False)
+    closed = conversation.try_render(renderer, opens=False)
     if closed is None:
         return
     at, left = 0, _START + with_tools
@@ -113,38 +115,39 @@ def _between(
                 yield left, role, closed[at:start]
             at, left = start + len(contents[number]), role + (with_tools if role == "system" else "")
             continue
-        prompt = conversation.text(renderer, number)
-        written = conversation.text(renderer, number + 1, opens=False)
+        prompt = conversation.try_render(renderer, number)
+        written = conversation.try_render(renderer, number + 1, opens=False)
         if prompt is None or written is None or not written.startswith(prompt):
             return
         if prompt[:at] == closed[:at]:
             yield left, _OPENED, prompt[at:]
         seen = prompt + sampled_text(written, prompt, ends)[0]
         at = len(seen)
-        if not closed.startswith(seen):  # it goes on after the next end token
+        if not closed.startswith(seen):  # the answer was rewritten: go on after the next end token
             begin = start + len(contents[number])
             places = [place + len(end) for end in ends if end and (place := closed.find(end, begin)) >= 0]
             if not places:
                 return
             at = min(places)
         left = _ANSWER if role == "assistant" else _CALL
-    opened = conversation.text(renderer)
+    opened = conversation.try_render(renderer)
     if opened is not None and opened[:at] == closed[:at]:
         yield left, _OPENED, opened[at:]
 
 
-def of_pattern(pattern: Sequence[str], contents: Sequence[str]) -> Probe:
-    """A conversation of these roles and contents."""
-    return probe("a pattern", list(map(_wire, pattern, contents)), TOOLS if "tool" in pattern else ())
+def pattern_probe(pattern: Sequence[str], contents: Sequence[str]) -> Probe:
+    """A probe with these roles and contents."""
+    messages = list(map(_pattern_message, pattern, contents))
+    return make_probe("a pattern", messages, TOOLS if "tool" in pattern else ())
 
 
-def _wire(role: str, content: str) -> Mapping[str, Any]:
-    """A message of a pattern: `call` and `calls` are answers that call one tool, or two."""
+def _pattern_message(role: str, content: str) -> Mapping[str, Any]:
+    """A message of a pattern; the roles `call` and `calls` are answers with one and two tool calls."""
     if role == "assistant":
-        return answering(content)
+        return assistant(content)
     if role in ("call", "calls"):
-        calls = [call('{"city": "Oslo"}', 1), call('{"city": "Rome"}', 2)][: 2 if role == "calls" else 1]
-        return answering(content, None, *calls)
+        calls = [tool_call('{"city": "Oslo"}', 1), tool_call('{"city": "Rome"}', 2)][: 2 if role == "calls" else 1]
+        return assistant(content, None, *calls)
     message = {"role": role, "content": content}
     return {**message, "tool_call_id": "call00001", "name": "get_weather"} if role == "tool" else message
 
@@ -178,7 +181,7 @@ class Writing(StrEnum):
     """In none of these ways."""
 
 
-_WAYS: Mapping[Writing, Callable[[str], str]] = {
+_WRITERS: Mapping[Writing, Callable[[str], str]] = {
     Writing.AS_IS: lambda content: content,
     Writing.TRIMMED: str.strip,
     Writing.TRIMMED_START: str.lstrip,
@@ -188,27 +191,27 @@ _WAYS: Mapping[Writing, Callable[[str], str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
-    """How the contents of one role are written."""
+class RoleContent:
+    """How a template writes the contents of one role."""
 
     role: str
     writing: Writing
     unlike: str | None = None
-    """A content written in none of these ways; None if all are."""
+    """A content that is written in none of these ways; None if there is none."""
 
-    def written(self, content: str) -> str | None:
-        """The text that the template writes for a content; None if unknown."""
-        way = _WAYS.get(self.writing)
+    def write(self, content: str) -> str | None:
+        """What the template writes for a content; None if unknown."""
+        way = _WRITERS.get(self.writing)
         return way(content) if way is not None else None
 
 
-def contents(renderer: Renderer) -> tuple[Content, ...]:
+def find_contents(renderer: Renderer) -> tuple[RoleContent, ...]:
     """How the template writes the contents of each role that it writes at all."""
-    # By role: contents, each with the text around a plain one in its place, and the conversation with it
+    # By role: a content, the text around a plain content in its place, and the rendered conversation with it
     trials: dict[str, list[tuple[str, tuple[str, str], str | None]]] = {}
     for pattern in _PATTERNS:
         plain = [f"Wqz{number} is here." for number in range(len(pattern))]
-        base = of_pattern(pattern, plain).text(renderer, opens=False)
+        base = pattern_probe(pattern, plain).try_render(renderer, opens=False)
         if base is None:
             continue
         for number, role in enumerate(pattern):
@@ -216,16 +219,17 @@ def contents(renderer: Renderer) -> tuple[Content, ...]:
                 continue
             before, _, after = base.partition(plain[number])
             for shape in (*_SHAPES, *(("<think>\nShort.\n</think>\n\nSaid.",) if role == "assistant" else ())):
-                chat = of_pattern(pattern, [*plain[:number], shape, *plain[number + 1 :]])
-                trials.setdefault(role, []).append((shape, (before, after), chat.text(renderer, opens=False)))
-    contents: list[Content] = []
+                chat = pattern_probe(pattern, [*plain[:number], shape, *plain[number + 1 :]])
+                text = chat.try_render(renderer, opens=False)
+                trials.setdefault(role, []).append((shape, (before, after), text))
+    contents: list[RoleContent] = []
     for role, tried in trials.items():
-        # The contents that each way writes otherwise: an unlike one of the way that fits most.
+        # The contents that each way fails for; if all fail, show one of the way that fits most.
         others = {
             writing: [content for content, around, text in tried if text != way(content).join(around)]
-            for writing, way in _WAYS.items()
+            for writing, way in _WRITERS.items()
         }
         exact = next((writing for writing, unlike in others.items() if not unlike), None)
         unlike = None if exact is not None else min(others.values(), key=len)[0]
-        contents.append(Content(role, exact or Writing.OTHERWISE, unlike))
+        contents.append(RoleContent(role, exact or Writing.OTHERWISE, unlike))
     return tuple(contents)

@@ -1,11 +1,11 @@
-"""The picture of one finding: the tokens of both sides, each side named by what holds it, with ids below.
+"""Draws one finding: the tokens of both sides as boxes with their ids below, each side under its label.
 
     sampled      │Skin│ny│·cat│
                   4821 77  922
     next prompt  │Skinny │·cat│
                   10233    922
 
-If both sides are the same text, tokens that begin and end together are aligned.
+Where both sides are the same text, boxes that end at the same character are aligned.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from tito_audit.record.finding import Hit, Side
-from tito_audit.terminal.encoding import written_in
+from tito_audit.terminal.encoding import as_encoded
 from tito_audit.terminal.escape import visible
 
-_LABEL = 13
-"""Columns of the labels, `training row` being the longest."""
+_LABEL_WIDTH = 13
+"""Columns for the labels; the longest is `training row`."""
 DIFFERS = "bold magenta"
-"""The colour of tokens that differ, on both sides: neither is right or wrong by itself."""
+"""The style of differing tokens. Both sides share it: neither is right or wrong by itself."""
 _HEAD, _TAIL = 8, 4
 """Tokens shown at the start and end of a long side."""
-_PIECE = 28
+_MAX_PIECE = 28
 """Maximum characters shown of one token; a run of blanks can have a thousand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One token as it is drawn, or a placeholder for tokens left out."""
+    """One token as drawn, or the placeholder for tokens left out."""
 
     piece: str
     token_id: str
     raw: str | None = None
-    """The unescaped piece, for alignment; None for tokens left out."""
+    """The unescaped piece, to align by; None for the placeholder."""
 
     @property
     def width(self) -> int:
@@ -48,24 +48,24 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Cells of both sides that cover the same text."""
+    """Cells of both sides that are drawn above each other: the same text, where both sides have the same."""
 
     recorded: tuple[Cell, ...]
     canonical: tuple[Cell, ...]
 
     @property
     def width(self) -> int:
-        return max(_width(self.recorded), _width(self.canonical))
+        return max(_width_of(self.recorded), _width_of(self.canonical))
 
     @property
-    def same(self) -> bool:
+    def is_same(self) -> bool:
         return [cell.token_id for cell in self.recorded] == [cell.token_id for cell in self.canonical]
 
 
-def boxes(hit: Hit, width: int, encoding: str = "utf-8") -> Iterator[Text]:
-    """The lines of the picture, at most `width` columns each; none if both sides are empty.
+def draw_boxes(hit: Hit, width: int, encoding: str = "utf-8") -> Iterator[Text]:
+    """Draw the tokens of both sides, in lines of at most `width` columns; nothing if both sides are empty.
 
-    The sampled side is on top; an empty side is drawn only if the other has tokens and equal tokens surround it.
+    The sampled side is on top. An empty side is drawn only between equal tokens that surround it.
     """
     sides = hit.sampled_first
     around = (
@@ -75,34 +75,39 @@ def boxes(hit: Hit, width: int, encoding: str = "utf-8") -> Iterator[Text]:
     )
     top, bottom = ((*around[0], *cells_of(side, encoding), *around[1]) if side.label else () for side in sides)
     labels = sides[0].label, sides[1].label
-    room = width - _LABEL - 1
+    room = width - _LABEL_WIDTH - 1
     if top and bottom:
-        ends_top = list(accumulate(len(cell.raw or "") for cell in top))
-        ends_bottom = list(accumulate(len(cell.raw or "") for cell in bottom))
-        text = "".join(cell.raw or "" for cell in top)
-        if text and text == "".join(cell.raw or "" for cell in bottom):
-            cuts = sorted(set(ends_top) & set(ends_bottom))
-            edges = [(bisect_right(ends_top, cut), bisect_right(ends_bottom, cut)) for cut in cuts]
-        else:
-            before = _common(top, bottom)
-            after = _common(top[before:][::-1], bottom[before:][::-1])
-            edges = [(i, i) for i in range(1, before + 1)]
-            edges += [(len(top) - i, len(bottom) - i) for i in range(after, -1, -1)]
-        ends = ((*start, *end) for start, end in pairwise([(0, 0), *edges]) if start != end)
-        blocks = _elided([_Block(top[i:end], bottom[j:other]) for i, j, end, other in ends], encoding)
+        blocks = _leave_out_middle(_align_cells(top, bottom), encoding)
         if all(block.width < room for block in blocks):
-            for line in _lines(blocks, room):
-                styled = [(block, block.width, "" if block.same else f"not dim {DIFFERS}") for block in line]
-                yield from _drawn(labels[0], [(block.recorded, size, style) for block, size, style in styled])
-                yield from _drawn(labels[1], [(block.canonical, size, style) for block, size, style in styled])
+            for line in _wrap_blocks(blocks, room):
+                styled = [(block, block.width, "" if block.is_same else f"not dim {DIFFERS}") for block in line]
+                yield from _draw_side(labels[0], [(block.recorded, size, style) for block, size, style in styled])
+                yield from _draw_side(labels[1], [(block.canonical, size, style) for block, size, style in styled])
             return
     for label, cells in zip(labels, (top, bottom), strict=True):
         if cells:
             style = f"not dim {DIFFERS}" if top and bottom else "not dim"
-            for line in _lines([_Block((cell,), ()) for cell in _short(cells, encoding)], room):
+            for line in _wrap_blocks([_Block((cell,), ()) for cell in _cut_side(cells, encoding)], room):
                 shown = tuple(block.recorded[0] for block in line)
-                yield from _drawn(label, [(shown, _width(shown), style)])
+                yield from _draw_side(label, [(shown, _width_of(shown), style)])
                 label = ""
+
+
+def _align_cells(top: tuple[Cell, ...], bottom: tuple[Cell, ...]) -> list[_Block]:
+    """Both sides in blocks: cut wherever both have a token end, or if their texts differ, around what differs."""
+    text = "".join(cell.raw or "" for cell in top)
+    if text and text == "".join(cell.raw or "" for cell in bottom):
+        ends_top = list(accumulate(len(cell.raw or "") for cell in top))
+        ends_bottom = list(accumulate(len(cell.raw or "") for cell in bottom))
+        common_ends = sorted(set(ends_top) & set(ends_bottom))
+        cuts = [(bisect_right(ends_top, end), bisect_right(ends_bottom, end)) for end in common_ends]
+    else:
+        before = _common_prefix(top, bottom)
+        after = _common_prefix(top[before:][::-1], bottom[before:][::-1])
+        cuts = [(number, number) for number in range(1, before + 1)]
+        cuts += [(len(top) - left, len(bottom) - left) for left in range(after, -1, -1)]
+    spans = (span for span in pairwise([(0, 0), *cuts]) if span[0] != span[1])
+    return [_Block(top[i:top_end], bottom[j:bottom_end]) for (i, j), (top_end, bottom_end) in spans]
 
 
 def cells_of(side: Side, encoding: str = "utf-8") -> tuple[Cell, ...]:
@@ -112,53 +117,53 @@ def cells_of(side: Side, encoding: str = "utf-8") -> tuple[Cell, ...]:
         return tuple(Cell(number, "", number) for number in ids)
     ids = ids or [""] * len(side.pieces)
     pairs = zip(side.pieces, ids, strict=True)
-    return tuple(Cell(shortened(piece, encoding), number, piece) for piece, number in pairs)
+    return tuple(Cell(shorten(piece, encoding), number, piece) for piece, number in pairs)
 
 
-def shortened(piece: str, encoding: str = "utf-8") -> str:
-    """A token's text made visible in an encoding; if it is long, its middle is left out."""
-    if len(piece) > 4 * _PIECE:
-        piece = piece[: 2 * _PIECE] + piece[-2 * _PIECE :]
-    shown = written_in(visible(piece, edges=True), encoding)
-    if cell_len(shown) <= _PIECE:
+def shorten(piece: str, encoding: str = "utf-8") -> str:
+    """A token's text made visible, at most 28 columns wide: the middle of a longer one becomes `…`."""
+    if len(piece) > 4 * _MAX_PIECE:
+        piece = piece[: 2 * _MAX_PIECE] + piece[-2 * _MAX_PIECE :]
+    shown = as_encoded(visible(piece, edges=True), encoding)
+    if cell_len(shown) <= _MAX_PIECE:
         return shown
-    half = _PIECE // 2 - 1
-    while cell_len(shown[:half]) + cell_len(shown[-half:]) >= _PIECE:  # wide characters
+    half = _MAX_PIECE // 2 - 1
+    while cell_len(shown[:half]) + cell_len(shown[-half:]) >= _MAX_PIECE:  # wide characters
         half -= 1
-    return written_in(f"{shown[:half]}…{shown[-half:]}", encoding)
+    return as_encoded(f"{shown[:half]}…{shown[-half:]}", encoding)
 
 
-def _common(top: tuple[Cell, ...], bottom: tuple[Cell, ...]) -> int:
+def _common_prefix(top: tuple[Cell, ...], bottom: tuple[Cell, ...]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(top, bottom, strict=False)))
 
 
-def _elided(blocks: list[_Block], encoding: str) -> list[_Block]:
-    """The blocks, with the middle of long ones and of a long sequence of blocks left out."""
-    short = [_Block(_short(block.recorded, encoding), _short(block.canonical, encoding)) for block in blocks]
+def _leave_out_middle(blocks: list[_Block], encoding: str) -> list[_Block]:
+    """The blocks without the middle of long blocks, and without the middle blocks of many."""
+    short = [_Block(_cut_side(block.recorded, encoding), _cut_side(block.canonical, encoding)) for block in blocks]
     if len(short) <= _HEAD + _TAIL + 1:
         return short
     middle = blocks[_HEAD:-_TAIL]
     left_out = _Block(
-        _left_out(sum(len(block.recorded) for block in middle), encoding),
-        _left_out(sum(len(block.canonical) for block in middle), encoding),
+        _gap_cell(sum(len(block.recorded) for block in middle), encoding),
+        _gap_cell(sum(len(block.canonical) for block in middle), encoding),
     )
     return [*short[:_HEAD], left_out, *short[-_TAIL:]]
 
 
-def _short(cells: tuple[Cell, ...], encoding: str) -> tuple[Cell, ...]:
+def _cut_side(cells: tuple[Cell, ...], encoding: str) -> tuple[Cell, ...]:
     hidden = len(cells) - _HEAD - _TAIL
-    return cells if hidden <= 1 else (*cells[:_HEAD], *_left_out(hidden, encoding), *cells[-_TAIL:])
+    return cells if hidden <= 1 else (*cells[:_HEAD], *_gap_cell(hidden, encoding), *cells[-_TAIL:])
 
 
-def _left_out(number: int, encoding: str) -> tuple[Cell, ...]:
-    return (Cell(written_in(f"… {number:,} tokens …", encoding), ""),)
+def _gap_cell(number: int, encoding: str) -> tuple[Cell, ...]:
+    return (Cell(as_encoded(f"… {number:,} tokens …", encoding), ""),)
 
 
-def _width(cells: tuple[Cell, ...]) -> int:
+def _width_of(cells: tuple[Cell, ...]) -> int:
     return sum(cell.width for cell in cells) + max(len(cells) - 1, 0)
 
 
-def _lines(blocks: list[_Block], room: int) -> Iterator[list[_Block]]:
+def _wrap_blocks(blocks: list[_Block], room: int) -> Iterator[list[_Block]]:
     line: list[_Block] = []
     used = 0
     for block in blocks:
@@ -171,12 +176,12 @@ def _lines(blocks: list[_Block], room: int) -> Iterator[list[_Block]]:
         yield line
 
 
-def _drawn(label: str, parts: list[tuple[tuple[Cell, ...], int, str]]) -> Iterator[Text]:
-    """Two lines, pieces and ids; each part is (cells, width to fill, style)."""
-    pieces = Text(f"{label:<{_LABEL}}│", style="dim")
-    numbers = Text(" " * (_LABEL + 1), style="dim")
+def _draw_side(label: str, parts: list[tuple[tuple[Cell, ...], int, str]]) -> Iterator[Text]:
+    """The pieces of one side and, if it has ids, a line of them; each part is (cells, width to fill, style)."""
+    pieces = Text(f"{label:<{_LABEL_WIDTH}}│", style="dim")
+    numbers = Text(" " * (_LABEL_WIDTH + 1), style="dim")
     for cells, width, style in parts:
-        spare = width - _width(cells)
+        spare = width - _width_of(cells)
         for index, cell in enumerate(cells):
             wide = cell.width + (spare if index == len(cells) - 1 else 0)
             pieces.append(cell.piece + " " * (wide - cell_len(cell.piece)), style=style)

@@ -1,4 +1,4 @@
-"""Streams whose encoding lacks characters: the marks of a page have a form in ASCII, the rest is escaped."""
+"""Output in encodings that lack characters: our marks have a form in ASCII, everything else is escaped."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import json
 import sys
 from collections.abc import Callable
 
-FALLBACK = "tito_audit"
-"""The error handler of streams that people read."""
-_IN_JSON = "tito_audit_json"
-"""That of JSON, whose values stay what they are."""
-_MARKS = {
+ERROR_HANDLER = "tito_audit"
+"""Name of the codec error handler for text that people read."""
+_JSON_ERROR_HANDLER = "tito_audit_json"
+"""The one for JSON: characters become `\\uXXXX`, so values stay the same."""
+_ASCII_FORMS = {
     "…": "...",
     "⏎": "\\n",
     "⇥": "\\t",
@@ -31,32 +31,32 @@ _MARKS = {
 }
 
 
-def written_in(text: str, encoding: str) -> str:
-    """The text as a stream with this encoding shows it, so that it can be measured."""
-    return text if text.isascii() else text.encode(encoding, FALLBACK).decode(encoding)
+def as_encoded(text: str, encoding: str) -> str:
+    """The text as a stream of this encoding will show it, to measure its width."""
+    return text if text.isascii() else text.encode(encoding, ERROR_HANDLER).decode(encoding)
 
 
 def print_json(text: str) -> None:
-    """Print JSON to stdout: the same value in any encoding."""
-    ready_stdout("json")
+    """Print JSON to stdout; characters that stdout cannot encode become `\\uXXXX`."""
+    prepare_stdout("json")
     print(text)
 
 
-def ready_stdout(report: str) -> None:
-    """Let stdout take a report that programs read: in ASCII, with escapes of its own, if it is not in UTF-8."""
-    escapes = {"json": _IN_JSON, "jsonl": _IN_JSON, "sarif": _IN_JSON}
+def prepare_stdout(report: str) -> None:
+    """Switch stdout to ASCII with the escapes of a machine-readable report (JSON, XML), unless it is UTF-8."""
+    escapes = {"json": _JSON_ERROR_HANDLER, "jsonl": _JSON_ERROR_HANDLER, "sarif": _JSON_ERROR_HANDLER}
     escapes |= dict.fromkeys(("html", "junit", "markdown"), "xmlcharrefreplace")
     if report in escapes and not (sys.stdout.encoding or "utf-8").lower().startswith("utf"):
         sys.stdout.reconfigure(encoding="ascii", errors=escapes[report])  # type: ignore[union-attr]
 
 
-def _mark(text: str, at: int) -> str:
-    """A character in ASCII; a dot by what is around it."""
+def _ascii_form(text: str, at: int) -> str:
+    """The character at a position in ASCII; what a dot stands for depends on its neighbours."""
     char = text[at]
     if char == "·":  # between words, or a space at the end of a token
         return "-" if text[max(at - 1, 0) : at + 2] == " · " else "_"
-    if char in _MARKS:
-        return _MARKS[char]
+    if char in _ASCII_FORMS:
+        return _ASCII_FORMS[char]
     if "\u2500" <= char <= "\u257f":
         return "-" if char in "─╌╴╶╸╺" else "+"
     if "\u2400" <= char <= "\u241f":  # the picture of a control character
@@ -64,8 +64,8 @@ def _mark(text: str, at: int) -> str:
     return char.encode("ascii", "backslashreplace").decode()
 
 
-def _replacing(shown: Callable[[str, int], str]) -> Callable[[UnicodeError], tuple[str, int]]:
-    """The error handler that shows characters so."""
+def _error_handler(shown: Callable[[str, int], str]) -> Callable[[UnicodeError], tuple[str, int]]:
+    """A codec error handler that replaces each character by `shown(text, position)`."""
 
     def handle(error: UnicodeError) -> tuple[str, int]:
         if not isinstance(error, UnicodeEncodeError):
@@ -75,5 +75,5 @@ def _replacing(shown: Callable[[str, int], str]) -> Callable[[UnicodeError], tup
     return handle
 
 
-codecs.register_error(FALLBACK, _replacing(_mark))
-codecs.register_error(_IN_JSON, _replacing(lambda text, at: json.dumps(text[at])[1:-1]))
+codecs.register_error(ERROR_HANDLER, _error_handler(_ascii_form))
+codecs.register_error(_JSON_ERROR_HANDLER, _error_handler(lambda text, at: json.dumps(text[at])[1:-1]))

@@ -1,4 +1,4 @@
-"""Logged text made safe to print: the one place where model output meets a terminal.
+"""Makes logged text safe to print; all model output passes through here before it reaches a terminal.
 
 A log may hold anything a model can say: escape sequences that recolour a terminal or change its title,
 newlines that forge a line of the report, characters that reverse the reading direction. None of them may take
@@ -13,7 +13,7 @@ import re
 import shlex
 import unicodedata
 
-_SHOWN = {code: chr(0x2400 + code) for code in range(0x20)} | {ord("\n"): "⏎", ord("\t"): "⇥", 0x7F: "␡"}
+_PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | {ord("\n"): "⏎", ord("\t"): "⇥", 0x7F: "␡"}
 # Letters that print as nothing: the combining grapheme joiner, Korean and Khmer fillers.
 _BLANKS = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0]")
 # DEL, C1 controls, bidi and zero-width characters, line separators, tags: legal in JSON, but unwanted in a
@@ -30,17 +30,17 @@ _UNSAFE_IN_JSON = re.compile(f"[{_UNSAFE}]|{_FLOOD.pattern}")
 
 
 def visible(text: str, *, edges: bool = False) -> str:
-    """The text on one line, every character visible and none taking effect.
+    """The text on one line with every character visible and no control character left.
 
     A newline becomes ⏎, other control characters their pictures (ESC is ␛), and everything else that
     does not print its code, `\\u202e`. With `edges`, for a single token, spaces at both ends become `·`
     and an empty token `∅`.
     """
     if not text.isprintable():
-        text = "".join(char if char.isprintable() else _code(char) for char in text.translate(_SHOWN))
+        text = "".join(char if char.isprintable() else _code_point(char) for char in text.translate(_PICTURES))
     if not text.isascii():
-        text = _BLANKS.sub(lambda match: _code(match[0]), text)
-        text = _FLOOD.sub(lambda match: "".join(map(_code, match[0])), text)
+        text = _BLANKS.sub(lambda match: _code_point(match[0]), text)
+        text = _FLOOD.sub(lambda match: "".join(map(_code_point, match[0])), text)
     if "##" in text:
         text = _COMMAND.sub(r"\1\\x5b", text)
     if not edges:
@@ -54,13 +54,13 @@ def visible(text: str, *, edges: bool = False) -> str:
 
 
 def inert(line: str) -> str:
-    """The line, changed so that no CI runner reads it as a command: `::error::` at the start of a line is one."""
+    """The line with a leading `::` escaped: CI runners obey `::error::` at the start of a line."""
     command = _COMMAND_FIRST.match(line) if "::" in line else None
     return line if command is None else f"{command[1]}\\x3a{line[command.end() :]}"
 
 
 def escaped_json(text: str) -> str:
-    """The same JSON value, with whatever acts on a terminal or in a CI log written as escapes."""
+    """The same JSON value with whatever a terminal or CI log would act on escaped."""
     if "##" in text:
         text = _COMMAND.sub(r"\1\\u005b", text)  # it can only be inside a string
     if text.isascii() and "\x7f" not in text:
@@ -68,7 +68,8 @@ def escaped_json(text: str) -> str:
     return _UNSAFE_IN_JSON.sub(lambda match: json.dumps(match[0])[1:-1].replace("\x7f", "\\u007f"), text)
 
 
-def _code(char: str) -> str:
+def _code_point(char: str) -> str:
+    """`\\x1b`, `\\u202e` or `\\U000e0001`."""
     number = ord(char)
     if number <= 0xFF:
         return f"\\x{number:02x}"
@@ -76,12 +77,12 @@ def _code(char: str) -> str:
 
 
 def elided(text: str, most: int) -> str:
-    """The text, or its beginning and `…`, at most `most` characters in total."""
+    """The text cut to at most `most` characters, a trailing `…` included."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def cut(text: str, limit: int) -> str:
-    """The text, or its beginning and `… (812 more characters)`, at most `limit` characters in total."""
+    """The text cut to at most `limit` characters, a trailing ` … (812 more characters)` included."""
     if len(text) <= limit:
         return text
     room = limit - len(f" … ({len(text):,} more characters)")
@@ -89,16 +90,16 @@ def cut(text: str, limit: int) -> str:
 
 
 def shell_word(text: str) -> str:
-    """The text as one word that a shell reads back exactly, safe to show on a terminal.
+    """The text quoted as one word for a shell, safe to show on a terminal.
 
-    `'my run.jsonl'`; `$'a\\x1b.jsonl'` if there are characters that would act on a terminal.
+    `'my run.jsonl'`; `$'a\\x1b.jsonl'` if it holds characters that a terminal would act on.
     """
     if visible(text) == text:
         return shlex.quote(text)
-    return f"$'{''.join(map(_escaped, text))}'"
+    return f"$'{''.join(map(_shell_escape, text))}'"
 
 
-def _escaped(char: str) -> str:
+def _shell_escape(char: str) -> str:
     if char in "\\'":
         return f"\\{char}"
     if char != "[" and char.isascii() and char.isprintable():

@@ -1,4 +1,4 @@
-"""Shows long pages through a pager, as git does: only on a terminal, only if longer than the screen."""
+"""Shows pages longer than the screen in a pager, as git does, if stdout is a terminal."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
-from tito_audit.terminal.encoding import FALLBACK
+from tito_audit.terminal.encoding import ERROR_HANDLER
 
-_NOT_FOUND = (126, 127)
-"""Exit statuses of a shell that cannot run a command."""
-_SHELL = frozenset("|&;<>()$`\\\"'*?[#~=%")
-"""A command with one of these in it is passed to the shell."""
+_CANNOT_RUN = (126, 127)
+"""Exit statuses by which a shell says that it cannot run a command."""
+_SHELL_SYNTAX = frozenset("|&;<>()$`\\\"'*?[#~=%")
+"""A pager command with one of these characters needs a shell."""
 
 
 def show_page(lines: Iterable[str], out: TextIO, *, paged: bool = True) -> None:
-    """Write lines (each with its end), through a pager if that helps; quitting it early is not an error."""
+    """Write lines (with their ends) to `out`, through a pager if they do not fit the screen."""
     command = pager_command() if paged and out is sys.stdout and out.isatty() else None
     if command is None:
         out.writelines(lines)
@@ -36,13 +36,13 @@ def show_page(lines: Iterable[str], out: TextIO, *, paged: bool = True) -> None:
         first.append(line)
         used += max(-(-Text.from_ansi(line).cell_len // columns), 1)
         if used >= height:  # with the shell prompt they do not fit the screen
-            _through(command, chain(first, rest), out)
+            _write_to_pager(command, chain(first, rest), out)
             return
     out.writelines(first)
 
 
 def pager_command() -> list[str] | None:
-    """The command in $PAGER, `less` if that is unset; None if there is no pager or none is wanted."""
+    """$PAGER as a command, `less` if it is unset; None without a pager or with `PAGER=cat`."""
     wanted = os.environ.get("PAGER")
     if os.environ.get("TERM") in (None, "", "dumb"):
         return None
@@ -50,7 +50,7 @@ def pager_command() -> list[str] | None:
         return ["less", "-R"] if shutil.which("less") else None
     if wanted.strip() in ("", "cat"):
         return None
-    if _SHELL & set(wanted):
+    if _SHELL_SYNTAX & set(wanted):
         return ["sh", "-c", wanted] if shutil.which("sh") else None
     words = shlex.split(wanted)
     if shutil.which(words[0]) is None:
@@ -59,7 +59,8 @@ def pager_command() -> list[str] | None:
     return [*words, "-R"] if Path(words[0]).name == "less" else words
 
 
-def _through(command: list[str], lines: Iterator[str], out: TextIO) -> None:
+def _write_to_pager(command: list[str], lines: Iterator[str], out: TextIO) -> None:
+    """Show lines in the pager; write them to `out` if it cannot be started. Quitting it early is no error."""
     encoding = out.encoding or "utf-8"
     environment = {"LESS": "FRX", "LV": "-c", **os.environ}
     if encoding.lower().replace("-", "") == "utf8":
@@ -76,13 +77,13 @@ def _through(command: list[str], lines: Iterator[str], out: TextIO) -> None:
     try:
         for line in lines:
             written.append(line)
-            pager.stdin.write(line.encode(encoding, FALLBACK))
+            pager.stdin.write(line.encode(encoding, ERROR_HANDLER))
     except BrokenPipeError:
         pass  # the user quit the pager
     finally:
         with suppress(BrokenPipeError):
             pager.stdin.close()
-        ended = pager.wait()
+        status = pager.wait()
         signal.signal(signal.SIGINT, before)
-    if ended in _NOT_FOUND:
+    if status in _CANNOT_RUN:
         out.writelines(chain(written, lines))

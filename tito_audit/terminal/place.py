@@ -1,4 +1,4 @@
-"""Where a finding is, for people and for tools that show files."""
+"""Where a finding is: words for people, lines for editors, the command and flags that show it again."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from tito_audit.terminal.escape import shell_word
 
 
 def show_command(place: Place, summary: Summary) -> str:
-    """The command that shows a rollout with this run's options, ready to paste into a shell."""
+    """The `tito-audit show` command for a rollout, with this run's options, ready to paste into a shell."""
     item = f" --item {place.item}" if place.item else ""
     file = shell_word(place.file)
-    return f"tito-audit show {file} --row {place.row}{item}{with_options(summary)}"
+    return f"tito-audit show {file} --row {place.row}{item}{option_flags(summary)}"
 
 
-def with_options(summary: Summary) -> str:
-    """` -t DIR --map token_ids=toks --session KEY` as this run had them; without what differs from log to log."""
-    return with_tokenizer(summary) + with_reading(summary)
+def option_flags(summary: Summary) -> str:
+    """The run's ` -t DIR --map token_ids=toks --session KEY`, without flags that differ from log to log."""
+    return tokenizer_flag(summary) + reading_flags(summary)
 
 
-def with_tokenizer(summary: Summary) -> str:
-    """` -t DIR` as this run had it."""
-    name = one_tokenizer(summary)
+def tokenizer_flag(summary: Summary) -> str:
+    """The run's ` -t DIR`; "" if it had no tokenizer, or several."""
+    name = single_tokenizer(summary)
     return "" if name is None else f" -t {shell_word(name)}"
 
 
-def with_reading(summary: Summary) -> str:
-    """` --map token_ids=toks --session KEY` or the like as this run had them."""
+def reading_flags(summary: Summary) -> str:
+    """The run's flags for reading and joining rows: ` --map token_ids=toks --session KEY`."""
     return "".join(f" {shell_word(word)}" for word in (*summary.reading, *summary.joining))
 
 
-def one_tokenizer(summary: Summary) -> str | None:
-    """The tokenizer of all logs; None if there is none, or if logs have different ones."""
+def single_tokenizer(summary: Summary) -> str | None:
+    """The one tokenizer of all logs; None without one, or if logs have different ones."""
     name = summary.tokenizer
     return None if name is None or ", " in name else name
 
 
-def line_of(place: Place) -> int | None:
-    """The line of the file, counted from 1; None if rows are not lines of a text file."""
+def line_number(place: Place) -> int | None:
+    """The row's line, counted from 1; None unless the file is JSON lines."""
     return place.row + 1 if place.file.lower().endswith((".jsonl", ".ndjson")) else None
 
 
-def range_of(finding: Finding) -> tuple[int, int] | None:
-    """The half-open token range; None for a finding about a whole row of the file or about the log."""
+def token_range(finding: Finding) -> tuple[int, int] | None:
+    """The half-open token range of a finding; None if it is about a whole row of the file or about the log."""
     hit = finding.hit
     if hit.where is Where.LOG:
         return None
@@ -53,7 +53,7 @@ def range_of(finding: Finding) -> tuple[int, int] | None:
 
 
 def place_words(finding: Finding) -> str:
-    """`row 4, item 1, turn 2, tokens 12:14 of the completion`; `the log as a whole, from row 4 on`."""
+    """`row 4, item 1, turn 2, tokens 12:14 of the completion`, or `the log as a whole, from row 4 on`."""
     place, hit = finding.place, finding.hit
     if hit.where is Where.LOG:
         return f"the log as a whole, from row {place.row} on"
@@ -62,7 +62,7 @@ def place_words(finding: Finding) -> str:
         words.append(f"item {place.item}")
     if hit.turn is not None:
         words.append(f"turn {hit.turn}")
-    tokens = range_of(finding)
+    tokens = token_range(finding)
     if tokens is not None:
         start, end = tokens
         of = "training row" if hit.where is Where.ROW else str(hit.where)

@@ -1,4 +1,4 @@
-"""One recorded sequence as text: tokens in boxes, with marks, ids and logprobs below them.
+"""Draws one recorded sequence: its tokens as boxes, with marks, ids and logprobs below.
 
          12 │Skin │ny   │·cat │<|im_end|>│
              ^^^^  ##    ====  ==========
@@ -21,26 +21,25 @@ from rich.text import Text
 
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.runs import trained_runs
-from tito_audit.terminal.boxes import DIFFERS, shortened
+from tito_audit.terminal.boxes import DIFFERS, shorten
 from tito_audit.terminal.words import many
 
 FINDING, TRAINED, BOTH, ASKED = "^", "=", "#", "*"
 CONTEXT = 16
-"""Tokens shown around every finding; twice as many at both ends of a sequence."""
-LOW = math.log(0.001)
+"""Default of `DrawOptions.context`."""
+UNLIKELY = math.log(0.001)
 """A sampled token less likely than this is marked."""
-_GUTTER = 9
-_SEAM = 6
-"""Tokens shown around every edge of the loss mask."""
-_GAP = 12
-"""Shorter gaps are shown: the line that counts them would take as much room."""
-_FAR = 2**31
+_GUTTER_WIDTH = 9
+_EDGE = 6
+"""Maximum tokens shown around each edge of the loss mask."""
+_MIN_GAP = 12
+"""Fewer tokens than this are not left out: the line that counts them would take as much room."""
 _STYLES = {FINDING: DIFFERS, BOTH: DIFFERS, ASKED: "bold yellow", TRAINED: "green", " ": ""}
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLine:
-    """What is known of each token of a sequence."""
+    """A sequence of tokens with what is recorded of each."""
 
     ids: Ids
     trained: Mask | None = None
@@ -50,13 +49,13 @@ class TokenLine:
 
     @property
     def sampled(self) -> Mask:
-        """`[N]` where a logprob should be: everywhere, unless a mask says which tokens are trained."""
+        """`[N]` True where a logprob is expected: at trained tokens, or at all if there is no mask."""
         return np.ones(len(self.ids), np.bool_) if self.trained is None else self.trained
 
 
 @dataclass(frozen=True, slots=True)
 class DrawOptions:
-    """What is drawn of sequences, and how wide."""
+    """What to draw of a sequence, and how wide."""
 
     width: int = 100
     piece: Callable[[int], str] | None = None
@@ -64,6 +63,7 @@ class DrawOptions:
     control: Container[int] = frozenset()
     """Ids of control tokens, which are coloured."""
     context: int = CONTEXT
+    """Tokens shown around each finding; twice as many at both ends of the sequence."""
     full: bool = False
     """Whether to show every token."""
     ids: bool = False
@@ -74,17 +74,17 @@ class DrawOptions:
 
 @dataclass(frozen=True, slots=True)
 class DrawnLines:
-    """Lines of one block: some tokens, or a gap."""
+    """One block of lines: some tokens, or the count of tokens left out."""
 
     lines: tuple[Text, ...]
     end: int
     """Position after the last token that these lines draw or leave out."""
     gap: bool = False
-    """True for the line that says how many tokens are left out."""
+    """Whether this is the line that counts tokens left out."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Token:
+class _TokenCell:
     position: int
     piece: str
     mark: str
@@ -106,20 +106,20 @@ def draw_tokens(
     wanted: Sequence[tuple[int, int]] | None = None,
     start: int = 0,
 ) -> Iterator[DrawnLines]:
-    """The lines of one sequence from position `start` on; `findings` and `wanted` are token ranges.
+    """Draw a sequence from position `start` on; `findings` and `wanted` are half-open token ranges.
 
     Unless `full`, tokens far from a finding, an end of the sequence or an edge of the loss mask are left out and
     counted; with `wanted`, all tokens far from what was asked for.
     """
     count = len(tokens.ids)
     shown = (
-        _near(tokens, findings, start, options.context)
+        _near_findings(tokens, findings, start, options.context)
         if wanted is None
         else _around(count, wanted, options.context)
     )
-    make = _maker(tokens, options, findings, wanted or ())
-    room = options.width - _GUTTER - 1
-    line: list[_Token] = []
+    make = _cell_maker(tokens, options, findings, wanted or ())
+    room = options.width - _GUTTER_WIDTH - 1
+    line: list[_TokenCell] = []
     used = hidden = 0
     for position in range(start, count):
         if (not options.full or wanted is not None) and not shown[position]:
@@ -127,18 +127,18 @@ def draw_tokens(
             continue
         token = make(position)
         if line and (hidden or used + token.width + 1 > room):
-            yield DrawnLines(tuple(_lines(line)), line[-1].position + 1)
+            yield DrawnLines(tuple(_token_lines(line)), line[-1].position + 1)
             line, used = [], 0
         if hidden:
-            yield DrawnLines((_left_out(hidden),), position, gap=True)
+            yield DrawnLines((_gap_line(hidden),), position, gap=True)
             hidden = 0
         line.append(token)
         used += token.width + 1
     if line:
         at_end = not hidden and any(begin == end == count for begin, end in findings)
-        yield DrawnLines(tuple(_lines(line, at_end=at_end)), line[-1].position + 1)
+        yield DrawnLines(tuple(_token_lines(line, at_end=at_end)), line[-1].position + 1)
     if hidden:
-        yield DrawnLines((_left_out(hidden),), count, gap=True)
+        yield DrawnLines((_gap_line(hidden),), count, gap=True)
 
 
 def logprob_words(value: float) -> str:
@@ -152,14 +152,15 @@ def logprob_words(value: float) -> str:
     return f"{value:.0f}" if abs(value) < 100_000 else f"{value:.1g}"
 
 
-def _maker(
+def _cell_maker(
     tokens: TokenLine, options: DrawOptions, findings: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]
-) -> Callable[[int], _Token]:
+) -> Callable[[int], _TokenCell]:
+    """A function that makes the cell of the token at a position."""
     count = len(tokens.ids)
     with_finding, wanted, sampled = _covered(count, findings), _covered(count, spans), tokens.sampled
     logprobs = tokens.logprobs if options.logprobs else None
 
-    def make(position: int) -> _Token:
+    def make(position: int) -> _TokenCell:
         token_id = int(tokens.ids[position])
         trained = tokens.trained is not None and bool(tokens.trained[position])
         mark = ASKED if wanted[position] else TRAINED if trained else " "
@@ -167,11 +168,11 @@ def _maker(
             mark = BOTH if trained else FINDING
         value = float(logprobs[position]) if logprobs is not None else math.nan
         has_logprob = logprobs is not None and (bool(sampled[position]) or not math.isnan(value))
-        low = has_logprob and bool(sampled[position]) and value < LOW
+        low = has_logprob and bool(sampled[position]) and value < UNLIKELY
         words = (logprob_words(value) + ("!" if low else "")) if has_logprob else ""
-        return _Token(
+        return _TokenCell(
             position,
-            shortened(options.piece(token_id), options.encoding) if options.piece is not None else str(token_id),
+            shorten(options.piece(token_id), options.encoding) if options.piece is not None else str(token_id),
             mark,
             _STYLES[mark] or ("cyan" if token_id in options.control else ""),
             str(token_id) if options.ids and options.piece is not None else "",
@@ -183,36 +184,36 @@ def _maker(
 
 
 def _covered(count: int, ranges: Iterable[tuple[int, int]]) -> Mask:
-    """`[N]` True inside a range. An empty range is a place between two tokens and marks the token after it."""
-    covered = np.zeros(count, np.bool_)
-    for start, end in ranges:
-        covered[min(start, _FAR) : min(max(end, start + 1), _FAR)] = True
-    return covered
+    """`[N]` True inside a range. An empty range, a place between two tokens, covers the token after it."""
+    return _mask_of(count, ((start, max(end, start + 1)) for start, end in ranges))
 
 
-def _near(tokens: TokenLine, findings: Sequence[tuple[int, int]], start: int, context: int) -> Mask:
-    """`[N]` the tokens worth showing."""
+def _near_findings(tokens: TokenLine, findings: Sequence[tuple[int, int]], start: int, context: int) -> Mask:
+    """`[N]` True for tokens near a finding, an end of the sequence or an edge of the loss mask."""
     count = len(tokens.ids)
-    spots = [(start, start + 2 * context), (count - 2 * context, count)]
-    spots += [(begin - context, begin + context) for begin, _ in findings]
-    spots += [(end - context, end + context) for _, end in findings]
+    ranges = [(start, start + 2 * context), (count - 2 * context, count)]
+    ranges += [(begin - context, begin + context) for begin, _ in findings]
+    ranges += [(end - context, end + context) for _, end in findings]
     runs = trained_runs(tokens.trained) if tokens.trained is not None else []
-    seam = min(_SEAM, context)
-    spots += [(edge - seam, edge + seam) for run in runs for edge in run]
-    shown = _spotted(count, spots)
+    seam = min(_EDGE, context)
+    ranges += [(edge - seam, edge + seam) for run in runs for edge in run]
+    shown = _mask_of(count, ranges)
     shown[:start] = False
-    return _joined(shown, min(_GAP, context))
+    return _fill_gaps(shown, min(_MIN_GAP, context))
 
 
 def _around(count: int, spans: Sequence[tuple[int, int]], context: int) -> Mask:
-    """`[N]` the ends of what was asked for, with context; the middle of long ranges is left out."""
-    spots = []
+    """`[N]` True for tokens near the start or the end of a span; the middle of a long one is left out."""
+    ranges = []
     for begin, end in spans:
-        inside = max(context, _SEAM)
+        inside = max(context, _EDGE)
         end = max(end, begin + 1)
-        spots += [(begin - context, min(begin + inside, end + context)), (max(end - inside, begin), end + context)]
-    gap = min(_GAP, context)
-    shown = _joined(_spotted(count, spots), gap)
+        ranges += [
+            (begin - context, min(begin + inside, end + context)),
+            (max(end - inside, begin), end + context),
+        ]
+    gap = min(_MIN_GAP, context)
+    shown = _fill_gaps(_mask_of(count, ranges), gap)
     if shown[: gap + 1].any():
         shown[: int(shown.argmax())] = True
     if shown[::-1][: gap + 1].any():
@@ -220,28 +221,30 @@ def _around(count: int, spans: Sequence[tuple[int, int]], context: int) -> Mask:
     return shown
 
 
-def _spotted(count: int, spots: Iterable[tuple[int, int]]) -> Mask:
-    shown = np.zeros(count, np.bool_)
-    for begin, end in spots:
-        shown[max(begin, 0) : max(end, 0)] = True
-    return shown
+def _mask_of(count: int, ranges: Iterable[tuple[int, int]]) -> Mask:
+    """`[N]` True inside a range; ranges may reach beyond both ends."""
+    mask = np.zeros(count, np.bool_)
+    for start, end in ranges:
+        mask[max(start, 0) : max(end, 0)] = True
+    return mask
 
 
-def _joined(shown: Mask, gap: int) -> Mask:
-    """The same, with small gaps filled."""
+def _fill_gaps(shown: Mask, gap: int) -> Mask:
+    """The mask with small gaps filled, in place."""
     for shown_at, next_at in pairwise(np.flatnonzero(shown).tolist()):
         if 1 < next_at - shown_at <= gap:
             shown[shown_at:next_at] = True
     return shown
 
 
-def _lines(line: list[_Token], *, at_end: bool = False) -> Iterator[Text]:
-    pieces = Text(f"{line[0].position:>{_GUTTER - 1}} ", style="dim")
+def _token_lines(line: list[_TokenCell], *, at_end: bool = False) -> Iterator[Text]:
+    """Lines of pieces, marks, ids and logprobs; `at_end` marks a finding behind the last token."""
+    pieces = Text(f"{line[0].position:>{_GUTTER_WIDTH - 1}} ", style="dim")
     pieces.append("│")
-    marks = Text(" " * (_GUTTER + 1))
-    ids = Text(f"{'id':>{_GUTTER - 1}}  ", style="dim")
+    marks = Text(" " * (_GUTTER_WIDTH + 1))
+    ids = Text(f"{'id':>{_GUTTER_WIDTH - 1}}  ", style="dim")
     logprobs = Text()
-    logprobs.append(f"{'logprob':>{_GUTTER - 1}}  ", style="dim")
+    logprobs.append(f"{'logprob':>{_GUTTER_WIDTH - 1}}  ", style="dim")
     for token in line:
         width = token.width
         pieces.append(token.piece, style=f"not dim {token.style}")
@@ -265,5 +268,5 @@ def _lines(line: list[_Token], *, at_end: bool = False) -> Iterator[Text]:
             yield row
 
 
-def _left_out(number: int) -> Text:
-    return Text(f"{'…':>{_GUTTER - 1}} {many(number, 'token')} left out", style="dim")
+def _gap_line(number: int) -> Text:
+    return Text(f"{'…':>{_GUTTER_WIDTH - 1}} {many(number, 'token')} left out", style="dim")

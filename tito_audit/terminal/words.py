@@ -1,4 +1,4 @@
-"""Numbers and lists in words."""
+"""Numbers, shares and lists as people read them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def share(part: float, whole: float) -> str:
 
 
 def small(number: float) -> str:
-    """`0.0588`; `less than 0.0001` if only zeros would be shown."""
+    """`0.0588` with three digits; `less than 0.0001` for smaller numbers that are not 0."""
     return decimal(number, 3) if number >= 0.0001 or not number else "less than 0.0001"
 
 
@@ -44,22 +44,17 @@ def signed(number: float, digits: int = 2) -> str:
 
 
 def unsigned(number: str) -> str:
-    """The number as it is written, but zero without a sign: `0.00`, not `-0.00`."""
+    """A formatted number; a zero loses its sign: `0.00`, not `-0.00`."""
     return number.lstrip("+-") if not float(number) else number
 
 
-def listed(words: Sequence[str]) -> str:
+def listed(words: Sequence[str], conjunction: str = "and") -> str:
     """`a`, `a and b`, `a, b and c`; empty without words."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
-
-
-def listed_or(words: Sequence[str]) -> str:
-    """`a`, `a or b`, `a, b or c`; empty without words."""
-    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
+    return f" {conjunction} ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
 
 
 def code_ranges(codes: list[str]) -> str:
-    """Sorted codes with neighbours joined: `LPR501-LPR506, TOK101`."""
+    """Sorted codes with three or more consecutive ones as a range: `LPR501-LPR506, TOK101`."""
     words = []
     numbers = [int("".join(filter(str.isdecimal, code)) or 0) for code in codes]
     for _, places in groupby(range(len(codes)), key=lambda at: (codes[at][:3], numbers[at] - at)):
@@ -69,8 +64,9 @@ def code_ranges(codes: list[str]) -> str:
 
 
 def rate_number(rate: RateCount) -> str:
-    """`0.13 %` of the tokens or `0.21` per rollout, with enough digits to differ from the limit; `–` if there is
-    nothing to divide by.
+    """`0.13 %` of the tokens or `0.21` per rollout, with enough digits to tell it from the limit.
+
+    `–` where the log has no tokens or rollouts to divide by.
     """
     if not math.isfinite(rate.rate):
         return "–"
@@ -87,12 +83,12 @@ def rate_number(rate: RateCount) -> str:
 
 
 def limit_number(limit: float, *, by_rollout: bool) -> str:
-    """`0.1 %` of the tokens, or `0.5` per rollout: a limit in the words of its rate."""
+    """A limit written like the rates it bounds: `0.1 %` of the tokens, or `0.5` per rollout."""
     return decimal(limit, 12) if by_rollout else f"{decimal(limit * 100, 12)} %"
 
 
 def decimal(number: float, digits: int = 2) -> str:
-    """`0.000063`, `0.12`, `1,200`: this many significant digits or all before the point, and no exponent."""
+    """`0.000063`, `0.12`, `1,200`: `digits` significant ones or all before the point, and no exponent."""
     if not math.isfinite(number) or not number:
         return f"{number:g}"
     whole = max(digits, math.floor(math.log10(abs(number))) + 1)

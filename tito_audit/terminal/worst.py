@@ -1,4 +1,4 @@
-"""The findings worth showing, bounded lists of them, and what to do next."""
+"""Which findings to show when there are many, and which commands to run next."""
 
 from __future__ import annotations
 
@@ -15,88 +15,88 @@ from tito_audit.record.trainings import ONCE
 from tito_audit.report import ReportOptions
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import shell_word, visible
-from tito_audit.terminal.place import show_command, with_options, with_tokenizer
-from tito_audit.terminal.verdict import NOT_APPEND_ONLY, OF_REASONING
+from tito_audit.terminal.place import option_flags, show_command, tokenizer_flag
+from tito_audit.terminal.verdict import NOT_APPEND_ONLY, REASONING_CODES
 
-FIRST = "REC007", "REC011", "TPL210", "TPL212"
-"""The codes whose findings about a whole log are shown first, because all others depend on them."""
+LOG_DOUBTS = "REC007", "REC011", "TPL210", "TPL212"
+"""Rules that doubt the tokenizer or template of a whole log; as all others depend on them, they come first."""
 _UNREADABLE = "REC001"
-"""The code of rows that cannot be read."""
+"""Rows that cannot be read."""
 _MISFIT = "REC007"
-"""The code of a log of another tokenizer or chat template."""
+"""A log that another tokenizer or chat template wrote."""
 _RENDERING = frozenset(("--chat-template", "--template-name", "--template-arg", "--tool-arguments", "--clock"))
-"""Flags that say how prompts are rendered, which `identify` finds out."""
+"""Flags on how prompts are rendered; `identify` is not passed them, since it finds them out."""
 _VALUES = re.compile(r"near .*\Z|\d[\d,]*|'[^']*'|\"[^\"]*\"", re.DOTALL)
-"""What differs between messages of one reason: numbers, names and what is near."""
+"""The parts of a message that differ between rows unreadable for the same reason."""
 _UNREADABLE_SHOWN = 2
-"""Maximum findings shown of rows that cannot be read, which have many reasons; one of every other headline."""
+"""Maximum unreadable rows shown, as their reasons differ; of other headlines one finding is shown."""
 
-_Key = tuple[str, str, str]
-"""Code, file and cause, or the reason of a row that cannot be read: what identifies an entry."""
-_GroupKey = tuple[str, str]
+_EntryKey = tuple[str, str, str]
+"""Code, file and cause of a finding; of an unreadable row the reason instead of the cause."""
+_HeadlineKey = tuple[str, str]
 """A headline and what it counts."""
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _WorstGroup:
+class _GroupCount:
     findings: int = 0
     rows: int = 0
     places: list[str] = field(default_factory=list)
-    last: int = -1
+    last_row: int = -1
 
     def add(self, finding: Finding) -> None:
         self.findings += finding.times
         place = finding.place
-        if place.row == self.last:
+        if place.row == self.last_row:
             return
-        self.rows, self.last = self.rows + 1, place.row
+        self.rows, self.last_row = self.rows + 1, place.row
         if len(self.places) < 5:
             self.places.append(f"{place.row}[{place.item}]" if place.item else f"{place.row}")
 
 
 @dataclass(frozen=True, slots=True)
 class WorstEntry:
-    """One finding that represents all with its code, log, cause and severity."""
+    """A finding that stands for all with its code, log, cause and severity."""
 
     finding: Finding
     findings: int = 1
-    """How many findings it represents."""
+    """How many findings it stands for."""
     rows: int = 1
     """In how many rows of the log they are."""
     places: tuple[str, ...] = ()
     """The first of those rows."""
 
 
-class Worst:
+class WorstFindings:
     """A bounded selection of findings: one per code, log and cause, with a count of all like it.
 
-    Findings that follow from another are left out.
+    A finding that follows from another (`because_of`) is left out.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[_GroupKey, dict[Hashable, Finding]] = {}
-        self._groups: dict[tuple[_Key, Severity], _WorstGroup] = {}
+        self._kept: dict[_HeadlineKey, dict[Hashable, Finding]] = {}
+        self._groups: dict[tuple[_EntryKey, Severity], _GroupCount] = {}
 
     def add(self, findings: Iterable[Finding]) -> None:
-        """Keep those findings of a rollout that may be among the worst."""
+        """Offer the findings of one rollout; those that may be among the worst are kept."""
         several = list(findings)
-        roots: dict[str | None, _Key] = {}
+        roots: dict[str | None, _EntryKey] = {}
         if len(several) > 1:
-            roots = {finding.fingerprint: _key(finding) for finding in several if finding.because_of is None}
+            roots = {finding.fingerprint: _entry_key(finding) for finding in several if finding.because_of is None}
         for finding in several:
-            key = _key(finding)
+            key = _entry_key(finding)
             group = self._groups.get((key, finding.severity))
             if finding.because_of in roots:
                 if group is not None and roots[finding.because_of] == key:
                     group.add(finding)  # one more of its root's kind
                 continue
             if group is None and len(self._groups) < 4_096:
-                group = self._groups[key, finding.severity] = _WorstGroup()
+                group = self._groups[key, finding.severity] = _GroupCount()
             if group is not None:
                 group.add(finding)
-            # Of each headline a few, so that memory stays bounded: the most severe; a milder one makes room.
-            like = self._kept.setdefault(_group(finding), {})
+            # At most eight of each headline, so that memory stays bounded: a more severe one replaces the mildest.
+            like = self._kept.setdefault(_headline_key(finding), {})
             before = like.get(key)
             if before is None and len(like) >= 8:
                 mildest = min(like, key=lambda other: like[other].severity)
@@ -107,18 +107,18 @@ class Worst:
                 like[key] = finding
 
     def pick(self, number: int, least: Severity = Severity.NOTE) -> list[WorstEntry]:
-        """At most `number` findings from `least` up: errors, warnings, notes, alternating between headlines.
+        """At most `number` findings from `least` up: those about a whole log, then errors, warnings, notes.
 
-        Findings about what wrote the log come first.
+        Within a severity, headlines take turns.
         """
         left = dict.fromkeys(self._kept, _UNREADABLE_SHOWN)
         picked: list[WorstEntry] = []
-        groups = sorted(self._kept, key=lambda group: (-self._findings_of(group), group[0]))
+        groups = sorted(self._kept, key=lambda group: (-self._count_findings(group), group[0]))
         shown = [severity for severity in sorted(Severity, reverse=True) if severity >= least]
-        ranked = [[self._of(group, severity) for group in groups] for severity in shown]
-        for columns in ([self._of(group, None) for group in groups], *ranked):
+        ranked = [[self._ranked_findings(group, severity) for group in groups] for severity in shown]
+        for columns in ([self._ranked_findings(group, None) for group in groups], *ranked):
             for finding in chain.from_iterable(zip_longest(*columns)):
-                group = None if finding is None else _group(finding)
+                group = None if finding is None else _headline_key(finding)
                 if finding is None or group is None or finding.severity < least:
                     continue
                 if left[group] > 0 and len(picked) < number:
@@ -126,71 +126,73 @@ class Worst:
                     picked.append(self._entry(finding))
         return picked
 
-    def _findings_of(self, group: _GroupKey) -> int:
-        entries = (self._groups.get((_key(finding), finding.severity)) for finding in self._kept[group].values())
+    def _count_findings(self, group: _HeadlineKey) -> int:
+        entries = (
+            self._groups.get((_entry_key(finding), finding.severity)) for finding in self._kept[group].values()
+        )
         return sum(entry.findings for entry in entries if entry is not None)
 
-    def _of(self, group: _GroupKey, severity: Severity | None) -> list[Finding]:
-        """The findings of a headline with this severity; None: those about what wrote the log."""
+    def _ranked_findings(self, group: _HeadlineKey, severity: Severity | None) -> list[Finding]:
+        """A headline's findings with a severity, the most frequent first; None: those about what wrote the log."""
         findings = sorted(self._kept[group].values(), key=lambda finding: -self._entry(finding).findings)
         if severity is None:
-            return [finding for finding in findings if leads(finding)]
-        return [finding for finding in findings if finding.severity is severity and not leads(finding)]
+            return [finding for finding in findings if doubts_log(finding)]
+        return [finding for finding in findings if finding.severity is severity and not doubts_log(finding)]
 
     def _entry(self, finding: Finding) -> WorstEntry:
-        group = self._groups.get((_key(finding), finding.severity))
+        group = self._groups.get((_entry_key(finding), finding.severity))
         if group is None:
             return WorstEntry(finding)
         return WorstEntry(finding, group.findings, group.rows, tuple(group.places))
 
 
-def by_weight(codes: Iterable[str]) -> list[str]:
-    """Codes sorted, with those that are only about a whole log and come first at the front."""
-    return sorted(codes, key=lambda code: (code not in FIRST[:2], code))
+def log_codes_first(codes: Iterable[str]) -> list[str]:
+    """The codes in order, after those that only find what a whole log has (REC007, REC011)."""
+    return sorted(codes, key=lambda code: (code not in LOG_DOUBTS[:2], code))
 
 
-def leads(finding: Finding) -> bool:
-    """Whether a finding is about what wrote the whole log."""
-    return finding.code in FIRST and finding.hit.where is Where.LOG
+def doubts_log(finding: Finding) -> bool:
+    """Whether a finding doubts the tokenizer or template of a whole log."""
+    return finding.code in LOG_DOUBTS and finding.hit.where is Where.LOG
 
 
 def more_words(entry: WorstEntry) -> str:
-    """`119 more like it, in rows 0, 3, 4, 7, 9, …`; empty if there is only one."""
+    """`119 like this in 12 rows: 0, 3, 4, 7, 9, …`; "" if there is only one."""
     if entry.findings < 2 or entry.finding.hit.where is Where.LOG:
         return ""
-    named = ", ".join([*entry.places, *(["…"] if entry.rows > len(entry.places) else [])])
-    row = f"row {named}" if entry.rows == 1 else f"{entry.rows:,} rows: {named}"
-    return f"{entry.findings:,} like this in {row}"
+    places = ", ".join([*entry.places, *(["…"] if entry.rows > len(entry.places) else [])])
+    rows = f"row {places}" if entry.rows == 1 else f"{entry.rows:,} rows: {places}"
+    return f"{entry.findings:,} like this in {rows}"
 
 
-def entry_lines(entry: WorstEntry, width: int, *, named: bool = False) -> Iterator[str]:
-    """The lines of a finding as the terminal shows it, without colours, and how many are like it."""
+def entry_lines(entry: WorstEntry, width: int, *, with_repair: bool = False) -> Iterator[str]:
+    """The finding as the terminal shows it, without colours, and how many are like it."""
     from tito_audit.terminal.page import console_for, finding_lines
 
-    for line in finding_lines(entry.finding, console_for(StringIO(), ReportOptions(width=width)), named=named):
+    console = console_for(StringIO(), ReportOptions(width=width))
+    for line in finding_lines(entry.finding, console, with_repair=with_repair):
         yield line.plain.rstrip()
     if more := more_words(entry):
         yield f"  {visible(more)}"
 
 
-def _group(finding: Finding) -> _GroupKey:
-    if finding.code in OF_REASONING:
+def _headline_key(finding: Finding) -> _HeadlineKey:
+    if finding.code in REASONING_CODES:
         return NOT_APPEND_ONLY, ""
     return finding.headline or finding.code, finding.unit
 
 
-def _key(finding: Finding) -> _Key:
+def _entry_key(finding: Finding) -> _EntryKey:
     hit = finding.hit
-    # Rows that cannot be read have one cause and many reasons, each with its own places and values.
+    # Unreadable rows share one cause; their messages tell the reasons apart, once places and values are gone.
     why = _VALUES.sub("#", hit.message) if finding.code == _UNREADABLE else hit.cause
     return finding.code, finding.place.file, why
 
 
 class Shortlist(Generic[T]):
-    """Keeps up to `limit` of all values offered.
+    """Keeps the highest-ranked `limit` of all values offered.
 
-    A value of higher rank replaces one of the lowest rank. Within a rank the kinds share the room, and the first
-    of each kind are kept.
+    Within a rank all kinds get the same room, and the first values of each kind are kept.
     """
 
     def __init__(self, limit: int) -> None:
@@ -207,7 +209,7 @@ class Shortlist(Generic[T]):
     def offer(self, rank: int, kind: str, value: T) -> None:
         """Keep the value if there is room, or if it ranks above one that is kept."""
         self.offered += 1
-        if self._size == self._limit and not self._made_room(rank, kind):
+        if self._size == self._limit and not self._make_room(rank, kind):
             return
         self._ranks.setdefault(rank, {}).setdefault(kind, []).append((self.offered, value))
         self._size += 1
@@ -221,8 +223,8 @@ class Shortlist(Generic[T]):
     def __len__(self) -> int:
         return self._size
 
-    def _made_room(self, rank: int, kind: str) -> bool:
-        """Whether a value worth less was dropped."""
+    def _make_room(self, rank: int, kind: str) -> bool:
+        """Drop a kept value that the offered one may replace; False if there is none."""
         if not self._limit:
             return False
         lowest = min(self._ranks)
@@ -242,16 +244,16 @@ class Shortlist(Generic[T]):
 
 
 @dataclass(slots=True)
-class Curable:
-    """New findings: the worst, and whether a repair may fix some."""
+class NewFindings:
+    """The findings of a scan that are not in the baseline: the worst, and what repairs may fix."""
 
-    worst: Worst = field(default_factory=Worst)
-    again: Severity | None = None
-    """The worst of those with a repair that has to be named by --with; None without any."""
+    worst: WorstFindings = field(default_factory=WorstFindings)
+    repairable_by_name: Severity | None = None
+    """The worst severity that `once` may fix, a repair that runs only if named by --with; None without any."""
     _repairable: dict[str, Severity] = field(default_factory=dict)
-    """By log, the worst of its findings that another repair fits."""
+    """By log, the worst severity that any other repair fits."""
     _repaired: set[str] = field(default_factory=set)
-    """Logs with rows that a repair wrote: what is left in them, it has tried."""
+    """Logs with rows that a repair wrote: it has already tried what is left in them."""
 
     def add(self, result: Result) -> None:
         new = [finding for finding in result.findings if not finding.known]
@@ -260,25 +262,25 @@ class Curable:
             self._repaired.add(result.place.file)
         for finding in new:
             if finding.repair == ONCE:
-                self.again = max(self.again or Severity.NOTE, finding.severity)
+                self.repairable_by_name = max(self.repairable_by_name or Severity.NOTE, finding.severity)
             elif finding.repair is not None:
                 worst = self._repairable.get(result.place.file, Severity.NOTE)
                 self._repairable[result.place.file] = max(worst, finding.severity)
 
     @property
     def repairable(self) -> Severity | None:
-        """The worst of the findings that a repair fits and that none has tried; None without any."""
+        """The worst severity that a repair fits and none has tried; None without any."""
         return max((worst for log, worst in self._repairable.items() if log not in self._repaired), default=None)
 
     @property
-    def first(self) -> Finding | None:
+    def worst_finding(self) -> Finding | None:
         """The worst finding; None without any."""
         return next((entry.finding for entry in self.worst.pick(1)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class NextCommand:
-    """A command, and what it does."""
+    """A command to run next, and what it does."""
 
     command: str
     says: str
@@ -286,18 +288,17 @@ class NextCommand:
 
 def next_steps(
     worst: Finding | None,
-    curable: Curable,
+    new: NewFindings,
     summary: Summary,
     *,
     browse: bool = False,
     least: Severity = Severity.NOTE,
 ) -> Iterator[NextCommand]:
-    """Commands that explain and show the worst finding and repair all; `browse`: also one that shows all."""
+    """Commands that explain and show the worst finding, then those that repair; `browse` adds the html report."""
     misfit = worst is not None and worst.code == _MISFIT
     if worst is not None and misfit:
-        # The command that finds what wrote a log that the tokenizer or the template did not write.
-        # With another template, the tokenizer is not in doubt.
-        words = "" if "tokenizer" in worst.hit.cause else with_tokenizer(summary)
+        # `identify` finds out what wrote the log; where only the template is in doubt, it keeps the tokenizer.
+        words = "" if "tokenizer" in worst.hit.cause else tokenizer_flag(summary)
         pairs = zip(summary.reading[::2], summary.reading[1::2], strict=True)
         flags = [word for pair in pairs if pair[0] not in _RENDERING for word in pair] + list(summary.joining)
         words += "".join(f" {shell_word(word)}" for word in flags)
@@ -305,7 +306,7 @@ def next_steps(
         yield NextCommand(f"tito-audit identify {shell_word(worst.place.file)}{words}", says)
     if worst is not None:
         if worst.code == _UNREADABLE:
-            look = f"tito-audit inspect {shell_word(worst.place.file)}{with_tokenizer(summary)}"
+            look = f"tito-audit inspect {shell_word(worst.place.file)}{tokenizer_flag(summary)}"
             yield NextCommand(look, "its columns, and a mapping to paste")
         yield NextCommand(f"tito-audit explain {worst.code}", "what it means, and what fixes it")
         # A wrong tokenizer shows no token as it is, and without ids there are none.
@@ -314,12 +315,12 @@ def next_steps(
     if misfit or not summary.rollouts:  # with the right tokenizer there are other findings
         return
     log = shell_word(summary.files[0]) if len(summary.files) == 1 else "…"
-    repair = f"tito-audit repair {log} -o OUT{with_options(summary)}"
-    if curable.repairable is not None and curable.repairable >= least:
+    repair = f"tito-audit repair {log} -o OUT{option_flags(summary)}"
+    if new.repairable is not None and new.repairable >= least:
         # By default a repair leaves warnings alone.
-        bar = "" if curable.repairable is Severity.ERROR else " --fail-on warning"
+        bar = "" if new.repairable is Severity.ERROR else " --fail-on warning"
         yield NextCommand(f"{repair}{bar}", "repairs what it can prove; --dry-run tells what, and writes nothing")
-    if curable.again is not None and curable.again >= least:
+    if new.repairable_by_name is not None and new.repairable_by_name >= least:
         yield NextCommand(f"{repair} --with {ONCE}", "takes repeated training out of the loss where it is certain")
     if worst is not None and browse:
         yield NextCommand("tito-audit scan … --report html=report.html", "every finding, in a browser")

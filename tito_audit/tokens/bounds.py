@@ -1,9 +1,9 @@
-"""What the files of a tokenizer may be: plain files of bounded size that hold what they should.
+"""Checks of a tokenizer's files: plain files, of bounded size, with steps that are known to be fast.
 
-A tokenizer comes from strangers, and some of what its file may say takes for ever on some text, or all memory: a
-regex that backtracks, a replacement that doubles the text thirty times. Published tokenizers use a few steps and
-regexes, which are listed here. What is not listed may be harmless too, but runs in a process of its own
-(`limited.py`). Few things are refused at once: those that no tokenizer needs and that no process could bear.
+A tokenizer comes from strangers, and its definition may take forever on some text, or all memory: a regex that
+backtracks, a replacement that doubles the text thirty times. The steps and regexes of published tokenizers are
+listed here. Any other runs in a child process with limits (`limited.py`), though it may be harmless. Refused is
+only what no tokenizer needs and no process could bear.
 """
 
 from __future__ import annotations
@@ -20,42 +20,39 @@ from typing import Any
 
 import orjson
 
-from tito_audit.errors import ODD_VALUES, TitoAuditError, TokenizerError, in_words
-from tito_audit.tokens.vocab import flat_steps
+from tito_audit.errors import ODD_VALUES, TitoAuditError, TokenizerError, describe_error
+from tito_audit.tokens.vocab import flatten_steps
 
 DEFINITION_BYTES = 256 << 20
 """The largest `tokenizer.json`, or other vocabulary; that of gemma-3 has 33 MB."""
 SETTINGS_BYTES = 32 << 20
 TEMPLATE_BYTES = 4 << 20
-LONGEST_TOKEN = 4096
+MAX_TOKEN = 4096
 """Characters of one token; published ones have up to a few hundred."""
-ADDED_STATES = 300_000
-"""States of the automaton of added tokens, of up to 2 kB each; a speech model's 65,536 tokens have 200,000."""
-_UNIGRAM_STATES = 2_000_000
+MAX_ADDED_STATES = 300_000
+"""States of the automaton for added tokens, up to 2 kB each; the 65,536 tokens of a speech model have 200,000."""
+_MAX_UNIGRAM_STATES = 2_000_000
 """States of the trie of a Unigram model, of up to 360 bytes each; 250,000 tokens have about a million."""
-_UNIGRAM_TOKEN = 128
-"""Characters of a token of Unigram, which looks for tokens from each place of a text on."""
-_MOST_STEPS = 64
-"""No part has more steps."""
-_FEW_STEPS = 16
-_SHORT = 64
+_MAX_UNIGRAM_TOKEN = 128
+"""Characters of a Unigram token; Unigram tries tokens at each position of a text."""
+_MAX_STEPS = 64
+"""Steps of one part; with more the tokenizer is refused."""
+_MAX_TRUSTED_STEPS = 16
+_MAX_AFFIX = 64
 """Characters of a prefix, a suffix or a replacement."""
-_WORD = 1000
-"""WordPiece takes time by the square of the longest word that it reads."""
-_LONGEST_REGEX = 4096
-_WITHOUT_WAITING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-"""Opens a pipe too, without waiting for someone to write to it."""
+_MAX_WORDPIECE_WORD = 1000
+"""WordPiece takes quadratic time in the longest word that it reads."""
+_MAX_REGEX = 4096
+_NONBLOCKING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+"""Flags that open even a pipe without waiting for a writer."""
 _PARTS = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
-_ESCAPED = re.compile(rb"\\u00[2567]")
-"""A letter that is written as whoever hides one would write it."""
+_ESCAPED_LETTER = re.compile(rb"\\u00[2567]")
+"""A JSON escape of an ASCII letter, which only hides a key."""
 
 
 @contextmanager
 def reading_definition(where: Path | str) -> Iterator[None]:
-    """A block that reads the files of a tokenizer: TokenizerError for whatever they hold that no tokenizer has.
-
-    `where`: the folder or the file, for the message.
-    """
+    """Turn errors that unreadable or odd content causes inside into TokenizerError about `where`."""
     try:
         yield
     except TitoAuditError:
@@ -65,18 +62,18 @@ def reading_definition(where: Path | str) -> Iterator[None]:
     except (*ODD_VALUES, MemoryError) as error:
         raise TokenizerError(
             f"{where}: this tokenizer cannot be read: a part of it is missing or holds something else than it "
-            f"should ({in_words(error)}).\nDownload it again, or pass the folder of another."
+            f"should ({describe_error(error)}).\nDownload it again, or pass the folder of another."
         ) from error
 
 
 def read_file(file: Path, limit: int, *, what: str = "tokenizer") -> bytes:
-    """The content of a plain file; TokenizerError if it is something else, too large or unreadable.
+    """The content of a plain file; TokenizerError if it is no plain file, too large or unreadable.
 
     FileNotFoundError if there is none.
     """
     try:
-        with os.fdopen(os.open(file, _WITHOUT_WAITING), "rb") as source:
-            _check_kind(file, os.fstat(source.fileno()), limit, what)
+        with os.fdopen(os.open(file, _NONBLOCKING), "rb") as source:
+            _check_plain_file(file, os.fstat(source.fileno()), limit, what)
             content = source.read(limit + 1)
     except FileNotFoundError:
         raise
@@ -88,20 +85,20 @@ def read_file(file: Path, limit: int, *, what: str = "tokenizer") -> bytes:
 
 
 def check_file(file: Path) -> None:
-    """TokenizerError for a definition that is no plain file or too large; nothing is read."""
+    """Raise TokenizerError if a definition is no plain file or too large, without reading it."""
     try:
-        _check_kind(file, file.stat(), DEFINITION_BYTES, "tokenizer")
+        _check_plain_file(file, file.stat(), DEFINITION_BYTES, "tokenizer")
     except OSError as error:
         raise TokenizerError(f"{file}: this tokenizer cannot be read ({error}).") from error
 
 
 def read_template(file: Path) -> str:
-    """The text of a chat template's file; TokenizerError or UnicodeDecodeError if it has none."""
+    """The text of a chat template file; TokenizerError if it cannot be read, UnicodeDecodeError if not UTF-8."""
     text = read_file(file, TEMPLATE_BYTES, what="chat template").decode("utf-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _check_kind(file: Path, there: os.stat_result, limit: int, what: str) -> None:
+def _check_plain_file(file: Path, there: os.stat_result, limit: int, what: str) -> None:
     if not stat.S_ISREG(there.st_mode):
         raise TokenizerError(f"{file}: this {what} cannot be read (it is not a plain file).")
     if there.st_size > limit:
@@ -115,12 +112,11 @@ def _too_large(file: Path, size: int, limit: int, what: str) -> TokenizerError:
     )
 
 
-def checked_definition(content: bytes, file: Path) -> tuple[bytes, str | None]:
-    """A `tokenizer.json` as it was checked, for the library to load, and what in it is not known to be quick, in a
-    few words; None if everything is.
+def check_definition(content: bytes, file: Path) -> tuple[bytes, str | None]:
+    """A `tokenizer.json` as it was checked, for the library to load, and what in it may be slow, None if nothing.
 
     TokenizerError for what no tokenizer needs: tokens of thousands of characters, the same part twice. Content
-    that is no JSON passes: the library has better words for it.
+    that is not JSON passes: the library explains that better.
     """
     try:
         parts = orjson.loads(content)
@@ -128,39 +124,40 @@ def checked_definition(content: bytes, file: Path) -> tuple[bytes, str | None]:
         return content, "JSON that only the library may be able to read"
     if not isinstance(parts, dict):
         return content, "JSON that is no object"
-    _check_once(content, file)
+    _check_no_part_twice(content, file)
     added, model = parts.get("added_tokens"), parts.get("model")
     model = model if isinstance(model, dict) else {}
     pieces = model.get("vocab")
     if isinstance(pieces, list):  # Unigram
         pieces = [pair[0] for pair in pieces if isinstance(pair, list) and pair and isinstance(pair[0], str)]
-        check_tokens(pieces, file, _UNIGRAM_STATES, "tokens of a Unigram model")
+        check_tokens(pieces, file, _MAX_UNIGRAM_STATES, "tokens of a Unigram model")
     elif isinstance(pieces, dict):
         check_tokens(pieces, file)
     listed = added if isinstance(added, list) else ()
-    check_tokens((str(token.get("content")) for token in listed if isinstance(token, dict)), file, ADDED_STATES)
-    because = _unknown_step(parts, file) or _unknown_model(model)
-    try:  # written again, so that the library reads what was read here, however the file is written
+    contents = (str(token.get("content")) for token in listed if isinstance(token, dict))
+    check_tokens(contents, file, MAX_ADDED_STATES)
+    because = _find_slow_step(parts, file) or _find_slow_model(model)
+    try:  # serialized again, so that the library reads exactly what was checked
         return orjson.dumps(parts), because
     except orjson.JSONEncodeError:
         return content, "JSON that is nested too deep"
 
 
 def check_tokens(tokens: Iterable[str], file: Path, most: int | None = None, what: str = "added tokens") -> None:
-    """TokenizerError for a token of thousands of characters, or if all would take too much memory together.
+    """Raise TokenizerError for a token of thousands of characters, or if all together take too much memory.
 
-    The library searches texts for tokens by an automaton, which has a state for each different beginning of one.
+    The library searches texts for tokens with an automaton that has a state for each distinct prefix of a token.
     """
     texts = list(tokens)
     longest = max(texts, key=len, default="")
-    if len(longest) > LONGEST_TOKEN:
+    if len(longest) > MAX_TOKEN:
         raise TokenizerError(
             f"{file}: a token of {len(longest):,} characters ({longest[:20]!r}…), and none may have more than "
-            f"{LONGEST_TOKEN:,}.\nNo sampler has such tokens. Download the tokenizer again."
+            f"{MAX_TOKEN:,}.\nNo sampler has such tokens. Download the tokenizer again."
         )
     if most is None or 4 * sum(map(len, texts)) <= most:  # a character has four bytes at most
         return
-    states = beginnings(texts)
+    states = count_prefixes(texts)
     if states > most:
         raise TokenizerError(
             f"{file}: {len(texts):,} {what} that have {states:,} different beginnings, and {most:,} are the "
@@ -168,35 +165,35 @@ def check_tokens(tokens: Iterable[str], file: Path, most: int | None = None, wha
         )
 
 
-def beginnings(texts: Iterable[str]) -> int:
-    """How many different beginnings texts have, in bytes."""
+def count_prefixes(texts: Iterable[str]) -> int:
+    """How many distinct prefixes these texts have, in bytes: the nodes of their trie."""
     ordered = sorted({text.encode("utf-8", "surrogatepass") for text in texts})
     return sum(map(len, ordered)) - sum(len(os.path.commonprefix(pair)) for pair in pairwise(ordered))  # noqa: RUF071 - of bytes
 
 
-def _check_once(content: bytes, file: Path) -> None:
-    """TokenizerError if an object names one of the parts twice: it is unknown which one counts."""
+def _check_no_part_twice(content: bytes, file: Path) -> None:
+    """Raise TokenizerError if an object has one of the parts twice: it is unknown which one counts."""
     keys = [b'"%s"' % part.encode() for part in _PARTS]
-    several = any(content.count(key) > 1 and len(re.findall(key + rb"\s*:\s*[{\[n]", content)) > 1 for key in keys)
-    if not several and _ESCAPED.search(content) is None:
+    twice = any(content.count(key) > 1 and len(re.findall(key + rb"\s*:\s*[{\[n]", content)) > 1 for key in keys)
+    if not twice and _ESCAPED_LETTER.search(content) is None:
         return
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         whole = dict(pairs)
         if len(whole) < len(pairs):
             names = [name for name, _ in pairs]
-            twice = next((part for part in _PARTS if names.count(part) > 1), None)
-            if twice is not None:
+            part = next((part for part in _PARTS if names.count(part) > 1), None)
+            if part is not None:
                 raise TokenizerError(
-                    f"{file}: `{twice}` is there more than once, so it is unknown which one counts.\n"
+                    f"{file}: `{part}` is there more than once, so it is unknown which one counts.\n"
                     "Download the tokenizer again."
                 )
         return whole
 
-    json.loads(content, object_pairs_hook=once)
+    json.loads(content, object_pairs_hook=refuse_twice)
 
 
-_BRANCHES = r"""
+_KNOWN_BRANCHES = r"""
 '(?:[sdmt]|ll|ve|re)
 '(?i:[sdmt]|ll|ve|re)
 (?i:'s|'t|'re|'ve|'m|'ll|'d)
@@ -251,11 +248,12 @@ _BRANCHES = r"""
 \s*[\r\n]
 \s*\r?\n
 """
-"""Branches of the regexes of published tokenizers, one a line; one more is a space."""
-_KNOWN_REGEX = "(?:{0})(?:\\|(?:{0}))*".format("|".join(map(re.escape, [*_BRANCHES.strip("\n").split("\n"), " "])))
-_LINES = frozenset((r"\s*[\r\n]+", r"\s*[\r\n]", r"\s*\r?\n"))
-"""Quick only where another branch takes the white space without a line break that they look through."""
-_HARMLESS = frozenset(
+"""Branches of the regexes of published tokenizers, one a line; a space is one more."""
+_ANY_BRANCH = "|".join(map(re.escape, [*_KNOWN_BRANCHES.strip("\n").split("\n"), " "]))
+_KNOWN_REGEX = f"(?:{_ANY_BRANCH})(?:\\|(?:{_ANY_BRANCH}))*"
+_LINE_BREAK_BRANCHES = frozenset((r"\s*[\r\n]+", r"\s*[\r\n]", r"\s*\r?\n"))
+"""Fast only if another branch matches the white space without a line break that these scan."""
+_LINEAR_STEPS = frozenset(
     (
         *("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "Strip", "StripAccents", "BertNormalizer"),
         *("Whitespace", "WhitespaceSplit", "Punctuation", "Digits", "UnicodeScripts", "BertPreTokenizer"),
@@ -264,35 +262,33 @@ _HARMLESS = frozenset(
 )
 
 
-def _unknown_step(parts: Mapping[str, Any], file: Path) -> str | None:
-    """The first step of a tokenizer that is not known to be quick, in a few words; None if all are."""
+def _find_slow_step(parts: Mapping[str, Any], file: Path) -> str | None:
+    """The first step that is not known to be fast, in a few words; None if all are."""
     for name in ("normalizer", "pre_tokenizer", "post_processor"):
-        steps = flat_steps(parts.get(name))
-        if len(steps) > _MOST_STEPS:
+        steps = flatten_steps(parts.get(name))
+        if len(steps) > _MAX_STEPS:
             raise TokenizerError(
-                f"{file}: its {name} has {len(steps):,} steps, and none may have more than {_MOST_STEPS}.\n"
+                f"{file}: its {name} has {len(steps):,} steps, and none may have more than {_MAX_STEPS}.\n"
                 "No sampler has such a tokenizer. Download it again."
             )
-        if len(steps) > _FEW_STEPS:
+        if len(steps) > _MAX_TRUSTED_STEPS:
             return f"a {name} of {len(steps):,} steps"
         for step in steps:
-            if not (isinstance(step, dict) and _is_quick(step)):
-                shown = {key: step[key] for key in ("type", "pattern") if key in step} if _is(step) else step
-                return f"a {name} with the step {str(shown)[: 2 * _SHORT]}"
+            if not isinstance(step, dict):
+                return f"a {name} with the step {str(step)[: 2 * _MAX_AFFIX]}"
+            if not _is_linear_step(step):
+                shown = {key: step[key] for key in ("type", "pattern") if key in step}
+                return f"a {name} with the step {str(shown)[: 2 * _MAX_AFFIX]}"
     return None
 
 
-def _is(step: Any) -> bool:
-    return isinstance(step, dict)
-
-
-def _is_quick(step: dict[str, Any]) -> bool:
-    """Whether a step takes time and memory in proportion to the text, and makes none longer."""
+def _is_linear_step(step: dict[str, Any]) -> bool:
+    """Whether a step takes linear time and memory and never makes a text longer."""
     kind, pattern, content = step.get("type"), step.get("pattern"), step.get("content")
-    if kind in _HARMLESS:
+    if kind in _LINEAR_STEPS:
         return True
     if kind == "Prepend":
-        return isinstance(step.get("prepend"), str) and len(step["prepend"]) <= _SHORT
+        return isinstance(step.get("prepend"), str) and len(step["prepend"]) <= _MAX_AFFIX
     if kind == "FixedLength":
         return isinstance(step.get("length"), int) and step["length"] > 0
     if kind in ("Split", "Replace") and isinstance(pattern, dict) and len(pattern) == 1:
@@ -301,43 +297,43 @@ def _is_quick(step: dict[str, Any]) -> bool:
             return False
         shortest = len(text) if form == "String" else 1
         grows = kind == "Replace" and not (isinstance(content, str) and len(content) <= shortest)
-        return not grows and (form == "String" or _is_known(text))
+        return not grows and (form == "String" or _is_known_regex(text))
     if kind == "TemplateProcessing":  # each of its sequences at most once
         for pieces in (step.get("single"), step.get("pair")):
-            if not isinstance(pieces, list) or len(pieces) > _SHORT:
+            if not isinstance(pieces, list) or len(pieces) > _MAX_AFFIX:
                 return False
-            named = [
-                str(piece["Sequence"].get("id")) for piece in pieces if _is(piece) and _is(piece.get("Sequence"))
-            ]
+            sequences = [piece.get("Sequence") for piece in pieces if isinstance(piece, dict)]
+            named = [str(sequence.get("id")) for sequence in sequences if isinstance(sequence, dict)]
             if len(named) != len(set(named)):
                 return False
         return True
     return False
 
 
-def _is_known(regex: str) -> bool:
-    """Whether a regex is an alternative of branches that are known to be quick."""
-    if len(regex) > _LONGEST_REGEX:
+def _is_known_regex(regex: str) -> bool:
+    """Whether all branches of a regex are known to be fast."""
+    if len(regex) > _MAX_REGEX:
         return False
-    # Some files have the line breaks themselves where others have their escapes.
+    # Some files hold line breaks themselves, others their escapes.
     regex = regex.replace("\r", r"\r").replace("\n", r"\n")
     branches = set(regex.split("|"))
-    return re.fullmatch(_KNOWN_REGEX, regex) is not None and (r"\s+" in branches or not branches & _LINES)
+    fast = r"\s+" in branches or branches.isdisjoint(_LINE_BREAK_BRANCHES)
+    return fast and re.fullmatch(_KNOWN_REGEX, regex) is not None
 
 
-def _unknown_model(model: Mapping[str, Any]) -> str | None:
-    """What about a model is not known to be quick, or may crash the library; None if nothing is."""
+def _find_slow_model(model: Mapping[str, Any]) -> str | None:
+    """What in a model may be slow or may crash the library, in a few words; None if nothing does."""
     kind, tokens, prefix = model.get("type"), model.get("vocab"), model.get("continuing_subword_prefix")
     if isinstance(tokens, list):
         texts = (str(pair[0]) for pair in tokens if isinstance(pair, list) and pair)
-        return "long tokens of Unigram" if any(len(text) > _UNIGRAM_TOKEN for text in texts) else None
+        return "long tokens of Unigram" if any(len(text) > _MAX_UNIGRAM_TOKEN for text in texts) else None
     if kind not in (None, "BPE", "Unigram", "WordLevel", "WordPiece"):
         return "a model that is not known"
     longest = model.get("max_input_chars_per_word", 0)
-    if kind == "WordPiece" and (not isinstance(longest, int) or longest > _WORD):
+    if kind == "WordPiece" and (not isinstance(longest, int) or longest > _MAX_WORDPIECE_WORD):
         return "words of any length in WordPiece"
     for name in ("continuing_subword_prefix", "end_of_word_suffix", "unk_token"):
-        if len(str(model.get(name) or "")) > _SHORT:
+        if len(str(model.get(name) or "")) > _MAX_AFFIX:
             return f"a long {name}"
-    # BPE cuts the second token of each merge by the bytes of its prefix, and may crash within a character.
+    # For each merge, BPE cuts the length of the prefix off the second token: inside a character it crashes.
     return "merges of BPE with a prefix" if prefix and kind in (None, "BPE") else None

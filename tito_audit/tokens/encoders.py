@@ -1,13 +1,12 @@
 """Encoders: texts to ids, each text as a whole, without a cache.
 
 `tokenizers` is the reference: reports rely on its ids only. `fastokens` is many times faster and must give the
-same ids; it is imported when one is built. It is built from the reference's own definition rather than from the
-tokenizer's file, so it includes tokens added after loading.
+same ids. It is built from the reference's definition, not from the tokenizer's file, so it knows tokens that were
+added after loading.
 
-A fast encoder is checked before it is trusted with a log. The probes are what encoders have been seen to
-disagree on: scripts, characters that combine or are normalised, multi-part emoji, digits, white space,
-contractions, control tokens spelled in full and in part, long words, and words from the tokenizer's own
-vocabulary.
+A fast encoder is checked before it is trusted with a log, on texts that encoders have been seen to disagree on:
+scripts, characters that combine or are normalized, multi-part emoji, digits, white space, contractions, control
+tokens in full and in part, long words, and words made from the tokenizer's own vocabulary.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ import numpy as np
 
 from tito_audit.errors import EncodeError, TokenizerError
 from tito_audit.record.arrays import Ids, empty_ids
-from tito_audit.tokens.limited import is_limited, reason_of
+from tito_audit.tokens.limited import library_error, runs_in_child
 from tito_audit.tokens.vocab import Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
 
-_SHOWN = 40
+_MAX_QUOTED = 40
 """Characters of a text in a message."""
 
 
 class Encoder(Protocol):
-    """Turns texts into ids. It adds no special tokens; those that a text spells become control tokens."""
+    """Turns texts into ids. Adds no special tokens; those that a text spells become control tokens."""
 
     @property
     def name(self) -> str:
-        """The library, as a report names it."""
+        """The library's name, as in reports."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each text, in order, `[N]` int32, read-only."""
@@ -57,38 +56,37 @@ class ReferenceEncoder:
         self._backend = backend
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text, in order; the library may use threads for several."""
-        with _refused(texts):
+        """The ids of each text, in order; the library may use threads."""
+        with _encode_errors(texts):
             formed = [well_formed(text) for text in texts]
             encoded = self._backend.encode_batch_fast(formed, add_special_tokens=False)
-            return [_frozen(encoding.ids) for encoding in encoded]
+            return [_read_only_ids(encoding.ids) for encoding in encoded]
 
-    def encode_alone(self, texts: Sequence[str]) -> list[Ids]:
-        """The same ids without the library's threads, which must not run in a process before it forks."""
-        return [_frozen(self.encode_one(text)) for text in texts]
+    def encode_single_threaded(self, texts: Sequence[str]) -> list[Ids]:
+        """The same ids without threads, which a process must not have when it forks."""
+        return [_read_only_ids(self.encode_one(text)) for text in texts]
 
     def encode_one(self, text: str, *, special: bool = False) -> list[int]:
-        """The ids of one text, with `special` those that the post-processor puts around it too."""
-        with _refused([text]):
+        """The ids of one text; with `special`, including those that the post-processor adds."""
+        with _encode_errors([text]):
             ids: list[int] = self._backend.encode(well_formed(text), add_special_tokens=special).ids
         return ids
 
 
 class FastEncoder:
-    """`fastokens`, built from a tokenizer of the reference; TokenizerError, with the reason, if that fails.
+    """`fastokens`, built from a reference tokenizer; TokenizerError, with the reason, if that fails.
 
-    From its first encoding on it keeps a pool of threads, one for each processor that it may use at that moment. A
-    forked child of a process with such a pool still encodes correctly, but at half the speed; so it encodes a
-    letter `on_one_processor` while it is built.
+    Its first encoding starts a thread for each processor that it may use at that moment, and a forked child
+    without these threads encodes at half the speed. So it encodes a letter `on_one_processor` while it is built.
     """
 
     name = "fastokens"
     build = ""
-    """What identifies this build of the library: its files, their sizes and times."""
+    """A hash of the library's files, their sizes and times."""
 
     def __init__(self, backend: tokenizers.Tokenizer, definition: bytes | None = None) -> None:
-        """Build it from the backend's definition; pass it as `definition` if it is at hand."""
-        if is_limited(backend):
+        """`definition`: the backend's definition, if it is at hand."""
+        if runs_in_child(backend):
             raise TokenizerError("the tokenizer has parts that are not known to be quick, and runs with limits")
         dropout = getattr(backend.model, "dropout", None) if definition is None else None
         if dropout:
@@ -99,7 +97,7 @@ class FastEncoder:
             import fastokens
         except ImportError as error:
             raise TokenizerError(f"fastokens is not installed ({error})") from None
-        self.build = _build(Path(fastokens.__file__).parent)
+        self.build = _hash_files(Path(fastokens.__file__).parent)
         try:
             self._tokenizer = fastokens.Tokenizer.from_json_str(
                 backend.to_str() if definition is None else definition.decode()
@@ -107,7 +105,7 @@ class FastEncoder:
             with on_one_processor():
                 self._tokenizer.encode_batch_flat(["a"])
         except BaseException as error:  # ValueError if it rejects it; custom parts may raise anything
-            raise TokenizerError(f"fastokens rejects it ({reason_of(error)})") from None
+            raise TokenizerError(f"fastokens rejects it ({library_error(error)})") from None
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each text, in order."""
@@ -120,8 +118,8 @@ class FastEncoder:
         return [np.frombuffer(data[start:end], np.int32) for start, end in pairwise(offsets)]
 
 
-class Building:
-    """An encoder built in a thread while this one does other work, which `fastokens` allows."""
+class EncoderBuild:
+    """A fast encoder that is being built in a thread."""
 
     def __init__(self, build: Callable[[], FastEncoder]) -> None:
         from concurrent.futures import ThreadPoolExecutor
@@ -130,10 +128,9 @@ class Building:
         self._built = self._pool.submit(build)
 
     def encoder(self) -> FastEncoder:
-        """The encoder, once it is built and the thread has ended; raises what building it raised."""
+        """Wait for the encoder and for the end of the thread; raises what building it raised."""
         self._pool.shutdown()
-        # Return free memory to the system, where there is a call for it: a finished thread leaves memory behind
-        # that no other thread would use.
+        # A finished thread leaves memory behind that no other thread uses: return it to the system.
         with suppress(AttributeError, OSError, TypeError):
             ctypes.CDLL(None).malloc_trim(0)
         return self._built.result()
@@ -141,7 +138,7 @@ class Building:
 
 @contextmanager
 def on_one_processor() -> Iterator[None]:
-    """Keep this thread on one processor inside the block, where the system supports it."""
+    """Pin this thread to one processor, where the system supports it."""
     before: set[int] | None = None
     if hasattr(os, "sched_setaffinity"):
         with suppress(OSError):
@@ -156,7 +153,7 @@ def on_one_processor() -> Iterator[None]:
 
 
 def well_formed(text: str) -> str:
-    """The text as UTF-8 can express it: a surrogate pair as its character, half a pair as U+FFFD."""
+    """The text as valid Unicode: a surrogate pair as its character, a lone surrogate as U+FFFD."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -165,36 +162,36 @@ def well_formed(text: str) -> str:
 
 
 @cache
-def _build(folder: Path) -> str:
-    """The files of a library, each with its size and the time of its last change, as a hash."""
+def _hash_files(folder: Path) -> str:
+    """A hash of the names, sizes and modification times of the files in a folder."""
     with os.scandir(folder) as entries:
         files = sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
     listed = [f"{name} {there.st_size} {there.st_mtime_ns}\n" for name, there in files]
     return sha256("".join(listed).encode()).hexdigest()
 
 
-def _frozen(values: list[int]) -> Ids:
+def _read_only_ids(values: list[int]) -> Ids:
     ids: Ids = np.array(values, np.int32) if values else empty_ids()
     ids.flags.writeable = False
     return ids
 
 
 @contextmanager
-def _refused(texts: Sequence[str]) -> Iterator[None]:
-    """Raise EncodeError, with the beginning of the texts, for whatever the library raises."""
+def _encode_errors(texts: Sequence[str]) -> Iterator[None]:
+    """Turn whatever the library raises into EncodeError, with the beginning of the longest text."""
     try:
         yield
     except BaseException as error:
         text = max(texts, key=len, default="")
-        begin = f"{text[:_SHOWN]!r}{'…' if len(text) > _SHOWN else ''}"
+        begin = f"{text[:_MAX_QUOTED]!r}{'…' if len(text) > _MAX_QUOTED else ''}"
         raise EncodeError(
-            f"the tokenizer cannot encode a text of {len(text):,} characters, {begin} ({reason_of(error)}).\n"
+            f"the tokenizer cannot encode a text of {len(text):,} characters, {begin} ({library_error(error)}).\n"
             "Its tokens cannot be compared with recorded ones.\n"
             "Check the normalizer, the pre-tokenizer and the ids in its tokenizer.json, or download it again."
         ) from error
 
 
-_TEXTS = (
+_PROBE_TEXTS = (
     "",
     "The quick brown fox jumps over the lazy dog. THE QUICK BROWN FOX!",
     "Grüße aus Köln, façade, smørbrød, żółć, ğıİ, ǅungla, ﬁn ﬄ, ſß",
@@ -225,46 +222,45 @@ _TEXTS = (
     "e\u0301\u0323" * 90,
     "👍🏽" * 60,
 )
-_CONTROL_TOKENS = 48
-"""How many control tokens are spelled out, at equal distances."""
-_ENTRIES = 1024
-"""How many entries of the vocabulary are joined to words."""
+_PROBED_CONTROL_TOKENS = 48
+"""How many control tokens are probed, at equal distances."""
+_PROBED_ENTRIES = 1024
+"""How many entries of the vocabulary are joined into words."""
 
 
-def probes(vocabulary: Vocabulary) -> list[str]:
-    """Texts on which encoders differ if they differ at all, some made from the tokenizer's own words and control
-    tokens."""
-    # Control tokens whole, cut off, in upper case, and next to text and to each other.
+def probe_texts(vocabulary: Vocabulary) -> list[str]:
+    """Texts on which encoders are likely to differ, some made from the tokenizer's words and control tokens."""
+    # Control tokens in full, cut off, in upper case, next to text and to each other
     ids = sorted(vocabulary.added_ids)
-    contents = [vocabulary.token_bytes(i).decode() for i in ids[:: max(1, len(ids) // _CONTROL_TOKENS)]]
+    contents = [vocabulary.token_bytes(i).decode() for i in ids[:: max(1, len(ids) // _PROBED_CONTROL_TOKENS)]]
     whole = [f"a {content}b\n{content} {content}{content}'s" for content in contents]
     partly = [f"{content[:-1]} {content[1:]} {content.upper()} {content[:3]}" for content in contents[:8]]
-    # Entries from the whole vocabulary, joined as bytes into words that it never saw.
-    step = max(1, vocabulary.size // _ENTRIES)
+    # Entries from all of the vocabulary, joined into words that it does not have
+    step = max(1, vocabulary.size // _PROBED_ENTRIES)
     entries = iter([vocabulary.token_bytes(i) for i in range(step - 1, vocabulary.size, step)])
     texts = []
     while batch := list(islice(entries, 32)):
         texts.append(b"".join(batch).decode("utf-8", "replace"))
-    return [*_TEXTS, *[*whole, *partly, "".join(contents), " ".join(contents)], *texts]
+    return [*_PROBE_TEXTS, *[*whole, *partly, "".join(contents), " ".join(contents)], *texts]
 
 
-def disagreement(reference: ReferenceEncoder, fast: Encoder, texts: Sequence[str]) -> str | None:
-    """Where the two differ on these texts, in words; None if they do not.
+def find_disagreement(reference: ReferenceEncoder, fast: Encoder, texts: Sequence[str]) -> str | None:
+    """The first difference on these texts, in words; None if there is none.
 
-    It leaves no thread of either library behind, so a process may fork afterwards.
+    Leaves no thread of either library behind, so the process may fork afterwards.
     """
     try:
         with on_one_processor():
             fast_batch = fast.encode_batch(texts)
     except Exception as error:  # it may raise anything
         return f"{fast.name} could not encode the texts of the self-check ({type(error).__name__}: {error})"
-    for text, fast_ids, ids in zip(texts, fast_batch, reference.encode_alone(texts), strict=True):
+    for text, fast_ids, ids in zip(texts, fast_batch, reference.encode_single_threaded(texts), strict=True):
         if not np.array_equal(fast_ids, ids):
-            return f"{fast.name} disagreed with {reference.name} at {shown(text)}"
+            return f"{fast.name} disagreed with {reference.name} at {quote_text(text)}"
     return None
 
 
-def shown(text: str) -> str:
-    """A text as a message quotes it: on one line, shortened."""
+def quote_text(text: str) -> str:
+    """A text for a message: quoted, on one line, shortened."""
     quoted = ascii(well_formed(text))
     return quoted if len(quoted) <= 60 else f"{quoted[:57]}..."

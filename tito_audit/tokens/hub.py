@@ -1,4 +1,4 @@
-"""A tokenizer's files from the Hugging Face hub, by repository and revision; without a network, from its cache."""
+"""Tokenizer files from the Hugging Face hub or its local cache, by repository and revision."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import orjson
 
 from tito_audit.errors import ODD_VALUES, TokenizerError
-from tito_audit.settings.values import user_path
+from tito_audit.settings.values import expand_user
 from tito_audit.unknown import close_names
 
 FILES = [
@@ -27,18 +27,18 @@ FILES = [
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
 ]
-"""Which files of a repository a tokenizer may need."""
-_FEW = 5
+"""The files of a repository that a tokenizer may need."""
+_MAX_NAMES = 5
 
 
-def snapshot_of(name: str, commit: str | None = None) -> Path:
-    """A folder with the tokenizer's files of a hub repository, named by the hash of their commit: `commit`, if it
-    is given, else that of the revision in the name. They are downloaded if they are not in the cache.
+def download_snapshot(name: str, commit: str | None = None) -> Path:
+    """The local folder with a repository's tokenizer files, named by their commit; downloads what is not cached.
 
-    TokenizerError, in one line, for a name that is not a hub's, an unknown repository or revision, one that needs
-    permission, and files that are neither in the cache nor to be had.
+    The commit is `commit` if given, else that of the revision in `name`. TokenizerError if `name` is no hub name,
+    if the repository or revision is unknown or needs permission, or if the files can be neither found nor
+    downloaded.
     """
-    hub = HubName.of(name)
+    hub = HubName.parse(name)
     if hub is None:
         raise TokenizerError(
             f"{name}: no such folder.\nA tokenizer is needed to re-encode the messages.\n"
@@ -52,11 +52,11 @@ def snapshot_of(name: str, commit: str | None = None) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(hub.repository, revision=hub.revision, allow_patterns=FILES))
     except (OSError, ValueError, RuntimeError, HfHubHTTPError) as error:
-        raise _refused(name, hub, error) from error
+        raise _download_error(name, hub, error) from error
 
 
-def _refused(name: str, hub: HubName, error: Exception) -> TokenizerError:
-    """Why the files cannot be had, and what to do."""
+def _download_error(name: str, hub: HubName, error: Exception) -> TokenizerError:
+    """Why the files could not be downloaded, and what to do."""
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
@@ -65,7 +65,8 @@ def _refused(name: str, hub: HubName, error: Exception) -> TokenizerError:
     )
 
     if isinstance(error, RevisionNotFoundError):
-        return TokenizerError(f"{name}: {hub.repository} has no revision {hub.revision!r}; {_other_revision(hub)}")
+        hint = _suggest_revision(hub)
+        return TokenizerError(f"{name}: {hub.repository} has no revision {hub.revision!r}; {hint}")
     if isinstance(error, GatedRepoError):
         return TokenizerError(
             f"{name}: the repository is gated and this login has no access; ask for it on its page, then run "
@@ -81,7 +82,7 @@ def _refused(name: str, hub: HubName, error: Exception) -> TokenizerError:
 
         because = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
         revisions = cached_revisions(hub.repository)
-        here = f"; the cache has {hub.repository} at {_few(revisions)}" if revisions else ""
+        here = f"; the cache has {hub.repository} at {_first_names(revisions)}" if revisions else ""
         return TokenizerError(
             f"{name}: no such folder, and the hub's cache does not have its files, while {because}{here}; "
             f"download it where there is a network (`hf download {hub.repository}"
@@ -94,8 +95,8 @@ def _refused(name: str, hub: HubName, error: Exception) -> TokenizerError:
     )
 
 
-def _other_revision(hub: HubName) -> str:
-    """Which revision may have been meant, or which there are."""
+def _suggest_revision(hub: HubName) -> str:
+    """Which revision may have been meant, or which ones exist."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -108,13 +109,15 @@ def _other_revision(hub: HubName) -> str:
     names = list(dict.fromkeys(ref.name for ref in named))
     begun = {ref.target_commit for ref in named if len(revision) > 3 and ref.target_commit.startswith(revision)}
     if begun:
-        return f"the hash of a commit is given whole: {_few(sorted(begun))}."
+        return f"the hash of a commit is given whole: {_first_names(sorted(begun))}."
     close = close_names(revision, names)
-    return f"did you mean {' or '.join(close)}?" if close else f"it has {_few(names)}, and commits by whole hash."
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"it has {_first_names(names)}, and commits by whole hash."
 
 
-def _few(names: list[str]) -> str:
-    return ", ".join([*names[:_FEW], *(["…"] if len(names) > _FEW else [])])
+def _first_names(names: list[str]) -> str:
+    return ", ".join([*names[:_MAX_NAMES], *(["…"] if len(names) > _MAX_NAMES else [])])
 
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -132,8 +135,8 @@ class HubName:
     """A branch, a tag or the hash of a commit; None: the main branch."""
 
     @classmethod
-    def of(cls, name: str) -> HubName | None:
-        """What `ORG/NAME`, `ORG/NAME@REVISION` and `hf://ORG/NAME@REVISION` name; None for other names."""
+    def parse(cls, name: str) -> HubName | None:
+        """Parse `ORG/NAME`, `ORG/NAME@REVISION` or `hf://ORG/NAME@REVISION`; None for any other name."""
         plain = unquote(name.removeprefix(_URL)) if name.startswith(_URL) else name
         if not _NAME.fullmatch(plain) or ".." in plain:
             return None
@@ -143,18 +146,18 @@ class HubName:
 
 @dataclass(frozen=True, slots=True)
 class CachedTokenizer:
-    """A tokenizer that the hub client has downloaded."""
+    """A tokenizer in the hub's local cache."""
 
     name: str
-    """What `-t` takes: the repository name if that leads here, else the folder."""
+    """What `-t` takes: the repository if its main branch is this snapshot, else the folder."""
     folder: Path
     same: tuple[str, ...] = ()
     """Other repositories with the same files."""
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
-    """What the files of a tokenizer say without loading it."""
+class TokenizerSummary:
+    """What `tokenizer.json` shows without loading the tokenizer."""
 
     size: int
     """One more than its largest id."""
@@ -162,18 +165,18 @@ class Glance:
 
 
 def hub_cache() -> Path:
-    """The folder of the hub's cache, whether or not it exists."""
+    """The folder of the hub's local cache, whether or not it exists."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(name):
-            return user_path(os.environ[name])
+            return expand_user(os.environ[name])
     if os.environ.get("HF_HOME"):
-        return user_path(os.environ["HF_HOME"]) / "hub"
+        return expand_user(os.environ["HF_HOME"]) / "hub"
     cache = os.environ.get("XDG_CACHE_HOME")
-    return user_path(cache or "~/.cache") / "huggingface" / "hub"
+    return expand_user(cache or "~/.cache") / "huggingface" / "hub"
 
 
 def cached_tokenizers() -> list[CachedTokenizer]:
-    """The tokenizers in the hub's cache with a `tokenizer.json`, last used first, each set of files once."""
+    """The cached tokenizers with a `tokenizer.json`, last used first; equal files are listed once."""
     by_files: dict[tuple[Path | None, ...], CachedTokenizer] = {}
     try:
         repositories = sorted(hub_cache().glob(f"{_PREFIX}*"))
@@ -181,7 +184,7 @@ def cached_tokenizers() -> list[CachedTokenizer]:
         return []
     snapshots = [snapshot for snapshot in map(_snapshot, repositories) if snapshot is not None]
     for snapshot in sorted(snapshots, key=lambda s: (s.folder / _FILES[0]).stat().st_atime, reverse=True):
-        key = tuple(_content(snapshot.folder / name) for name in _FILES)
+        key = tuple(_blob(snapshot.folder / name) for name in _FILES)
         first = by_files.get(key)
         by_files[key] = (
             snapshot if first is None else CachedTokenizer(first.name, first.folder, (*first.same, snapshot.name))
@@ -192,29 +195,29 @@ def cached_tokenizers() -> list[CachedTokenizer]:
 def cached_tokenizer(name: str) -> CachedTokenizer | None:
     """The tokenizer in the hub's cache under the name of a repository, with or without `@REVISION`; None if it is
     not there."""
-    hub = HubName.of(name)
+    hub = HubName.parse(name)
     if hub is None:
         return None
-    repository = _repository(hub.repository)
+    repository = _repository_folder(hub.repository)
     if hub.revision is None:
         return _snapshot(repository)
-    commit = _text(repository / "refs" / hub.revision) or hub.revision
+    commit = _read_text(repository / "refs" / hub.revision) or hub.revision
     folder = repository / "snapshots" / commit
     return CachedTokenizer(name, folder) if "/" not in commit and (folder / _FILES[0]).is_file() else None
 
 
 def cached_revisions(repository: str) -> list[str]:
-    """The revisions of a repository's tokenizer in the hub's cache: its branches and tags, then other commits."""
-    place = _repository(repository)
+    """The cached revisions of a repository's tokenizer: branches and tags, then other commits."""
+    place = _repository_folder(repository)
     commits = sorted(folder.parent.name for folder in place.glob(f"snapshots/*/{_FILES[0]}"))
-    files = [file for file in sorted(place.glob("refs/**/*")) if file.is_file() and _text(file) in commits]
-    named = {_text(file) for file in files}
+    files = [file for file in sorted(place.glob("refs/**/*")) if file.is_file() and _read_text(file) in commits]
+    named = {_read_text(file) for file in files}
     names = [file.relative_to(place / "refs").as_posix() for file in files]
     return [*names, *(commit for commit in commits if commit not in named)]
 
 
-def glance(folder: Path) -> Glance | None:
-    """The size and control ids of the tokenizer in a folder; None if they cannot be read from `tokenizer.json`."""
+def read_summary(folder: Path) -> TokenizerSummary | None:
+    """The vocabulary size and control ids in a folder's `tokenizer.json`; None if it cannot be read."""
     try:
         whole = orjson.loads((folder / "tokenizer.json").read_bytes())
         added = whole.get("added_tokens") or []
@@ -222,24 +225,24 @@ def glance(folder: Path) -> Glance | None:
         ids = [int(token["id"]) for token in added]
         ids.append(len(vocabulary) - 1 if isinstance(vocabulary, list) else max(vocabulary.values(), default=-1))
         control = frozenset(int(token["id"]) for token in added if token.get("special"))
-        return Glance(max(ids) + 1, control)
+        return TokenizerSummary(max(ids) + 1, control)
     except (OSError, *ODD_VALUES):
         return None
 
 
-def _repository(name: str) -> Path:
+def _repository_folder(name: str) -> Path:
     return hub_cache() / (_PREFIX + name.replace("/", "--"))
 
 
 def _snapshot(repository: Path) -> CachedTokenizer | None:
-    """The snapshot of a repository's main branch, else the newest, if it holds a tokenizer."""
+    """The cached snapshot of a repository's main branch, else the newest one; None if none holds a tokenizer."""
     try:
         folders = [each for each in (repository / "snapshots").iterdir() if (each / _FILES[0]).is_file()]
     except OSError:
         return None
     if not folders:
         return None
-    main = _text(repository / "refs" / "main")
+    main = _read_text(repository / "refs" / "main")
     for folder in folders:
         if folder.name == main:
             return CachedTokenizer(repository.name.removeprefix(_PREFIX).replace("--", "/", 1), folder)
@@ -247,15 +250,15 @@ def _snapshot(repository: Path) -> CachedTokenizer | None:
     return CachedTokenizer(str(newest), newest)
 
 
-def _content(file: Path) -> Path | None:
-    """The stored file, the same for files with the same content: the cache names it by its hash."""
+def _blob(file: Path) -> Path | None:
+    """The name of the cached blob, which is a hash of the content; None if there is no such file."""
     if not file.is_file():
         return None
     stored = file.resolve()
     return Path(stored.name) if stored.parent.name == "blobs" else stored
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):

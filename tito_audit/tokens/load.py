@@ -1,8 +1,8 @@
-"""A tokenizer from a folder or the hub; the only module that loads one with transformers.
+"""Loads a tokenizer from a folder or the hub.
 
-`tokenizer.json` is taken literally. transformers 5 rebuilds some tokenizers from the name of their class and drops
-parts of the file on the way (SmolLM2 declares `GPT2Tokenizer` and loses its splitting of digits); samplers that
-read the file itself do not.
+`tokenizer.json` is taken literally, as samplers do that read the file themselves. transformers 5 rebuilds some
+tokenizers from their class name and drops parts of the file: SmolLM2 declares `GPT2Tokenizer` and loses its
+splitting of digits. So transformers loads only what has no `tokenizer.json`.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from tito_audit.errors import TokenizerError
-from tito_audit.settings.values import user_path
+from tito_audit.settings.values import expand_user
 from tito_audit.tokens.bounds import (
-    ADDED_STATES,
     DEFINITION_BYTES,
+    MAX_ADDED_STATES,
     SETTINGS_BYTES,
+    check_definition,
     check_file,
     check_tokens,
-    checked_definition,
     read_file,
     read_template,
     reading_definition,
 )
 from tito_audit.tokens.cache import LazyBackend, StoredTokenizer, cache_folder, open_store
-from tito_audit.tokens.hub import FILES, snapshot_of
+from tito_audit.tokens.hub import FILES, download_snapshot
 from tito_audit.tokens.limited import (
     OutOfLimits,
-    converted,
+    check_loads,
+    convert_with_transformers,
     has_transformers,
-    is_limited,
-    limited,
-    probe,
-    reason_of,
+    library_error,
+    run_in_child,
+    runs_in_child,
 )
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
@@ -47,38 +47,38 @@ if TYPE_CHECKING:
 
 _OTHER_VOCABULARIES = ("*.model", "*.tiktoken", "vocab.json", "vocab.txt", "tekken.json")
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
-_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_SPARE_IDS = 1 << 20
-"""How far ids may be above the number of tokens."""
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_CLASSIC_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_MAX_ID_GAP = 1 << 20
+"""How far the highest id may be above twice the number of tokens."""
+_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def load_tokenizer(name_or_dir: str, *, trust_remote_code: bool = False, commit: str | None = None) -> Tokenizer:
-    """The tokenizer of a folder, or of a hub repository when no such folder exists: `ORG/NAME`, or
-    `ORG/NAME@REVISION` with a branch, tag or commit. TokenizerError if neither works.
+    """The tokenizer of a folder, or of a hub repository if no such folder exists; TokenizerError if neither works.
 
-    Code in the folder runs only with `trust_remote_code`, and only if there is no `tokenizer.json`. With `commit`
-    the name is that of a repository whose files are those of this commit, wherever its branch is now.
+    A repository is `ORG/NAME`, or `ORG/NAME@REVISION` with a branch, tag or commit. With `commit` the name is
+    always a repository, at that commit. Code in a folder runs only with `trust_remote_code`, and only if there is
+    no `tokenizer.json`.
     """
     with reading_definition(name_or_dir):
-        path = user_path(name_or_dir)
+        path = expand_user(name_or_dir)
         if commit is None and os.path.isfile(path):  # noqa: PTH113  pathlib's raises if the name is too long
             raise TokenizerError(
                 f"{name_or_dir}: this is a file, and a tokenizer is a folder (tokenizer.json, "
                 f"tokenizer_config.json).\nPass the folder it is in: {path.parent}"
             )
         if commit is None and os.path.isdir(path):  # noqa: PTH112
-            tokenizer = _loaded(path, name_or_dir, trust_remote_code)
+            tokenizer = _load_folder(path, name_or_dir, trust_remote_code)
             tokenizer.folder = path
             return tokenizer
-        folder = snapshot_of(name_or_dir, commit)
-        tokenizer = _loaded(folder, name_or_dir, trust_remote_code)
+        folder = download_snapshot(name_or_dir, commit)
+        tokenizer = _load_folder(folder, name_or_dir, trust_remote_code)
         tokenizer.folder, tokenizer.commit = folder, folder.name
         return tokenizer
 
 
-def digest_of(tokenizer: Tokenizer) -> str:
-    """A hash of the files in a tokenizer's folder that decide what it does."""
+def hash_tokenizer(tokenizer: Tokenizer) -> str:
+    """A hash of all files in a tokenizer's folder that it may be loaded from."""
     digest = sha256()
     folder = tokenizer.folder
     patterns = (*FILES, "*.py")
@@ -86,63 +86,64 @@ def digest_of(tokenizer: Tokenizer) -> str:
     for file in sorted(file for file in files if file.is_file()):
         if file.stat().st_size > DEFINITION_BYTES:
             continue  # too large to be read as part of a tokenizer
-        digest.update(f"{file.relative_to(folder or file)}\n".encode() + _digest(file))
+        digest.update(f"{file.relative_to(folder or file)}\n".encode() + _hash_file(file))
     return digest.hexdigest()
 
 
-def _loaded(path: Path, name_or_dir: str, trust_remote_code: bool) -> Tokenizer:
+def _load_folder(path: Path, name_or_dir: str, trust_remote_code: bool) -> Tokenizer:
     if (path / "tokenizer.json").exists():
-        return _from_files(path, name_or_dir)
-    has_code = _config(path).get("auto_map") is not None
+        return _load_json(path, name_or_dir)
+    has_code = _read_config(path).get("auto_map") is not None
     if not has_code and not any(next(path.glob(pattern), None) for pattern in _OTHER_VOCABULARIES):
         raise TokenizerError(
             f"{name_or_dir}: no tokenizer.json here, nor any other vocabulary.\n"
             "Without a tokenizer nothing can be re-encoded and compared.\n"
             "Pass the folder that holds the model's tokenizer.json, usually the one with its config.json."
         )
-    return _from_transformers(path, name_or_dir, trust_remote_code)
+    return _load_with_transformers(path, name_or_dir, trust_remote_code)
 
 
-def _from_files(path: Path, name: str) -> Tokenizer:
-    """The tokenizer as its JSON files define it, without transformers; from the cache if stored there."""
+def _load_json(path: Path, name: str) -> Tokenizer:
+    """The tokenizer that `tokenizer.json` and its settings define, from the cache if it is stored there."""
     import tokenizers
 
-    config = _config(path)
-    # The special tokens that transformers passes to a template: seven classic names, every setting that ends in
-    # `_token`, and `extra_special_tokens` if it is an object.
+    config = _read_config(path)
+    # Like transformers, pass a template the classic names, every setting that ends in `_token`, and
+    # `extra_special_tokens` if it is an object.
     extra = config.get("extra_special_tokens")
-    named = {key: value for key, value in config.items() if key in _NAMED or key.endswith("_token")}
+    named = {key: value for key, value in config.items() if key in _CLASSIC_TOKENS or key.endswith("_token")}
     if isinstance(extra, Mapping):
         named |= extra
-    contents = {key: _content(value) for key, value in named.items()}
+    contents = {key: _token_text(value) for key, value in named.items()}
     special = {key: content for key, content in contents.items() if content is not None}
-    templates = _templates(path, config)
+    templates = _read_templates(path, config)
     file = path / "tokenizer.json"
     check_file(file)
     if cache_folder() is None:
-        backend = _backend(file, read_file(file, DEFINITION_BYTES), config, special)
-        return _tokenizer(name, path, backend, special, templates)
-    digest = _digest(file)
+        backend = _make_backend(file, read_file(file, DEFINITION_BYTES), config, special)
+        return _make_tokenizer(name, path, backend, special, templates)
+    digest = _hash_file(file)
 
     @reading_definition(file)
     def load() -> tokenizers.Tokenizer:
         stored = store.definition if store is not None else None
         if stored is not None:
-            return _backend(file, stored, config, special, checked=True)
+            return _make_backend(file, stored, config, special, checked=True)
         content = read_file(file, DEFINITION_BYTES)
         if sha256(content).digest() != digest:
             raise TokenizerError(
                 f"{file}: the file changed while it was in use, so its ids may mean something else now.\n"
                 "Run again once the folder no longer changes."
             )
-        return _backend(file, content, config, special, checked=store is not None and store.tables is not None)
+        checked = store is not None and store.tables is not None
+        return _make_backend(file, content, config, special, checked=checked)
 
     beside = [(name, read_file(path / name, SETTINGS_BYTES)) for name in _SETTINGS if (path / name).is_file()]
     store = open_store(tokenizers.__version__, [(file.name, digest), *beside])
     if store is None or store.tables is None:
         backend = load()
-        # What is not known to be quick is checked again in each run.
-        return _tokenizer(name, path, backend, special, templates, None if is_limited(backend) else store)
+        # A slow tokenizer is checked in every run, so it is not stored.
+        return _make_tokenizer(name, path, backend, special, templates, None if runs_in_child(backend) else store)
     tables = store.tables
     return Tokenizer(
         name=name,
@@ -156,35 +157,35 @@ def _from_files(path: Path, name: str) -> Tokenizer:
     )
 
 
-def _backend(
+def _make_backend(
     file: Path, content: bytes, config: Mapping[str, Any], special: Mapping[str, str], *, checked: bool = False
 ) -> tokenizers.Tokenizer:
-    """The library's tokenizer, from the content of `tokenizer.json` and the settings.
+    """The library's tokenizer from the content of `tokenizer.json`, with the tokens of the settings.
 
-    It encodes in a process of its own if it is not known to be quick; `checked`: an earlier run found that it is.
+    It encodes in a child process unless it is known to be fast; `checked`: an earlier run found that it is.
     """
     import tokenizers
 
     because = None
     if not checked:
-        content, because = checked_definition(content, file)
+        content, because = check_definition(content, file)
     try:
         if because is not None:
-            probe(content.decode("utf-8"))
+            check_loads(content.decode("utf-8"))
         backend = tokenizers.Tokenizer.from_buffer(content)
     except BaseException as error:  # tokenizers raises plain Exception, whatever is wrong; or panics
         raise TokenizerError(
-            f"{file}: this is not a tokenizer ({reason_of(error)}).\nIt may be cut off, or a pointer that "
+            f"{file}: this is not a tokenizer ({library_error(error)}).\nIt may be cut off, or a pointer that "
             "git-lfs left in place of the file.\nDownload it again (`git lfs pull` in a clone)."
         ) from error
-    _add_missing(backend, config, special, file)
+    _add_missing_tokens(backend, config, special, file)
     backend.no_truncation()
     backend.no_padding()
-    return backend if because is None else limited(backend)
+    return backend if because is None else run_in_child(backend)
 
 
-def _digest(file: Path) -> bytes:
-    """A hash of a file's content, computed without holding all of it in memory."""
+def _hash_file(file: Path) -> bytes:
+    """The SHA-256 of a file, without reading all of it into memory."""
     try:
         with file.open("rb") as content:
             return file_digest(content, "sha256").digest()
@@ -192,7 +193,7 @@ def _digest(file: Path) -> bytes:
         raise TokenizerError(f"{file}: this tokenizer cannot be read ({error}).") from error
 
 
-def _tokenizer(
+def _make_tokenizer(
     name: str,
     path: Path,
     backend: tokenizers.Tokenizer,
@@ -204,11 +205,10 @@ def _tokenizer(
     vocabulary = Vocabulary(backend)
     entries = vocabulary.entries
     if int(entries.known.sum()) < backend.get_vocab_size(with_added_tokens=True) or len(entries.far_ids):
-        _check_highest(backend, path)
-    # The ids of `eos_token` and of the end tokens in generation_config.json.
+        _check_highest_id(backend, path)
     eos = special.get("eos_token")
     ids = [backend.token_to_id(eos)] if eos is not None else []
-    stated = _json_object(path / "generation_config.json").get("eos_token_id")
+    stated = _read_object(path / "generation_config.json").get("eos_token_id")
     ids += stated if isinstance(stated, list) else [stated]
     return Tokenizer(
         name=name,
@@ -222,27 +222,27 @@ def _tokenizer(
     )
 
 
-def _check_highest(backend: tokenizers.Tokenizer, path: Path) -> None:
-    """TokenizerError for ids so high that tables of them would fill the memory."""
+def _check_highest_id(backend: tokenizers.Tokenizer, path: Path) -> None:
+    """Raise TokenizerError for ids so high that tables of them would fill the memory."""
     count = backend.get_vocab_size(with_added_tokens=True)
     highest = max(backend.get_vocab(with_added_tokens=True).values())
-    if highest > count * 2 + _SPARE_IDS:
+    if highest > count * 2 + _MAX_ID_GAP:
         raise TokenizerError(
             f"{path}: an id of {highest:,} among {count:,} tokens.\n"
             "No model has so many. The file is damaged: download the tokenizer again."
         )
 
 
-def _config(path: Path) -> dict[str, Any]:
-    """tokenizer_config.json, completed from special_tokens_map.json if it is an old one; {} without either."""
-    config = _json_object(path / "tokenizer_config.json")
+def _read_config(path: Path) -> dict[str, Any]:
+    """tokenizer_config.json, with special_tokens_map.json if it is of the old kind; {} without either."""
+    config = _read_object(path / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
-        config = config | _json_object(path / "special_tokens_map.json")
+        config = config | _read_object(path / "special_tokens_map.json")
     return config
 
 
-def _json_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file; {} when there is no such file."""
+def _read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file; {} if there is no such file."""
     try:
         value = orjson.loads(read_file(file, SETTINGS_BYTES))
     except FileNotFoundError:
@@ -257,17 +257,17 @@ def _json_object(file: Path) -> dict[str, Any]:
     return value
 
 
-def _content(value: object) -> str | None:
-    """The text of a special token, given as text or as an object; None for anything else."""
+def _token_text(value: object) -> str | None:
+    """The text of a special token, which may be stated as a string or as an object; None for anything else."""
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) else None
 
 
-def _add_missing(
+def _add_missing_tokens(
     backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, str], file: Path
 ) -> None:
-    """Add the tokens that the settings name and tokenizer.json lacks, in the order in which transformers does."""
+    """Add the tokens that only the settings name, in the order of transformers."""
     import tokenizers
 
     present = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -281,23 +281,24 @@ def _add_missing(
         *(config.get(key, text) for key, text in special.items()),
         *others,
     ):
-        content = _content(value)
+        content = _token_text(value)
         if content is None or content in present or content in wanted:
             continue
-        flags = {key: bool(value[key]) for key in _FLAGS if key in value} if isinstance(value, Mapping) else {}
-        plain_text = isinstance(value, str)
-        token = tokenizers.AddedToken(content, **({"special": True} if plain_text else flags))
+        flags = {"special": True}
+        if isinstance(value, Mapping):
+            flags = {key: bool(value[key]) for key in _TOKEN_FLAGS if key in value}
+        token = tokenizers.AddedToken(content, **flags)
         if content in special.values():
             token.special = True
         wanted[content] = token
     if wanted:
-        _check_highest(backend, file)  # above the highest number the library looks for a free id for ever
-        check_tokens((*present, *wanted), file, ADDED_STATES)
+        _check_highest_id(backend, file)  # at the highest number the library searches forever for a free id
+        check_tokens((*present, *wanted), file, MAX_ADDED_STATES)
         backend.add_tokens(list(wanted.values()))
 
 
-def _templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name. Template files override the settings."""
+def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Chat templates by name; template files replace those of the settings."""
     templates: dict[str, str] = {}
     default = path / "chat_template.jinja"
     try:
@@ -309,11 +310,11 @@ def _templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
         raise TokenizerError(
             f"{path}: a chat template cannot be read ({error}).\nThe messages are rendered with it."
         ) from error
-    return templates or _named_templates(config.get("chat_template"), path)
+    return templates or _parse_templates(config.get("chat_template"), path)
 
 
-def _named_templates(value: object, where: Path) -> dict[str, str]:
-    """A `chat_template` setting: one text, a list of {name, template}, or an object by name."""
+def _parse_templates(value: object, where: Path) -> dict[str, str]:
+    """Chat templates by name from a `chat_template` setting: a text, a list of {name, template}, or an object."""
     if value is None:
         return {}
     if isinstance(value, str):
@@ -330,9 +331,8 @@ def _named_templates(value: object, where: Path) -> dict[str, str]:
     )
 
 
-def _from_transformers(path: Path, name: str, trust_remote_code: bool) -> Tokenizer:
-    """The tokenizer that transformers builds for a folder without tokenizer.json: SentencePiece, or the
-    folder's own code. It is built in a process of its own."""
+def _load_with_transformers(path: Path, name: str, trust_remote_code: bool) -> Tokenizer:
+    """The tokenizer that transformers makes in a child process, from SentencePiece or by the folder's own code."""
     if not has_transformers():
         raise TokenizerError(
             f"{name}: no tokenizer.json here, only a vocabulary that transformers has to convert (transformers is "
@@ -343,7 +343,7 @@ def _from_transformers(path: Path, name: str, trust_remote_code: bool) -> Tokeni
         for file in path.glob(pattern):
             check_file(file)
     try:
-        parts = converted(path, code=trust_remote_code)
+        parts = convert_with_transformers(path, code=trust_remote_code)
     except OutOfLimits as error:  # old formats and remote code raise anything
         raise TokenizerError(
             f"{name}: no tokenizer.json, and transformers cannot build one from the other files ({error}).\n"
@@ -356,5 +356,5 @@ def _from_transformers(path: Path, name: str, trust_remote_code: bool) -> Tokeni
             f"{name}: {parts['kind']} is written in Python and has no fast form; its tokens cannot "
             "be compared with recorded ones.\nPass a folder with a tokenizer.json."
         )
-    backend = _backend(path, parts["definition"].encode(), {}, {})
-    return _tokenizer(name, path, backend, parts["special"], _named_templates(parts["chat_template"], path))
+    backend = _make_backend(path, parts["definition"].encode(), {}, {})
+    return _make_tokenizer(name, path, backend, parts["special"], _parse_templates(parts["chat_template"], path))

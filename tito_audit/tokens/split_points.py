@@ -1,11 +1,11 @@
-"""Where a text may be cut so that its parts encode like the whole, whatever surrounds the cut.
+"""Safe cuts: where a text may be cut so that its parts encode like the whole.
 
     The quick| brown| fox|.
 
-A tokenizer splits a text with regexes before it merges anything, so nothing before such a split changes how the
-text after it is encoded. A table for the splitting steps of a tokenizer says between which two characters, given
-the next one, there is always a split. The tables were derived with the tokenizer itself (`tools/split_points.py`)
-and are in `cut_tables/`; steps without a table have no safe cuts.
+A tokenizer splits a text with regexes before it merges anything, so nothing before a split changes how the text
+after it is encoded. A table for a tokenizer's splitting steps says between which two characters, given the one
+after them, there is always a split. `tools/split_points.py` derived the tables in `cut_tables/` with the
+tokenizers themselves; steps without a table have no safe cuts.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     import tokenizers
 
 TABLES = Path(__file__).parent / "cut_tables"
-"""One file for each way of splitting, named by its hash."""
+"""One file for each sequence of splitting steps, named by its hash."""
 CODE_POINTS = 0x110000
-_LOOKED_AT = 1024
-"""Characters in which a cut is looked for at a time, at least."""
-NUMERIC = "(numeric)"
+_WINDOW = 1024
+"""The least characters that are searched for a cut at a time."""
+NUMERIC_MATCHER = "(numeric)"
 """The matcher of the `Digits` step, which is not a regex."""
 _BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The regex built into the `ByteLevel` step."""
@@ -40,34 +40,33 @@ Bools = NDArray[np.bool_]
 
 
 class SafeCuts:
-    """The safe cuts of one tokenizer. Characters have classes; whether a cut is safe depends on the classes around
-    it.
+    """The safe cuts of one tokenizer, by the classes of the characters around a cut.
 
-    `safe[before, after, next]`: the classes of the character before the cut and of the two after it. `unknown`
-    stands for any character; `end`, for `next`, for the end of the text or a control token. Characters next to
-    which there is never a safe cut have the class `unknown`.
+    `safe[before, after, next]`: the class of the character before the cut and of the two after it. The class
+    `unknown` is for characters next to which no cut is safe; `end`, for `next`, is the end of the text or a
+    control token.
     """
 
     def __init__(self, classes: NDArray[np.uint8], safe: NDArray[np.bool_], contents: Iterable[str]) -> None:
         self.classes = classes
-        """`[0x110000]` uint8, the class of every character."""
+        """`[0x110000]` uint8, the class of each code point"""
         self.safe = safe
         """`[K, K, K + 1]` bool."""
         self.unknown, self.end = safe.shape[0] - 1, safe.shape[0]
         words = sorted({content for content in contents if content}, key=lambda content: (-len(content), content))
-        self.apart = apart_from(set(words), set(words)) == set(words)
+        self.apart = without_overlaps(set(words), set(words)) == set(words)
         """Whether no two control tokens can share a character of a text."""
         either = "|".join(map(re.escape, words))
         self._words = re.compile(either if self.apart else f"(?=({either}))") if words else None
         self._around_cut = 2 + max(map(len, words), default=0)
-        """Whether a cut is safe depends on no character farther away than this."""
+        """No character farther away decides whether a cut is safe."""
         self._flat = safe.reshape(-1)
 
-    def within(self, text: str) -> Offsets:
+    def find(self, text: str) -> Offsets:
         """The positions at which a text may be cut, `[N]` int64, ascending, without 0 and its length.
 
-        `encode(text)` equals `encode(text[:p])` and `encode(text[p:])` joined, for each of them and so for all
-        together. Control tokens in the text are handled: no cut is inside one, and their ends are cuts.
+        For each position p, and so for all together, `encode(text)` is `encode(text[:p])` and `encode(text[p:])`
+        joined. No cut is inside a control token; the ends of control tokens are cuts.
         """
         if len(text) < 2:
             return np.empty(0, np.int64)
@@ -75,14 +74,14 @@ class SafeCuts:
         classes = self.classes.take(codes)
         following = np.full(len(classes) - 1, self.end, np.uint8)
         following[:-1] = classes[2:]
-        # `[N, 2]` where control tokens are spelled; they may overlap if some of them can.
+        # `[N, 2]` the spans of control tokens, which may overlap unless they are `apart`
         if self._words is None:
             spans = np.empty((0, 2), np.int64)
         else:
             group = 0 if self.apart else 1
             spans = np.array([match.span(group) for match in self._words.finditer(text)], np.int64).reshape(-1, 2)
         starts = spans[:, 0] - 2
-        # A control token ends the text before it; if several overlap, it is unknown which one counts.
+        # A control token ends the text before it; of overlapping ones it is unknown which counts.
         following[starts[starts >= 0]] = self.end if self.apart else self.unknown
         before = classes[:-1]
         after = classes[1:]
@@ -110,27 +109,27 @@ class SafeCuts:
         return self._words is not None and self._words.search(text) is not None
 
     def may_cut(self, data: bytes, place: int) -> bool:
-        """Whether a text that spells no control token may be cut behind this many of its bytes."""
+        """Whether a text without control tokens may be cut at this byte position."""
         before, after = data[max(place - 4, 0) : place], data[place : place + 8].decode("utf-8", "ignore")
         if not after or (data[place] & 0xC0) == 0x80:
             return False
         last, classes = self.end if len(after) == 1 else self.classes[ord(after[1])], self.classes
         return bool(self.safe[classes[ord(before.decode("utf-8", "ignore")[-1])], classes[ord(after[0])], last])
 
-    def parts(self, text: str, size: int) -> list[str]:
-        """A text in order, cut at the first safe cut after each `size` characters."""
+    def divide(self, text: str, size: int) -> list[str]:
+        """The parts of a text, each up to the first safe cut after `size` characters."""
         parts, begin = [], 0
-        while (end := self._first_from(text, begin + size)) is not None:
+        while (end := self._find_first(text, begin + size)) is not None:
             parts.append(text[begin:end])
             begin = end
         return [*parts, text[begin:]]
 
-    def _first_from(self, text: str, place: int) -> int | None:
-        """The first safe cut from a place on, found without looking at all of the text."""
+    def _find_first(self, text: str, place: int) -> int | None:
+        """The first safe cut at or after a position, found without reading all of the text."""
         around = self._around_cut
-        for start in range(place, len(text), max(_LOOKED_AT, around)):
-            low, stop = max(start - around, 0), start + max(_LOOKED_AT, around)
-            cuts = self.within(text[low : stop + around]) + low
+        for start in range(place, len(text), max(_WINDOW, around)):
+            low, stop = max(start - around, 0), start + max(_WINDOW, around)
+            cuts = self.find(text[low : stop + around]) + low
             near = cuts[(cuts >= start) & (cuts < stop)]
             if len(near):
                 return int(near[0])
@@ -138,13 +137,13 @@ class SafeCuts:
 
 
 def find_safe_cuts(backend: tokenizers.Tokenizer) -> SafeCuts | None:
-    """The safe cuts of a tokenizer; None if there is no table for how it splits texts.
+    """The safe cuts of a tokenizer; None if there is no table for its splitting steps.
 
-    Also None if it skips merges at random, if control tokens depend on blanks or word boundaries next to them or
-    are searched in normalised text, or if this version of `tokenizers` classifies characters differently than the
-    one the table was derived with.
+    Also None if it drops merges at random, if control tokens depend on the text beside them or are searched in
+    normalized text, or if this version of `tokenizers` classifies characters otherwise than the one that the table
+    was derived with.
     """
-    steps = steps_of(backend)
+    steps = find_splitting_steps(backend)
     if steps is None or getattr(backend.model, "dropout", None):
         return None
     added = backend.get_added_tokens_decoder().values()
@@ -153,29 +152,28 @@ def find_safe_cuts(backend: tokenizers.Tokenizer) -> SafeCuts | None:
         token.lstrip or token.rstrip or token.single_word or (composed and token.normalized) for token in added
     ):
         return None
-    table = _table(table_name(*steps))
+    table = _load_table(table_name(*steps))
     return None if table is None else SafeCuts(*table, (token.content for token in added))
 
 
-def steps_of(backend: tokenizers.Tokenizer) -> tuple[list[str], bool] | None:
-    """How a tokenizer splits texts; None if its steps are not supported."""
+def find_splitting_steps(backend: tokenizers.Tokenizer) -> tuple[list[str], bool] | None:
+    """What `parse_splitting_steps` returns for a tokenizer; None also for parts written in Python."""
     try:
         parts = [backend.normalizer, backend.pre_tokenizer]
         states = [None if part is None else orjson.loads(part.__getstate__()) for part in parts]
-        return splitting_steps(*states)
+        return parse_splitting_steps(*states)
     except Exception:  # tokenizers raises plain Exception for parts written in Python
         return None
 
 
 def table_name(patterns: list[str], composed: bool) -> str:
-    """The name of the table for these regexes and this normalisation."""
+    """The file name of the table for these regexes, with NFC before them if `composed`."""
     return sha256(orjson.dumps([patterns, composed])).hexdigest()[:16]
 
 
 @lru_cache(maxsize=8)
-def _table(key: str) -> tuple[NDArray[np.uint8], NDArray[np.bool_]] | None:
-    """The classes and safe cuts of a table; None if there is none, or if it does not fit this version of the
-    library."""
+def _load_table(key: str) -> tuple[NDArray[np.uint8], NDArray[np.bool_]] | None:
+    """The classes and safe cuts of a table; None without a table, or if it does not fit this library version."""
     try:
         stored = orjson.loads((TABLES / f"{key}.json").read_bytes())
     except FileNotFoundError:
@@ -191,18 +189,18 @@ def _table(key: str) -> tuple[NDArray[np.uint8], NDArray[np.bool_]] | None:
     characters = [chr(point) for point in edges.tolist()]
     members = np.array([[mark == "1" for mark in row] for row in stored["members"]])
     for number, matcher in enumerate(stored["matchers"]):
-        if not np.array_equal(in_matcher(matcher, characters), members[classes[edges], number]):
+        if not np.array_equal(match_characters(matcher, characters), members[classes[edges], number]):
             return None
     return classes, safe
 
 
-def apart_from(chosen: set[str], contents: set[str]) -> set[str]:
-    """Those of `chosen` that cannot overlap any of `contents` in a text."""
-    starts, chosen_starts = _starts(contents), _starts(chosen)
+def without_overlaps(chosen: set[str], contents: set[str]) -> set[str]:
+    """The `chosen` texts that cannot overlap any of `contents` in a text."""
+    starts, chosen_starts = _proper_prefixes(contents), _proper_prefixes(chosen)
     firsts, chosen_firsts = {c[0] for c in contents if c}, {c[0] for c in chosen}
     lengths, chosen_lengths = sorted({len(c) for c in contents}), sorted({len(c) for c in chosen})
     mixed = chosen & starts
-    for content in chosen:  # does another one begin in it?
+    for content in chosen:  # does one of `contents` begin inside it?
         for i, char in enumerate(content):
             if char in firsts:
                 rest = content[i:]
@@ -210,25 +208,25 @@ def apart_from(chosen: set[str], contents: set[str]) -> set[str]:
                 if inside or (i and (rest in starts or rest in contents)):
                     mixed.add(content)
     begun: set[str] = set()
-    for content in contents:  # does one of them begin in another?
+    for content in contents:  # does a chosen one begin inside of one of `contents`?
         for i, char in enumerate(content):
             if i and char in chosen_firsts:
                 rest = content[i:]
                 mixed |= {rest[:n] for n in chosen_lengths} & chosen
                 begun |= {rest} & chosen_starts
-    mixed |= {content for content in chosen if begun and not begun.isdisjoint(_starts({content}))}
+    mixed |= {content for content in chosen if begun and not begun.isdisjoint(_proper_prefixes({content}))}
     return chosen - mixed
 
 
-def _starts(contents: set[str]) -> set[str]:
-    """All proper prefixes of the contents."""
+def _proper_prefixes(contents: set[str]) -> set[str]:
+    """All proper prefixes of these texts."""
     return {content[:n] for content in contents for n in range(1, len(content))}
 
 
-def splitting_steps(normalizer: Any, pre_tokenizer: Any) -> tuple[list[str], bool] | None:
-    """The regexes that split a text, in order, and whether it is normalised to NFC first.
+def parse_splitting_steps(normalizer: Any, pre_tokenizer: Any) -> tuple[list[str], bool] | None:
+    """The regexes that split a text, in order, and whether it is normalized to NFC first.
 
-    None for unsupported steps. `Digits` appears as the regex `(numeric)`.
+    None for unsupported steps. The step `Digits` stands as `NUMERIC_MATCHER`.
     """
     if normalizer is None or normalizer == {"type": "Sequence", "normalizers": []}:
         composed = False
@@ -252,19 +250,19 @@ def splitting_steps(normalizer: Any, pre_tokenizer: Any) -> tuple[list[str], boo
         ):
             patterns.append(step["pattern"]["Regex"])
         elif kind == "Digits" and step["individual_digits"]:
-            patterns.append(NUMERIC)
+            patterns.append(NUMERIC_MATCHER)
         else:
             return None
     patterns += [_BYTE_LEVEL] if steps[-1].get("use_regex", True) else []
     return (patterns, composed) if patterns else None
 
 
-def in_matcher(matcher: str, characters: Sequence[str]) -> Bools:
-    """`[N]` which characters a matcher matches, decided by the engine of `tokenizers` itself."""
+def match_characters(matcher: str, characters: Sequence[str]) -> Bools:
+    """Which characters a matcher matches, `[N]`, by the regex engine of `tokenizers`."""
     from tokenizers import Regex, pre_tokenizers
 
     inside = np.ones(len(characters), np.bool_)
-    if matcher == NUMERIC:
+    if matcher == NUMERIC_MATCHER:
         pieces = pre_tokenizers.Digits(individual_digits=True).pre_tokenize_str("a" + "a".join(characters))
         alone = np.zeros(2 * len(characters), np.bool_)
         alone[[start for _, (start, end) in pieces if end - start == 1]] = True

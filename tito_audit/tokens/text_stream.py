@@ -12,9 +12,9 @@ from tito_audit.tokens.vocab import Prefix, Vocabulary
 
 
 class TextStream:
-    """The text of one answer in pieces; joined, they equal `decoded` of all its ids.
+    """Decodes one answer piece by piece; the pieces join to what `decode` returns for all ids.
 
-    Only what the next token may change is held back: an incomplete character, a space that the tokenizer may have
+    Holds back only what the next token may change: an incomplete character, a space that the tokenizer may have
     prepended, an end token, and the beginning of a stop text. Takes linear time in the number of ids.
     """
 
@@ -30,50 +30,50 @@ class TextStream:
         self._vocabulary = vocabulary
         self._hidden = frozenset[int]() if special else vocabulary.special_ids
         self._end_ids = frozenset(end_ids)
-        self._ended: list[int] = []
+        self._held_ids: list[int] = []
         """End tokens not yet followed by anything."""
-        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
-        self._stretches = None if vocabulary.prefix is Prefix.NEVER else _Stretches(vocabulary.prefix)
-        self._stop = _Stop(stop, keep_stop) if any(stop) else None
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._prefix_remover = None if vocabulary.prefix is Prefix.NEVER else _PrefixRemover(vocabulary.prefix)
+        self._stop = _StopTexts(stop, keep_stop) if any(stop) else None
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop text was found: nothing more is part of the text."""
+        """Whether a stop text was found, so that nothing more is part of the text."""
         return self._stop is not None and self._stop.found
 
     def feed(self, ids: Iterable[int]) -> str:
-        """What the next ids add."""
+        """The text that the next ids add."""
         data = bytearray()
         for token_id in ids:
-            self._ended.append(token_id)
+            self._held_ids.append(token_id)
             if token_id not in self._end_ids:
-                self._take(data)
-        return self._shown(self._characters.decode(bytes(data)))
+                self._append_bytes(data)
+        text = self._decoder.decode(bytes(data))
+        return text if self._stop is None else self._stop.feed(text, last=False)
 
     def close(self) -> str:
-        """What was still held back when the answer ended, without one last end token."""
+        """The text that was held back, when the answer has ended; without one last end token."""
         data = bytearray()
-        del self._ended[-1:]
-        self._take(data)
-        if self._stretches is not None:
-            data += self._stretches.close()
-        return self._shown(self._characters.decode(bytes(data), final=True), last=True)
+        del self._held_ids[-1:]
+        self._append_bytes(data)
+        if self._prefix_remover is not None:
+            data += self._prefix_remover.close()
+        text = self._decoder.decode(bytes(data), final=True)
+        return text if self._stop is None else self._stop.feed(text, last=True)
 
-    def _take(self, data: bytearray) -> None:
-        for token_id in self._ended:
+    def _append_bytes(self, data: bytearray) -> None:
+        """Append the bytes of the ids that were held back."""
+        for token_id in self._held_ids:
             if token_id in self._hidden:
                 continue
             own = self._vocabulary.token_bytes(token_id)
-            if self._stretches is not None:
-                own = self._stretches.feed(own, token_id in self._vocabulary.added_ids)
+            if self._prefix_remover is not None:
+                own = self._prefix_remover.feed(own, token_id in self._vocabulary.added_ids)
             data += own
-        self._ended.clear()
-
-    def _shown(self, text: str, last: bool = False) -> str:
-        return text if self._stop is None else self._stop.feed(text, last)
+        self._held_ids.clear()
 
 
-def decoded(
+def decode(
     vocabulary: Vocabulary,
     ids: Sequence[int] | Ids,
     *,
@@ -82,10 +82,10 @@ def decoded(
     stop: Sequence[str] = (),
     keep_stop: bool = False,
 ) -> str:
-    """The text of an answer; broken characters as U+FFFD.
+    """The text of an answer; invalid UTF-8 becomes U+FFFD.
 
-    Control tokens are left out unless `special`. If the last id is an end token, it is not part of the text; the
-    text ends before the stop text that is complete first, or after it with `keep_stop`.
+    Without `special`, control tokens are left out. If the last id is an end token, it is not part of the text. The
+    text ends before the stop text that is complete first; with `keep_stop`, after it.
     """
     shown = np.asarray(ids, np.int32)
     if len(shown) and int(shown[-1]) in end_ids:
@@ -96,17 +96,17 @@ def decoded(
     return text[: _first_stop(text, stop, keep_stop)]
 
 
-class _Stretches:
-    """The bytes of tokens without the spaces that the tokenizer prepends, as `Vocabulary.text` leaves them out."""
+class _PrefixRemover:
+    """Removes the spaces that the tokenizer prepends from the bytes of tokens, as `Vocabulary.text` does."""
 
     def __init__(self, prefix: Prefix) -> None:
         self._prefix = prefix
         self._begins = True
-        """Whether the text since the last added token has no bytes yet but a pending space."""
+        """Whether nothing came since the last added token, except perhaps a pending space."""
         self._space = False
 
     def feed(self, data: bytes, added: bool) -> bytes:
-        """What a token adds; an added token ends one stretch and begins another."""
+        """The bytes that a token adds; an added token ends one stretch of text and begins another."""
         if not added:
             if not self._begins:
                 return data
@@ -122,13 +122,13 @@ class _Stretches:
         return rest + data
 
     def close(self) -> bytes:
-        """The space of a stretch that holds nothing else, if it belongs to the text."""
+        """The pending space of a stretch that holds nothing else, if it belongs to the text."""
         waits, self._space = self._space, False
         return b" " if waits and self._prefix is not Prefix.ALWAYS else b""
 
 
-class _Stop:
-    """A text up to the first of several stop texts."""
+class _StopTexts:
+    """Ends a stream of text at the first of several stop texts."""
 
     def __init__(self, stop: Sequence[str], keep: bool) -> None:
         self._keep = keep
@@ -137,7 +137,7 @@ class _Stop:
         self.found = False
 
     def feed(self, text: str, last: bool) -> str:
-        """What the next piece adds."""
+        """The text that the next piece adds."""
         if self.found:
             return ""
         text = self._held + text
@@ -145,13 +145,13 @@ class _Stop:
         if at is not None:
             self.found, self._held = True, ""
             return text[:at]
-        back = 0 if last else max(overlap(text, mark) for mark in self._stop)
+        back = 0 if last else max(partial_match(text, mark) for mark in self._stop)
         self._held = text[len(text) - back :]
         return text[: len(text) - back]
 
 
 def _first_stop(text: str, stop: Sequence[str], keep: bool) -> int | None:
-    """Where a text with a stop text ends: at the stop text that is complete first, as a sampler sees it."""
+    """Where a text ends at the stop text that is complete first; None if it holds none."""
     places = [
         (at + len(text_of_stop), at)
         for text_of_stop in stop
@@ -160,8 +160,8 @@ def _first_stop(text: str, stop: Sequence[str], keep: bool) -> int | None:
     return min(places)[not keep] if places else None
 
 
-def overlap(text: str, mark: str) -> int:
-    """How many characters at the end of a text may be the beginning of a mark; the whole mark does not count."""
+def partial_match(text: str, mark: str) -> int:
+    """How many characters at the end of a text begin `mark` without completing it."""
     at = text.find(mark[0], max(0, len(text) - len(mark) + 1))
     while at >= 0:
         if mark.startswith(text[at:]):

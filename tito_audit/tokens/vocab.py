@@ -1,18 +1,18 @@
-"""What each id stands for: its bytes, its text, whether it is a control token.
+"""The vocabulary: the bytes and the text of each id, and whether it is a control token.
 
-Three ways of writing a vocabulary are supported, recognized by the tokenizer's decoder and pre-tokenizer:
+Three notations are supported, recognized by the tokenizer's decoder and pre-tokenizer:
 
     byte-level       "Ġhello": every character stands for one byte (GPT-2, Qwen, Llama 3, DeepSeek, gpt-oss)
     metaspace        "▁hello": ▁ stands for a space (Llama 2, Gemma)
     byte fallback    "<0x0A>": one byte that no other entry of a metaspace vocabulary can write
 
-The bytes of an added token are its literal content. Everything is read at once, into arrays: processes forked
-later share them, and they can be stored.
+The bytes of an added token are its literal content. Everything is read into arrays at once, so that they can be
+stored, and processes forked later share them.
 
-A byte-level tokenizer whose parts are all known here may leave out bytes of a text, but never adds or changes
-any: if as many bytes come out as went in, they are the same (`keeps_bytes`). A tokenizer that normalises to NFC
-has this property for texts that NFC leaves unchanged. Joining the bytes to compare them takes longer than to
-encode the text.
+Joining the bytes of tokens to compare them with a text takes longer than encoding the text. So they are counted: a
+byte-level tokenizer whose parts are all known here may leave out bytes of a text, but never adds or changes any.
+If as many come out as went in, they are the same (`keeps_bytes`). If it normalizes to NFC, this holds for texts
+that NFC leaves unchanged.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _OTHERS = iter(range(0x100, 0x200))
 ALPHABET = "".join(chr(byte if byte in _PRINTABLE else next(_OTHERS)) for byte in range(256))
 """The character that stands for each byte in byte-level vocabularies."""
 _METASPACE = "▁"
-_FEW = 64
-"""With fewer tokens than this, a plain join is faster than arrays."""
-_AT_ONCE = 1 << 16
-"""Of this many tokens the bytes are joined at once: the places of all bytes take many times their size."""
+_PLAIN_JOIN_BELOW = 64
+"""For fewer tokens, a plain join is faster than arrays."""
+_JOINED_AT_ONCE = 1 << 16
+"""How many tokens are joined at once: the arrays take many times the memory of the bytes."""
 _SPARSE = 1 << 16
-"""Ids from here on are stored in a separate list if more than half of the ids below would be holes."""
+"""Ids this far beyond twice the number of tokens are stored apart, instead of slots for all ids between."""
 _NO_ID = 1 << 31
-"""Ids are int32: an entry from here on cannot be in a log."""
+"""Ids are int32, so a log cannot hold an id from here on."""
 
 
 class Prefix(StrEnum):
@@ -61,39 +61,37 @@ class Prefix(StrEnum):
 class Entries:
     """The content of a vocabulary as plain values.
 
-    There is a slot for each id from 0 on, then one for each far id, and a last one for everything that is not an
-    id.
+    There is a slot for each id from 0 on, then one for each far id, and a last one for unknown ids.
     """
 
     prefix: Prefix
-    """When the tokenizer prepends a space."""
     added_ids: tuple[int, ...]
     special_ids: tuple[int, ...]
     far_ids: Offsets  # [F] int64, sorted
-    """Ids beyond holes so large that the ids below do not all get a slot."""
+    """Ids beyond a hole too large to fill with slots."""
     data: bytes
     """The bytes of all slots, joined."""
     lengths: NDArray[np.int32]  # [S] int32, bytes of each slot
     known: Mask  # [S] bool, False where the vocabulary has no such id
 
     @classmethod
-    def of(cls, backend: tokenizers.Tokenizer) -> Entries:
+    def read(cls, backend: tokenizers.Tokenizer) -> Entries:
         """The entries of a tokenizer, including its added tokens."""
-        normalizers = part_steps(backend.normalizer, code=True)
-        pre_tokenizers = part_steps(backend.pre_tokenizer, code=True)
-        decoders = part_steps(backend.decoder, code=True)
+        normalizers = read_steps(backend.normalizer, code=True)
+        pre_tokenizers = read_steps(backend.pre_tokenizer, code=True)
+        decoders = read_steps(backend.decoder, code=True)
         byte_level = any(step.get("type") == "ByteLevel" for step in pre_tokenizers + decoders)
         added = backend.get_added_tokens_decoder()
         literal = {
             i: token.content for i, token in added.items() if not token.content.replace(_METASPACE, " ").isspace()
         }
-        tokens, far = _listed(backend, added)
+        tokens, far = _list_tokens(backend, added)
         near = len(tokens) - len(far)
         slots = {i: i if i < near else near + far.index(i) for i in literal if i < near or i in far}
         contents = {slot: literal[i].encode("utf-8") for i, slot in slots.items()}
-        data, lengths = _spelled(tokens, contents, byte_level)
+        data, lengths = _spell_tokens(tokens, contents, byte_level)
         return cls(
-            prefix=_prefix_of(normalizers, pre_tokenizers),
+            prefix=_find_prefix(normalizers, pre_tokenizers),
             added_ids=tuple(literal),
             special_ids=tuple(i for i in literal if added[i].special),
             far_ids=np.array(far, np.int64),
@@ -104,11 +102,11 @@ class Entries:
 
 
 class Vocabulary:
-    """The entries of one tokenizer, by id. An unknown id has no bytes, `b""`."""
+    """What each id of a tokenizer stands for. An unknown id has no bytes, `b""`."""
 
     def __init__(self, entries: tokenizers.Tokenizer | Entries) -> None:
         if not isinstance(entries, Entries):
-            entries = Entries.of(entries)
+            entries = Entries.read(entries)
         self.entries = entries
         self.prefix = entries.prefix
         """When the tokenizer prepends a space; `text` removes it again."""
@@ -121,34 +119,36 @@ class Vocabulary:
         self._data = entries.data
         self._known = entries.known
         self._lengths = entries.lengths.astype(np.int64)
+        # In as few bytes as hold them, so that the processor's cache holds all
+        self._compact_lengths = self._lengths.astype(np.min_scalar_type(int(self._lengths.max(initial=0))))
         self._starts: Offsets = self._lengths.cumsum() - self._lengths
+        self._byte_array = np.frombuffer(entries.data, np.uint8)
         self._far = entries.far_ids if len(entries.far_ids) else None
-        self._spelled: dict[bytes, tuple[int, ...]] | None = None
         self._pieces: dict[int, str] = {}
         self.memo: dict[Hashable, Any] = {}
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of an id; b"" for an unknown id."""
-        return self._bytes(self._slot(token_id))
+        return self._slot_bytes(self._slot(token_id))
 
     def byte_lengths(self, ids: Ids) -> Offsets:
         """The number of bytes of each id, `[N]` int64; 0 for unknown ids."""
         return self._lengths.take(self._slots(ids), mode="clip")
 
     def byte_count(self, ids: Ids) -> int:
-        """The number of bytes of all ids."""
-        return int(self._short_lengths.take(self._slots(ids), mode="clip").sum())
+        """The number of bytes of all ids together."""
+        return int(self._compact_lengths.take(self._slots(ids), mode="clip").sum())
 
-    def data(self, ids: Ids) -> bytes:
+    def bytes_of(self, ids: Ids) -> bytes:
         """The bytes of all ids, joined."""
         slots = self._slots(ids)
-        return self._joined(slots, self._lengths.take(slots, mode="clip"))
+        return self._join_slots(slots, self._lengths.take(slots, mode="clip"))
 
-    def spelling(self, ids: Ids) -> tuple[Offsets, bytes, Mask]:
-        """Where each id ends in the bytes of all, `[N]`, those bytes, and which ids are control tokens, `[N]`."""
+    def spell(self, ids: Ids) -> tuple[Offsets, bytes, Mask]:
+        """The byte at which each id ends, `[N]`, the bytes of all ids, and which are control tokens, `[N]`."""
         slots = self._slots(ids)
         lengths = self._lengths.take(slots, mode="clip")
-        return lengths.cumsum(), self._joined(slots, lengths), self._control.take(slots, mode="clip")
+        return lengths.cumsum(), self._join_slots(slots, lengths), self._control_slots.take(slots, mode="clip")
 
     def known(self, ids: Ids) -> Mask:
         """`[N]` bool, True where the id is in the vocabulary."""
@@ -156,7 +156,7 @@ class Vocabulary:
 
     def control(self, ids: Ids) -> Mask:
         """`[N]` True for control tokens: the added tokens that are marked special."""
-        return self._control.take(self._slots(ids), mode="clip")
+        return self._control_slots.take(self._slots(ids), mode="clip")
 
     def piece(self, token_id: int) -> str:
         """A token as text; bytes that are not text as \\xNN."""
@@ -164,37 +164,35 @@ class Vocabulary:
             slot = self._slot(token_id)
             if not self._known[slot]:
                 return f"<unknown id {token_id}>"
-            self._pieces[token_id] = self._bytes(slot).decode("utf-8", errors="backslashreplace")
+            self._pieces[token_id] = self._slot_bytes(slot).decode("utf-8", errors="backslashreplace")
         return self._pieces[token_id]
 
     def pieces(self, numbers: Iterable[int]) -> tuple[str, ...]:
-        """Each token as text."""
+        """Each token as text, see `piece`."""
         texts = self._pieces
         return tuple([texts[number] if number in texts else self.piece(number) for number in numbers])
 
     def text(self, ids: Ids) -> str:
-        """The text that these ids encode; special tokens as written, broken characters as U+FFFD.
+        """The text of these ids; special tokens as their literal text, invalid UTF-8 as U+FFFD.
 
-        A space that the tokenizer prepends is left out, since encoding the text prepends it again.
+        A space that the tokenizer prepends is left out, since encoding prepends it again.
         """
         if self.prefix is Prefix.NEVER:
-            return self.data(ids).decode("utf-8", errors="replace")
+            return self.bytes_of(ids).decode("utf-8", errors="replace")
         out: list[bytes] = []
-        stretch: list[bytes] = []  # what stands between added tokens, joined without its prepended space
-        for token_id, data in zip(ids.tolist(), self._each(self._slots(ids)), strict=True):
+        stretch: list[bytes] = []  # the tokens since the last added token
+        for token_id, data in zip(ids.tolist(), self._bytes_of_slots(self._slots(ids)), strict=True):
             if token_id not in self.added_ids:
                 stretch.append(data)
                 continue
-            out += (self._unprefixed(b"".join(stretch), not out), data)
+            out += (self._without_prefix(b"".join(stretch), not out), data)
             stretch = []
-        out.append(self._unprefixed(b"".join(stretch), not out))
+        out.append(self._without_prefix(b"".join(stretch), not out))
         return b"".join(out).decode("utf-8", errors="replace")
 
     def ids_of_bytes(self, data: bytes) -> tuple[int, ...]:
-        """All ids that spell these bytes, lowest first; () if there are none. The first call reads every entry."""
-        if self._spelled is None:
-            self._spelled = self._by_bytes()
-        return self._spelled.get(data, ())
+        """All ids with these bytes, lowest first; () if there are none. The first call reads every entry."""
+        return self._ids_by_bytes.get(data, ())
 
     @cached_property
     def byte_ids(self) -> range:
@@ -204,16 +202,7 @@ class Vocabulary:
         return ids if all(self.token_bytes(i) == bytes([byte]) for byte, i in enumerate(ids)) else range(0)
 
     @cached_property
-    def _short_lengths(self) -> NDArray[np.unsignedinteger[Any]]:
-        """`_lengths` in as few bytes as hold them, so that a processor's cache holds them all."""
-        return self._lengths.astype(np.min_scalar_type(int(self._lengths.max(initial=0))))
-
-    @cached_property
-    def _flat(self) -> NDArray[np.uint8]:
-        return np.frombuffer(self._data, np.uint8)
-
-    @cached_property
-    def _control(self) -> Mask:
+    def _control_slots(self) -> Mask:
         """`[S]` True in the slots of control tokens."""
         table = np.zeros(len(self._known), np.bool_)
         if self.special_ids:
@@ -222,7 +211,7 @@ class Vocabulary:
             table[-1] = False
         return table
 
-    def _unprefixed(self, data: bytes, first: bool) -> bytes:
+    def _without_prefix(self, data: bytes, first: bool) -> bytes:
         """The bytes of a stretch of text without the space that the tokenizer prepended."""
         if not data.startswith(b" ") or (self.prefix is Prefix.FIRST_UNLESS_SPACE and not first):
             return data
@@ -231,7 +220,7 @@ class Vocabulary:
         return data if own_space else data[1:]
 
     def _slots(self, ids: Ids | Offsets) -> NDArray[Any]:
-        """The slot of each id, `[N]`, to be taken with mode "clip": the last slot is for unknown ids."""
+        """The slot of each id, `[N]`; take them with mode "clip", which sends unknown ids to the last slot."""
         if self._far is None and ids.dtype == np.int32:
             return ids.view(np.uint32)  # negative ids become very large
         slots = ids.astype(np.int64)
@@ -249,41 +238,42 @@ class Vocabulary:
                 return self.size + at
         return len(self._known) - 1
 
-    def _bytes(self, slot: int) -> bytes:
+    def _slot_bytes(self, slot: int) -> bytes:
         start = int(self._starts[slot])
         return self._data[start : start + int(self._lengths[slot])]
 
-    def _joined(self, slots: NDArray[Any], lengths: Offsets) -> bytes:
-        if len(slots) < _FEW:
-            return b"".join(self._each(slots))
-        if len(slots) > _AT_ONCE:
-            parts = [slice(at, at + _AT_ONCE) for at in range(0, len(slots), _AT_ONCE)]
-            return b"".join([self._joined(slots[part], lengths[part]) for part in parts])
-        # Byte i of the result is byte i - (where its token begins in the result) of that token.
+    def _join_slots(self, slots: NDArray[Any], lengths: Offsets) -> bytes:
+        if len(slots) < _PLAIN_JOIN_BELOW:
+            return b"".join(self._bytes_of_slots(slots))
+        if len(slots) > _JOINED_AT_ONCE:
+            parts = [slice(at, at + _JOINED_AT_ONCE) for at in range(0, len(slots), _JOINED_AT_ONCE)]
+            return b"".join([self._join_slots(slots[part], lengths[part]) for part in parts])
+        # Byte i of the result is byte i - (start of its token in the result) of that token.
         begins = lengths.cumsum()
         begins -= lengths
         offsets = np.subtract(self._starts.take(slots, mode="clip"), begins, out=begins).repeat(lengths)
         offsets += np.arange(len(offsets))
-        return self._flat.take(offsets, mode="clip").tobytes() if len(offsets) else b""
+        return self._byte_array.take(offsets, mode="clip").tobytes() if len(offsets) else b""
 
-    def _each(self, slots: NDArray[Any]) -> list[bytes]:
+    def _bytes_of_slots(self, slots: NDArray[Any]) -> list[bytes]:
         data = self._data
         starts = self._starts.take(slots, mode="clip").tolist()
         lengths = self._lengths.take(slots, mode="clip").tolist()
         return [data[start : start + length] for start, length in zip(starts, lengths, strict=True)]
 
-    def _by_bytes(self) -> dict[bytes, tuple[int, ...]]:
+    @cached_property
+    def _ids_by_bytes(self) -> dict[bytes, tuple[int, ...]]:
         ids = np.concatenate([np.arange(self.size), self.entries.far_ids])[self._known[:-1]]
         spelled: dict[bytes, tuple[int, ...]] = {}
-        for token_id, data in zip(ids.tolist(), self._each(self._slots(ids)), strict=True):
+        for token_id, data in zip(ids.tolist(), self._bytes_of_slots(self._slots(ids)), strict=True):
             spelled[data] = (*spelled.get(data, ()), token_id)
         return spelled
 
 
-def _listed(
+def _list_tokens(
     backend: tokenizers.Tokenizer, added: Mapping[int, tokenizers.AddedToken]
 ) -> tuple[list[str | None], list[int]]:
-    """How the vocabulary writes the entry of each slot but the last, None for a hole; and the far ids."""
+    """The vocabulary's notation of each slot but the last, None for a hole; and the far ids."""
     count: int = backend.get_vocab_size(with_added_tokens=True)
     dense = 2 * count + _SPARSE
     size = min(max([count, *(i + 1 for i in added)]), dense)
@@ -299,13 +289,10 @@ def _listed(
     return tokens, far
 
 
-def _spelled(
+def _spell_tokens(
     tokens: Sequence[str | None], literal: Mapping[int, bytes], byte_level: bool
 ) -> tuple[bytes, NDArray[np.int64]]:
-    """The bytes of all tokens joined, and the length of each.
-
-    `literal` has the bytes of tokens that are written differently from the others.
-    """
+    """The bytes of all tokens joined, and the length of each; `literal` has the bytes of tokens by slot."""
     plain = ["" if token is None else token for token in tokens]
     for at in literal:
         plain[at] = ""
@@ -323,15 +310,15 @@ def _spelled(
         data, byte_ends = values.astype(np.uint8).tobytes(), ends
     else:
         at_six = (np.diff(ends, prepend=0) == len("<0x0A>")).nonzero()[0].tolist()
-        bytes_of = {at: _single_byte(plain[at]) for at in at_six if plain[at].startswith("<0x")}
+        bytes_of = {at: _parse_byte_token(plain[at]) for at in at_six if plain[at].startswith("<0x")}
         other = {at: data for at, data in bytes_of.items() if data is not None}
         codes = np.where(codes == ord(_METASPACE), ord(" "), codes)
         data = text.replace(_METASPACE, " ").encode("utf-8")
         widths = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
         byte_ends = np.append(0, widths.cumsum())[ends]
     if other:
-        return _spelled(tokens, {**literal, **other}, byte_level)
-    # Those of `literal` are inserted at their empty places.
+        return _spell_tokens(tokens, {**literal, **other}, byte_level)
+    # Insert the bytes of `literal` in their empty slots.
     lengths = np.diff(byte_ends, prepend=0)
     pieces: list[bytes] = []
     last = 0
@@ -343,8 +330,8 @@ def _spelled(
     return b"".join([*pieces, data[last:]]), lengths
 
 
-def _single_byte(token: str) -> bytes | None:
-    """The byte that <0x0A> stands for; None if the token only looks like one."""
+def _parse_byte_token(token: str) -> bytes | None:
+    """The byte of a token such as <0x0A>; None if it only looks like one."""
     if not token.endswith(">"):
         return None
     try:
@@ -353,8 +340,8 @@ def _single_byte(token: str) -> bytes | None:
         return None
 
 
-def _prefix_of(normalizers: list[dict[str, Any]], pre_tokenizers: list[dict[str, Any]]) -> Prefix:
-    """When a space is prepended to a text."""
+def _find_prefix(normalizers: list[dict[str, Any]], pre_tokenizers: list[dict[str, Any]]) -> Prefix:
+    """When the tokenizer prepends a space."""
     if any(step.get("type") == "Prepend" for step in normalizers):
         return Prefix.ALWAYS
     for step in pre_tokenizers:
@@ -367,18 +354,18 @@ def _prefix_of(normalizers: list[dict[str, Any]], pre_tokenizers: list[dict[str,
     return Prefix.NEVER
 
 
-def part_steps(part: Any, *, code: bool = False) -> list[Any]:
-    """The steps of one part, in order. A part written in Python raises, or has none if it may be `code`."""
+def read_steps(part: Any, *, code: bool = False) -> list[Any]:
+    """The steps of one part, in order. A part written in Python raises, or counts as no steps with `code`."""
     try:
-        return [] if part is None else flat_steps(orjson.loads(part.__getstate__()))
+        return [] if part is None else flatten_steps(orjson.loads(part.__getstate__()))
     except Exception:  # tokenizers raises plain Exception for parts written in Python
         if code:
             return []
         raise
 
 
-def flat_steps(part: Any) -> list[Any]:
-    """The steps of one part of a definition, in order, without the sequences around them."""
+def flatten_steps(part: Any) -> list[Any]:
+    """The steps of one part of a definition, in order, with nested sequences flattened."""
     pending, steps = [part], []
     while pending:
         step = pending.pop()
@@ -395,10 +382,10 @@ def flat_steps(part: Any) -> list[Any]:
 _SEQUENCES = ("normalizers", "pretokenizers", "processors", "decoders")
 _ASCII = bytes(range(0x80))
 _LAST_OF_ALPHABET = "\u0143"
-"""The last of the characters by which byte-level vocabularies write bytes."""
-_LONGEST = 1 << 15
-"""How many non-ASCII bytes are checked; with more, comparing the texts is just as fast."""
-_LEFT_ALONE = re.compile(
+"""The last character of `ALPHABET`."""
+_MAX_CHECKED = 1 << 15
+"""How many non-ASCII bytes are checked; beyond, comparing the texts is as fast."""
+_NFC_STABLE = re.compile(
     rb"(?:[\xc2-\xcb\xcf-\xd1][\x80-\xbf]"
     rb"|\xe2(?:\x80[\x82-\xbf]|[\x81\x82\x85-\x8b\x8d-\xaa\xac-\xae][\x80-\xbf])"
     rb"|\xe3(?:\x80[\x80-\xa9]|\x82[\x80-\x98\x9b-\xbf]|[\x81\x83-\xbf][\x80-\xbf])"
@@ -406,48 +393,47 @@ _LEFT_ALONE = re.compile(
     rb"|\xef(?:[\xbc-\xbf][\x80-\xbf]|\xb8[\x80-\x8f])"
     rb"|\xf0\x9f[\x80-\xbf]{2})*"
 )
-"""Characters that NFC never changes, moves or joins to the one before: Latin, Cyrillic, most symbols, kana,
-Chinese, Korean syllables, emoji."""
+"""UTF-8 of characters that NFC never changes, moves or composes: Latin, Cyrillic, most symbols, kana, Chinese,
+Korean syllables, emoji."""
 
 
-def is_plain(data: bytes) -> bool:
+def is_unchanged_by_nfc(data: bytes) -> bool:
     """Whether NFC is known to leave this UTF-8 text unchanged."""
     if data.isascii():
         return True
     rest = data.translate(None, _ASCII)
-    return len(rest) <= _LONGEST and _LEFT_ALONE.fullmatch(rest) is not None
+    return len(rest) <= _MAX_CHECKED and _NFC_STABLE.fullmatch(rest) is not None
 
 
 def keeps_bytes(form: str | None, data: bytes) -> bool:
-    """Whether tokens with as many bytes as this text are known to have the same bytes; `form`: see
-    `normal_form`."""
-    return form is not None and (not form or is_plain(data))
+    """Whether tokens with as many bytes as a text must have the same bytes; `form`: see `find_normal_form`."""
+    return form is not None and (not form or is_unchanged_by_nfc(data))
 
 
-def normal_form(backend: tokenizers.Tokenizer) -> str | None:
-    """How a tokenizer normalises a text before it splits it, "" or "NFC"; None if it may write other bytes."""
+def find_normal_form(backend: tokenizers.Tokenizer) -> str | None:
+    """How a tokenizer normalizes texts, "" or "NFC"; None if its tokens may have other bytes than the text."""
     try:
-        normalizers = part_steps(backend.normalizer)
-        cuts = part_steps(backend.pre_tokenizer)
+        normalizers = read_steps(backend.normalizer)
+        pre_tokenizers = read_steps(backend.pre_tokenizer)
     except Exception:  # tokenizers raises plain Exception for parts written in Python
         return None
-    if any(step != {"type": "NFC"} for step in normalizers) or not _by_bytes(cuts) or not _has_all_bytes(backend):
+    # Pre-tokenization may only split a text and map its bytes to characters.
+    kinds = [step.get("type") for step in pre_tokenizers]
+    if kinds.count("ByteLevel") != 1 or not set(kinds) <= {"ByteLevel", "Split", "Digits"}:
+        return None
+    if any(step.get("add_prefix_space") for step in pre_tokenizers) or not _has_all_bytes(backend):
+        return None
+    if any(step != {"type": "NFC"} for step in normalizers):
         return None
     contents = [token.content for token in backend.get_added_tokens_decoder().values()]
-    if not all(map(_is_literal, contents)) or (normalizers and not all(is_plain(c.encode()) for c in contents)):
+    stable = not normalizers or all(is_unchanged_by_nfc(content.encode()) for content in contents)
+    if not stable or not all(map(_is_literal, contents)):
         return None
     return "NFC" if normalizers else ""
 
 
-def _by_bytes(cuts: list[dict[str, Any]]) -> bool:
-    """Whether text is only split and written as bytes."""
-    kinds = [step.get("type") for step in cuts]
-    prefixed = any(step.get("add_prefix_space") for step in cuts)
-    return kinds.count("ByteLevel") == 1 and set(kinds) <= {"ByteLevel", "Split", "Digits"} and not prefixed
-
-
 def _has_all_bytes(backend: tokenizers.Tokenizer) -> bool:
-    """Whether the model merges bytes into tokens and has a token for each byte, so every byte can be written."""
+    """Whether the model is byte-level BPE with a token for every byte."""
     from tokenizers import models, pre_tokenizers
 
     model = backend.model
@@ -459,7 +445,7 @@ def _has_all_bytes(backend: tokenizers.Tokenizer) -> bool:
 
 
 def _is_literal(content: str) -> bool:
-    """Whether an added token's bytes are certain to be its content, even if the model may produce its id too."""
+    """Whether the bytes of an added token are certainly its content, even if the model can produce its id too."""
     if not content.replace("▁", "").strip():
         return False
     ascii_signs = all("!" <= character <= "~" for character in content)

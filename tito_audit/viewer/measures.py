@@ -1,4 +1,4 @@
-"""Counts of a rollout's tokens by turn, position, logprob and role, for charts."""
+"""Counts a rollout's tokens by turn, position, logprob and role, for charts."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ assert POSITION_EDGES[0] == 0
 
 
 def measure(evidence: Evidence, findings: Sequence[Finding]) -> Measures:
-    """The counts of one rollout's tokens; a token's state is that of the worst TOK or TPL finding it is in.
+    """Count one rollout's tokens; the state of a token is the severity of the worst TOK or TPL finding it is in.
 
     Generated tokens are the completions of the calls. If the log has no calls, they are the trained tokens of the
     training row, or without a mask those that the messages say were sampled. Positions count from the start of
     the call's prompt (of its completion, if the log lacks the prompt) or of the row.
 
-    A finding in a prompt counts for the tokens of earlier completions that the prompt repeats, one in the training
-    row for the tokens of completions that it covers. Its other tokens are not generated and do not count; an empty
-    range covers none.
+    A finding in a prompt counts for the tokens of earlier completions that the prompt repeats, a finding in the
+    training row for the tokens of completions in its range. An empty range covers no token.
 
     `roles` counts every token of the training row: trained by its mask, or without a mask if sampled. Without a
     training row, generated tokens count as trained and nothing else is counted. If neither mask nor messages say
     what was sampled, nothing is counted.
     """
-    spans = _of_row(evidence)
-    if turns := evidence.rollout.turns:  # one span each; empty for completions that the log does not hold
-        spans = _Spans(
+    if turns := evidence.rollout.turns:  # a span per turn; empty for completions that the log does not hold
+        spans = _GeneratedSpans(
             list(range(len(turns))),
             [0 if turn.prompt_ids is None else len(turn.prompt_ids) for turn in turns],
             [0 if turn.completion_ids is None else len(turn.completion_ids) for turn in turns],
             [None if turn.completion_ids is None else turn.completion_logprobs for turn in turns],
         )
+    else:
+        spans = _spans_of_row(evidence)
     # By role: how many tokens of the training row are trained and how many are not.
     row, columns = evidence.rollout.training_row, evidence.row
     trained = None if row is None else row.loss_mask
@@ -90,32 +90,32 @@ def measure(evidence: Evidence, findings: Sequence[Finding]) -> Measures:
         out.without_logprob[0] = counts[0] + counts[-1]
     drift = [finding for finding in findings if finding.code.startswith(_DRIFT)]
     if drift:
-        _move(out, spans, bins, _states(evidence, spans, drift))
+        _move_drifted(out, spans, bins, _token_states(evidence, spans, drift))
     return out
 
 
 @dataclass(slots=True)
-class _Spans:
-    """The generated tokens of a rollout, concatenated, as spans that one turn generated each."""
+class _GeneratedSpans:
+    """The generated tokens of a rollout, concatenated: one span per run of tokens that a turn generated."""
 
     turns: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
-    """Where each span begins, counted from the start of its conversation."""
+    """Position of each span's first token, counted from the start of its conversation."""
     lengths: list[int] = field(default_factory=list)
     logprobs: list[Logprobs | None] = field(default_factory=list)
     row_mask: Mask | None = None
-    """`[T]` the generated tokens of the training row, if the log has no calls."""
+    """`[T]` True for generated tokens of the training row; None if the log has calls."""
 
     @property
     def total(self) -> int:
         return sum(self.lengths)
 
     def offsets(self) -> list[int]:
-        """Where each span begins among all generated tokens."""
+        """Index of each span's first token among all generated tokens."""
         return [0, *accumulate(self.lengths)][:-1]
 
     def logprob_bins(self) -> NDArray[np.int64] | None:
-        """`[N]` int64, the logprob bin of every generated token, plus 1; 0 and the last: not finite."""
+        """`[N]` int64, 1 + the logprob bin of every token (0, last: not finite); None if there are no logprobs."""
         if all(values is None for values in self.logprobs):
             return None
         parts = [
@@ -126,18 +126,18 @@ class _Spans:
         return _LOGPROBS.searchsorted(values, side="right")
 
 
-def _of_row(evidence: Evidence) -> _Spans:
-    """The generated tokens of the row, split where the next turn begins."""
+def _spans_of_row(evidence: Evidence) -> _GeneratedSpans:
+    """The generated tokens of the training row, split where the next turn begins."""
     row, columns, mask = evidence.rollout.training_row, evidence.row, evidence.generated_in_row
     if row is None or mask is None:
-        return _Spans()
+        return _GeneratedSpans()
     runs = trained_runs(mask)
     sampled_runs = runs if columns is None or columns.sampled is mask else trained_runs(columns.sampled)
     firsts = [start for start, _ in sampled_runs]
     logprobs = row.logprobs
     if logprobs is not None and row.sentinel:  # not for 0.0, which may be a real logprob
         logprobs = np.where(logprobs == row.sentinel, np.nan, logprobs)
-    spans = _Spans(row_mask=mask)
+    spans = _GeneratedSpans(row_mask=mask)
     for start, end in runs:
         inner = firsts[bisect_right(firsts, start) : bisect_right(firsts, end - 1)]
         for first, last in pairwise((start, *inner, end)):
@@ -148,8 +148,8 @@ def _of_row(evidence: Evidence) -> _Spans:
     return spans
 
 
-def _states(evidence: Evidence, spans: _Spans, findings: Sequence[Finding]) -> NDArray[np.uint8]:
-    """`[N]` uint8, the state of every generated token, as its index in STATES."""
+def _token_states(evidence: Evidence, spans: _GeneratedSpans, findings: Sequence[Finding]) -> NDArray[np.uint8]:
+    """`[N]` uint8: for every generated token the index of its state in STATES."""
     states = np.zeros(spans.total, np.uint8)
     offsets = spans.offsets()
     bases = np.array(offsets)
@@ -171,14 +171,14 @@ def _states(evidence: Evidence, spans: _Spans, findings: Sequence[Finding]) -> N
                 at = bases[turns[sampled]] + evidence.row.turn_offset[start:end][sampled]
                 states[at] = state
         elif turn is not None and turn < len(offsets):
-            for sequence, first, last in _repeated(evidence, hit.where, turn, start, end):
+            for sequence, first, last in _origins(evidence, hit.where, turn, start, end):
                 last = min(last, spans.lengths[sequence])
                 states[offsets[sequence] + first : offsets[sequence] + max(first, last)] = state
     return states
 
 
-def _repeated(evidence: Evidence, where: Where, turn: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The ranges of completions (turn, start, end) that a range of a turn's prompt or completion repeats."""
+def _origins(evidence: Evidence, where: Where, turn: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The completions' ranges, (turn, start, end), in a range of a turn's prompt or completion."""
     if where is Where.COMPLETION:
         yield turn, start, end
         return
@@ -193,22 +193,24 @@ def _repeated(evidence: Evidence, where: Where, turn: int, start: int, end: int)
         turn = link.parent
 
 
-def _move(out: Measures, spans: _Spans, bins: NDArray[np.int64] | None, states: NDArray[np.uint8]) -> None:
-    """Move tokens from the state `same` to their own state."""
+def _move_drifted(
+    out: Measures, spans: _GeneratedSpans, bins: NDArray[np.int64] | None, states: NDArray[np.uint8]
+) -> None:
+    """Move drifted tokens from the state `same`, in which all are counted, to their own."""
     at = states.nonzero()[0]
     state = states[at]
     span = np.array(spans.offsets()).searchsorted(at, side="right") - 1
     turn = np.minimum(np.array(spans.turns)[span], TURNS - 1)
     position = np.array(spans.starts)[span] + at - np.array(spans.offsets())[span]
-    _shift(out.by_turn, turn, state)
-    _shift(out.by_position, _POSITIONS.searchsorted(position, side="right") - 1, state)
+    _move_counts(out.by_turn, turn, state)
+    _move_counts(out.by_position, _POSITIONS.searchsorted(position, side="right") - 1, state)
     bin_of = np.zeros(len(at), np.int64) if bins is None else bins[at]
     scored = (bin_of > 0) & (bin_of < _UNKNOWN)
-    _shift(out.by_logprob, bin_of[scored] - 1, state[scored])
-    _shift(out.without_logprob[None], np.zeros(int((~scored).sum()), np.int64), state[~scored])
+    _move_counts(out.by_logprob, bin_of[scored] - 1, state[scored])
+    _move_counts(out.without_logprob[None], np.zeros(int((~scored).sum()), np.int64), state[~scored])
 
 
-def _shift(counts: Counts, at: NDArray[Any], state: NDArray[np.uint8]) -> None:
+def _move_counts(counts: Counts, at: NDArray[Any], state: NDArray[np.uint8]) -> None:
     moved = np.bincount(at * len(STATES) + state, minlength=counts.size).reshape(counts.shape)
     counts += moved
     counts[:, 0] -= moved.sum(axis=1)

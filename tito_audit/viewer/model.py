@@ -1,11 +1,9 @@
-"""What the HTML report and `show` draw besides findings: token counts, and views of single rollouts."""
+"""What the html report and `show` draw besides findings: token counts, and views of single rollouts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,9 +12,9 @@ from numpy.typing import NDArray
 from tito_audit.record.finding import Finding, Result, Severity, Where
 
 STATES = ("same", "note", "warning", "error")
-"""States of a generated token: not in any drift finding (TOK, TPL), or the severity of the worst it is in."""
+"""States of a generated token: in no drift finding (TOK, TPL), or the severity of the worst one it is in."""
 TURNS = 64
-"""Turns counted separately; all later ones are counted together in the last place."""
+"""Number of bins by turn; the last one counts all later turns together."""
 POSITION_EDGES = (0, *(1 << power for power in range(5, 21)))
 """Lower edges of position bins: 0, 32, 64, … 2^20; the last bin has no end."""
 LOGPROB_EDGES = (
@@ -28,69 +26,66 @@ LOGPROB_EDGES = (
 Counts = NDArray[np.int64]
 
 
-def _zeros(*bins: int) -> Callable[[], Counts]:
-    """A factory of counts by bin and state, all 0."""
-    return lambda: np.zeros((*bins, len(STATES)), np.int64)
+_LOGPROBS_AT = TURNS + len(POSITION_EDGES)
+_BINS = _LOGPROBS_AT + len(LOGPROB_EDGES) + 1
 
 
 @dataclass(slots=True)
 class Measures:
-    """Counts of tokens, of one rollout or of many. All but `roles` count generated tokens."""
+    """Token counts of one or many rollouts. All but `roles` count generated tokens."""
 
-    by_turn: Counts = field(default_factory=_zeros(TURNS))
-    """`[TURNS, 4]` int64: by the turn that generated them and by state (STATES). If the log has no calls,
-    a turn is a run of sampled tokens in the training row."""
-    by_position: Counts = field(default_factory=_zeros(len(POSITION_EDGES)))
-    """`[len(POSITION_EDGES), 4]` int64: by position from the start of the prompt or row, and by state."""
-    by_logprob: Counts = field(default_factory=_zeros(len(LOGPROB_EDGES)))
-    """`[len(LOGPROB_EDGES), 4]` int64: by the sampler's logprob, if finite, and by state."""
-    without_logprob: Counts = field(default_factory=_zeros())
-    """`[4]` int64: tokens without a logprob, by state."""
+    counts: Counts = field(default_factory=lambda: np.zeros((_BINS, len(STATES)), np.int64))
+    """`[_BINS, 4]` int64 by bin and state (STATES): the bins of the properties below, one after the other."""
     roles: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By role in the training row: how many tokens are trained, how many are not."""
 
+    @property
+    def by_turn(self) -> Counts:
+        """`[TURNS, 4]` by the turn that generated them, or without calls by run of sampled tokens; a view."""
+        return self.counts[:TURNS]
+
+    @property
+    def by_position(self) -> Counts:
+        """`[len(POSITION_EDGES), 4]` by position from the start of the prompt or row; a view."""
+        return self.counts[TURNS:_LOGPROBS_AT]
+
+    @property
+    def by_logprob(self) -> Counts:
+        """`[len(LOGPROB_EDGES), 4]` by the sampler's logprob, if finite; a view."""
+        return self.counts[_LOGPROBS_AT:-1]
+
+    @property
+    def without_logprob(self) -> Counts:
+        """`[4]` tokens without a finite logprob; a view."""
+        last: Counts = self.counts[-1]
+        return last
+
     def add(self, other: Measures) -> None:
-        self.by_turn += other.by_turn
-        self.by_position += other.by_position
-        self.by_logprob += other.by_logprob
-        self.without_logprob += other.without_logprob
+        """Add the counts of another."""
+        self.counts += other.counts
         for role, (trained, untrained) in other.roles.items():
             before = self.roles.get(role, (0, 0))
             self.roles[role] = (before[0] + trained, before[1] + untrained)
 
     def packed(self) -> tuple[bytes, bytes, dict[str, tuple[int, int]]]:
-        """Only what is not 0, a tenth of the arrays' size: where it is (uint16), the counts (int64), the roles."""
-        arrays = self.by_turn, self.by_position, self.by_logprob, self.without_logprob
-        every = np.concatenate([array.ravel() for array in arrays])
-        at = np.flatnonzero(every)
-        return at.astype(np.uint16).tobytes(), every[at].tobytes(), self.roles
+        """What is not 0, a tenth of the array: flat indices (uint16), counts (int64), and the roles."""
+        at = np.flatnonzero(self.counts)
+        return at.astype(np.uint16).tobytes(), self.counts.ravel()[at].tobytes(), self.roles
 
     @staticmethod
     def unpacked(at: bytes, counts: bytes, roles: dict[str, tuple[int, int]]) -> Measures:
-        every = np.zeros(_ENDS[-1], np.int64)
-        every[np.frombuffer(at, np.uint16)] = np.frombuffer(counts, np.int64)
-        starts = (0, *_ENDS)
-        turns, positions, logprobs, rest = (
-            every[start:end].reshape(shape) for start, end, shape in zip(starts, _ENDS, _SHAPES, strict=False)
-        )
-        return Measures(turns, positions, logprobs, rest, roles)
+        """The measures of which `packed` returned these."""
+        measures = Measures(roles=roles)
+        measures.counts.ravel()[np.frombuffer(at, np.uint16)] = np.frombuffer(counts, np.int64)
+        return measures
 
     def __reduce__(self) -> tuple[object, ...]:
         return Measures.unpacked, self.packed()
 
 
-_SHAPES = (
-    (TURNS, len(STATES)),
-    (len(POSITION_EDGES), len(STATES)),
-    (len(LOGPROB_EDGES), len(STATES)),
-    (len(STATES),),
-)
-_ENDS = tuple(accumulate(prod(shape) for shape in _SHAPES))
-
-
 @dataclass(frozen=True, slots=True)
 class ShownStretch:
-    """Consecutive tokens, as columns of the same length; None for what is unknown."""
+    """Consecutive tokens of a sequence, as columns of equal length."""
 
     start: int
     """Position of the first token in its sequence; what is between two stretches is left out."""
@@ -114,17 +109,17 @@ class ShownStretch:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """The tokens of the template, the tokenizer, a later prompt or the training row that replace recorded ones."""
+    """Recorded tokens, and those that another source (see `against`) has in their place."""
 
     start: int
     end: int
     """Half-open range of the recorded sequence; start == end: canonical tokens between two recorded ones."""
     ids: tuple[int, ...]
-    """At most the first 512 canonical tokens."""
+    """The canonical tokens, cut after 512."""
     pieces: tuple[str, ...]
     data: tuple[str, ...] = ()
     total: int = 0
-    """How many canonical tokens there are; more than `ids` when they were cut."""
+    """Number of canonical tokens before the cut."""
     code: str = ""
     """The rule that found it; "" if no rule did."""
     against: str = ""
@@ -140,20 +135,20 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class ViewSequence:
-    """One recorded sequence of a rollout, with the tokens that replace some of its own elsewhere."""
+    """One recorded sequence of a rollout: the tokens to show, and where another source has others."""
 
     where: Where
     turn: int | None
     length: int
-    """Total tokens; the stretches may show fewer."""
+    """Number of its tokens; the stretches may show fewer."""
     stretches: tuple[ShownStretch, ...]
     swaps: tuple[Swap, ...] = ()
     """By start, not overlapping; all other tokens are the same on both sides."""
     note: str = ""
     """A note for the reader: `the first 812 tokens are what turn 0 saw and sampled`, `ended by length`."""
     same_as: str = ""
-    """If nothing is swapped, the source with the same tokens: `template`, `re-encoding`; "" if the whole sequence
-    was not compared.
+    """The source that has the same tokens throughout: `template` or `re-encoding`; "" if there are swaps, or if
+    the whole sequence was not compared.
     """
 
 
@@ -167,14 +162,14 @@ class View:
     left_out: int = 0
     """Sequences that are not shown."""
     digest: str = ""
-    """16 hexadecimal digits of all recorded tokens: rollouts that share them have the same."""
+    """16 hexadecimal digits; equal for rollouts with the same recorded tokens."""
     row_id: str = ""
     """The id that the row states, by which other runs name the same; "" if it states none. Raw: escape it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a graphical report gets for one rollout besides its findings."""
+    """What a graphical report gets of one rollout besides its findings."""
 
     measures: Measures
     view: View | None = None
@@ -182,7 +177,7 @@ class Observed:
 
 
 def observed_of(result: Result) -> Observed | None:
-    """What was observed of a rollout; None if no report asked for it."""
+    """The observations in a result; None if no report asked for them."""
     return result.observed if isinstance(result.observed, Observed) else None
 
 
@@ -192,8 +187,8 @@ _IDS = (
 )
 
 
-def named(result: Result, row: Mapping[str, Any]) -> Result:
-    """The result with the id that its row states in its view, if it has one."""
+def with_row_id(result: Result, row: Mapping[str, Any]) -> Result:
+    """The result with the id that its row states set in its view; unchanged if it has no view."""
     observed = observed_of(result)
     if observed is None or observed.view is None:
         return result
@@ -203,48 +198,48 @@ def named(result: Result, row: Mapping[str, Any]) -> Result:
 
 
 VIEWS_PER_CODE = 12
-"""How many rollouts of each code and severity get a view: the first of a run."""
+"""Rollouts of each code and severity that get a view: the first of a run."""
 MAX_VIEWS = 240
-"""How many rollouts of a run get a view."""
+"""Rollouts of a run that get a view."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViewSize:
-    """How much a view shows of a rollout at most."""
+    """The most that a view shows of a rollout."""
 
     tokens: int = 3_000
     """Recorded tokens."""
     sequences: int = 64
 
 
-REPORTED = ViewSize()
-"""In a page that holds all of its rollouts."""
+REPORT_SIZE = ViewSize()
+"""The size in a page that holds all of its rollouts."""
 
 
 class ViewQuota:
-    """Counts rollouts with findings in the order of the logs: the first of each code and severity get a view.
+    """Decides which rollouts get a view: the first with each code and severity, in the order of the logs.
 
-    A process that audits one part of the logs does not know the others. It makes views as if only the parts it
-    knows came before, which may be too many but never too few.
+    `offer` is for a process that audits one part of the logs: as it does not know the other parts, it makes too
+    many views, never too few. `take` then decides in the order of all logs.
 
-    With `rows`, the first rows of each log all get one, which counts for none of these.
+    The first `rows` of each log get a view in any case, outside of these limits.
     """
 
     __slots__ = ("_rows", "_seen", "_taken", "size")
 
-    def __init__(self, rows: int = 0, size: ViewSize = REPORTED) -> None:
+    def __init__(self, rows: int = 0, size: ViewSize = REPORT_SIZE) -> None:
         self._rows, self.size = rows, size
         self._seen: dict[tuple[str, Severity], int] = {}
         self._taken = 0
 
     def take(self, findings: Iterable[Finding], row: int) -> ViewSize | None:
-        """The size of the view of the next rollout, which has these findings; None if it gets none."""
+        """The size of the view of the next rollout with these findings; None if it gets none."""
         size = self.offer(findings, row)
         self._taken += size is not None and row >= self._rows
         return size
 
     def offer(self, findings: Iterable[Finding], row: int) -> ViewSize | None:
-        """The same for the next rollout of a part, which may get a view."""
+        """The same for the next rollout of a part, whose view may not be taken in the end."""
         if row < self._rows:
             return self.size
         wanted = False
@@ -256,6 +251,7 @@ class ViewQuota:
         return self.size if wanted else None
 
     def copy(self) -> ViewQuota:
+        """An independent quota with the same counts."""
         other = ViewQuota(self._rows, self.size)
         other._seen, other._taken = dict(self._seen), self._taken
         return other

@@ -1,4 +1,4 @@
-"""Tokens of other sources that replace recorded ones, sequence by sequence."""
+"""Finds where another source has other tokens than a recorded sequence."""
 
 from __future__ import annotations
 
@@ -17,23 +17,21 @@ from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.record.rollout import Rollout
 
-Key = tuple[Where, int | None]
+SequenceKey = tuple[Where, int | None]
 """A recorded sequence: its kind and its turn (None for the training row)."""
-_Place = tuple[Where, int | None, int, int, bytes]
+_DifferenceKey = tuple[Where, int | None, int, int, bytes]
 
-SEEN = "what was seen"
-"""What a prompt that breaks its history is compared with: prompt and completion of the previous call."""
-SAMPLED = "what was sampled"
-"""What a training row that holds other tokens is compared with: what the calls generated."""
-
-
-_HELD = (Against.NEXT_PROMPT, Against.ROW)
-"""Comparisons with tokens that the training row may hold."""
+WAS_SEEN = "what was seen"
+"""`against` of a prompt that breaks its history: prompt and completion of the previous call."""
+WAS_SAMPLED = "what was sampled"
+"""`against` of a training row with other tokens: the completions of the calls."""
+_IN_ROW = (Against.NEXT_PROMPT, Against.ROW)
+"""Sources whose tokens the training row may hold."""
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
-    """A range of a recorded sequence and all tokens that replace it."""
+class Replacement:
+    """A half-open range of a recorded sequence, and the tokens that another source has there; as `Swap`, uncut."""
 
     start: int
     end: int
@@ -44,36 +42,35 @@ class Replaced:
     before: int = 0
     after: int = 0
     same_text: bool = False
-    """Whether the replacing tokens have the same text."""
+    """Whether both are the same text."""
 
     @property
     def rank(self) -> tuple[int, int, bool, int]:
-        """Sort key: the more severe first, then the longer, then what differs in text."""
+        """Sort key: the most severe first, then the longest, then those that differ in text."""
         return -self.severity, self.start - self.end, self.same_text, self.start
 
-    def overlaps(self, other: Replaced) -> bool:
+    def overlaps(self, other: Replacement) -> bool:
         """Whether both replace the same token, or insert at the same place."""
         if (self.start, self.end) == (other.start, other.end):
             return True
         return self.start < other.end and other.start < self.end
 
 
-def replaced(evidence: Evidence, findings: Sequence[Finding]) -> dict[Key, list[Replaced]]:
-    """For each recorded sequence the replacements in it, in order, without overlaps.
+def find_replacements(evidence: Evidence, findings: Sequence[Finding]) -> dict[SequenceKey, list[Replacement]]:
+    """By recorded sequence its replacements, in order and without overlaps: of two that overlap, `rank` decides.
 
-    Of two that overlap, the more severe is kept, then the longer, then the one that differs in text. Prompts that
-    break their history according to a SEQ finding are compared with what was seen before them, and a training row
-    with other tokens than the calls generated with those.
+    They come from the differences of the evidence, from prompts that break their history (SEQ findings), and from
+    a training row that holds other tokens than the calls generated.
     """
-    swaps: dict[Key, list[Replaced]] = {}
-    codes = {_place(known_cause.difference): known_cause.code for known_cause in evidence.explained}
+    swaps: dict[SequenceKey, list[Replacement]] = {}
+    codes = {_difference_key(explained.difference): explained.code for explained in evidence.explained}
     for difference in evidence.differences:
         key = (difference.where, None if difference.where is Where.ROW else difference.turn)
-        code = codes.get(_place(difference), "")
-        before = _before(difference, evidence.rollout)
+        code = codes.get(_difference_key(difference), "")
+        before = _tokens_before(difference, evidence.rollout)
         inside = difference.end - difference.start
         swaps.setdefault(key, []).append(
-            Replaced(
+            Replacement(
                 difference.start,
                 difference.end,
                 difference.canonical.ids,
@@ -85,28 +82,28 @@ def replaced(evidence: Evidence, findings: Sequence[Finding]) -> dict[Key, list[
                 difference.recorded.data == difference.canonical.data,
             )
         )
-    for turn, swap in _of_history(evidence, findings):
+    for turn, swap in _replacements_of_history(evidence, findings):
         swaps.setdefault((Where.PROMPT, turn), []).append(swap)
-    for swap in _of_row(evidence, codes):
+    for swap in _replacements_in_row(evidence, codes):
         swaps.setdefault((Where.ROW, None), []).append(swap)
     for key, several in swaps.items():
-        apart: list[Replaced] = []
+        apart: list[Replacement] = []
         for swap in sorted(several, key=attrgetter("rank")):
             at = bisect_left(apart, (swap.start, swap.end), key=attrgetter("start", "end"))
-            # Those in it do not overlap, so only neighbours can.
+            # As those in `apart` do not overlap each other, only its neighbours can overlap it.
             if not any(swap.overlaps(other) for other in apart[max(at - 1, 0) : at + 1]):
                 apart.insert(at, swap)
         swaps[key] = apart
     return swaps
 
 
-def _place(difference: Difference) -> _Place:
-    """What no two differences of a rollout share."""
+def _difference_key(difference: Difference) -> _DifferenceKey:
+    """A key that tells all differences of a rollout apart."""
     return difference.where, difference.turn, difference.start, difference.end, difference.canonical.ids.tobytes()
 
 
-def same_as(evidence: Evidence, key: Key) -> str:
-    """The source that holds the same tokens as a whole sequence; "" if something differs or nothing was compared.
+def same_as(evidence: Evidence, key: SequenceKey) -> str:
+    """The source that has the same tokens as the whole sequence; "" if one differs or nothing was compared.
 
     A prompt repeats earlier tokens, whose drift is shown at their own place: it equals the template's only if
     nothing before it drifted either.
@@ -125,8 +122,8 @@ def same_as(evidence: Evidence, key: Key) -> str:
     return str(Against.TEMPLATE if None in evidence.rendered else Against.REENCODED)
 
 
-def _before(difference: Difference, rollout: Rollout) -> int:
-    """How many of the recorded tokens come before the completion that the difference is in."""
+def _tokens_before(difference: Difference, rollout: Rollout) -> int:
+    """How many recorded tokens of a difference in a completion are the end of its prompt."""
     recorded, inside = difference.recorded.ids, difference.end - difference.start
     outside = len(recorded) - inside
     if not outside or difference.start or difference.turn is None:
@@ -141,8 +138,8 @@ def _before(difference: Difference, rollout: Rollout) -> int:
     return 0
 
 
-def _of_history(evidence: Evidence, findings: Iterable[Finding]) -> Iterator[tuple[int, Replaced]]:
-    """The tokens in prompts that replace what was seen and sampled before, each with the prompt's turn."""
+def _replacements_of_history(evidence: Evidence, findings: Iterable[Finding]) -> Iterator[tuple[int, Replacement]]:
+    """The turn and the replacement of each place where a prompt breaks with what the previous call saw."""
     of_turn = {f.hit.turn: f for f in findings if f.code.startswith("SEQ")}
     for link in evidence.links:
         finding = of_turn.get(link.turn)
@@ -159,24 +156,24 @@ def _of_history(evidence: Evidence, findings: Iterable[Finding]) -> Iterator[tup
             0 if whole else len(parent.prompt_ids),
             frozenset() if whole else evidence.end_ids,
         ):
-            start, end = stretch.canonical_start, stretch.canonical_end
-            yield link.turn, Replaced(start, end, stretch.recorded.ids, finding.code, SEEN, finding.severity)
+            start, end, others = stretch.canonical_start, stretch.canonical_end, stretch.recorded.ids
+            yield link.turn, Replacement(start, end, others, finding.code, WAS_SEEN, finding.severity)
 
 
-def _of_row(evidence: Evidence, codes: Mapping[_Place, str]) -> Iterator[Replaced]:
-    """The tokens in the training row that replace what the calls sampled, if their position is certain."""
+def _replacements_in_row(evidence: Evidence, codes: Mapping[_DifferenceKey, str]) -> Iterator[Replacement]:
+    """The places of the training row with other tokens than the calls sampled, where positions are proven."""
     row, columns = evidence.rollout.training_row, evidence.row
     if row is None or columns is None or not columns.proven:
         return
     places: dict[int, dict[int, int]] = {}
     for difference in evidence.differences:
         turn, ids = difference.turn, difference.canonical.ids
-        if turn is None or difference.where is not Where.COMPLETION or difference.against not in _HELD:
+        if turn is None or difference.where is not Where.COMPLETION or difference.against not in _IN_ROW:
             continue
         if turn not in places:
             of_turn = (columns.turn == turn).nonzero()[0]
             places[turn] = dict(zip(columns.turn_offset[of_turn].tolist(), of_turn.tolist(), strict=True))
-        # Where the row holds these tokens, derived from the row positions of the tokens on both sides.
+        # The row positions of the tokens on both sides tell where the row holds the others.
         at, size = places[turn], len(ids)
         before, after = at.get(difference.start - 1), at.get(difference.end)
         start = before + 1 if before is not None else after - size if after is not None else -1
@@ -185,5 +182,5 @@ def _of_row(evidence: Evidence, codes: Mapping[_Place, str]) -> Iterator[Replace
         inside = any(offset in at for offset in range(difference.start, difference.end))
         if inside or not np.array_equal(row.token_ids[start : start + size], ids):
             continue
-        code, severity = codes.get(_place(difference), ""), difference.severity
-        yield Replaced(start, start + size, difference.recorded.ids, code, SAMPLED, severity)
+        code, severity = codes.get(_difference_key(difference), ""), difference.severity
+        yield Replacement(start, start + size, difference.recorded.ids, code, WAS_SAMPLED, severity)

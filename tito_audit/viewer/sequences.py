@@ -1,4 +1,4 @@
-"""view: the sequences of a rollout token by token, cut to a bounded size."""
+"""Makes the view of a rollout: its sequences token by token, cut to a bounded size."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.reference import pieces_of
 from tito_audit.evidence.roles import TURN_END, token_roles
 from tito_audit.record.arrays import Ids, Logprobs, Mask
-from tito_audit.record.beside import BesideTokens
-from tito_audit.record.column import Alignment, Column, ColumnRole, alignment_by_length, spread
+from tito_audit.record.column import Alignment, Column, ColumnRole, alignment_by_length, expand
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import IdsFrom
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
+from tito_audit.record.token_extras import TokenExtras
 from tito_audit.tokens.vocab import Vocabulary
-from tito_audit.viewer.model import REPORTED, ShownStretch, Swap, View, ViewSequence, ViewSize
-from tito_audit.viewer.replacements import Key, Replaced, replaced, same_as
+from tito_audit.viewer.model import REPORT_SIZE, ShownStretch, Swap, View, ViewSequence, ViewSize
+from tito_audit.viewer.replacements import Replacement, SequenceKey, find_replacements, same_as
 
 _MARGIN = 20
 """Tokens shown on each side of a finding or a swap."""
 _GAP = 12
-"""Shorter gaps are shown: a note about them would take as much room."""
-_FILL = (32, 128, 512, 2048, 8192, 1 << 20)
-"""How many tokens of the start of each sequence are shown, round by round, while there is room."""
+"""Fewer tokens than this are not left out: the note about them would take as much room."""
+_FILL_ROUNDS = (32, 128, 512, 2048, 8192, 1 << 20)
+"""Tokens shown from the start of each sequence, round by round while there is room."""
 
 
 def choose_excerpts(
@@ -41,11 +41,11 @@ def choose_excerpts(
     fill: Sequence[tuple[int, int]],
     room: int,
 ) -> list[Mask]:
-    """Which tokens to show of sequences of these lengths, at most `room` in total.
+    """For each sequence a mask of the tokens to show, at most `room` in total.
 
-    `spots` are what findings and swaps are about: severity, sequence, start and end. First the surroundings of the
-    start of every spot, the most severe first; then the rest of spots that are not very long, and the end of each;
-    then the sequences in `fill`, (sequence, start), growing round by round.
+    `spots` are the ranges of findings and swaps: (severity, sequence, start, end). Room goes first to the
+    surroundings of every start, the most severe first; then to the rest of spots that are not very long and to the
+    surroundings of every end; then to the sequences of `fill`, (sequence, start), which grow round by round.
     """
     excerpts = [np.zeros(length, np.bool_) for length in lengths]
 
@@ -64,7 +64,7 @@ def choose_excerpts(
         if end - start <= 512:
             show(sequence, start, end)
         show(sequence, end - _MARGIN, end + _MARGIN)
-    for far in _FILL:
+    for far in _FILL_ROUNDS:
         for sequence, start in fill:
             show(sequence, start, start + far)
     for sequence, excerpt in enumerate(excerpts):
@@ -75,7 +75,7 @@ def choose_excerpts(
 
 
 def touches(excerpt: Mask, start: int, end: int) -> bool:
-    """Whether a range, or an empty range between two tokens, is in what is shown or at its edge."""
+    """Whether a range, or for an empty one a token beside it, is shown."""
     between = start == end
     return bool(excerpt[max(start - between, 0) : end + between].any())
 
@@ -83,19 +83,19 @@ def touches(excerpt: Mask, start: int, end: int) -> bool:
 MAX_SWAP = 512
 """Maximum canonical tokens shown of one swap."""
 MAX_SWAPPED = 3_000
-"""Maximum canonical tokens shown of a rollout."""
+"""Maximum canonical tokens shown of all swaps of a rollout."""
 MAX_PIECE = 200
-"""Maximum characters (and bytes) shown of a token or a string of the log."""
+"""Maximum characters, and bytes, shown of a token or a string of the log."""
 CONTEXT = 8
 """Tokens already seen that are shown before what a prompt adds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ViewedSequence:
-    key: Key
+    key: SequenceKey
     ids: Ids
     new: int = 0
-    """Position from which it goes beyond what was seen before."""
+    """Position from which a prompt goes beyond what the previous call saw."""
     note: str = ""
     logprobs: Logprobs | None = None
     trained: Mask | None = None
@@ -103,35 +103,36 @@ class _ViewedSequence:
     columns: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
-def view(evidence: Evidence, findings: Sequence[Finding], size: ViewSize = REPORTED) -> View:
-    """The prompts, completions and training row of a rollout, bounded, with their replaced tokens.
+def view_rollout(evidence: Evidence, findings: Sequence[Finding], size: ViewSize = REPORT_SIZE) -> View:
+    """The prompts, completions and training row of a rollout, cut to `size`, with their swaps.
 
-    `evidence` comes from `check.explain`, for the codes of swaps. The surroundings of findings and swaps come
-    first, the most severe before others, then the starts of completions, of what prompts add and of the row.
+    `evidence` has to be explained (`check.explain`), for the codes of swaps. Room goes to
+    the surroundings of findings and swaps, the most severe first, then to the starts of completions, of what
+    prompts add, and of the row.
     """
-    swaps = replaced(evidence, findings)
-    about: list[tuple[int, Key, int, int]] = [
+    swaps = find_replacements(evidence, findings)
+    about: list[tuple[int, SequenceKey, int, int]] = [
         (finding.severity, (hit.where, None if hit.where is Where.ROW else hit.turn), hit.start, hit.end)
         for finding in findings
         for hit in [finding.hit]
     ]
-    about += [(swap.severity, key, swap.start, swap.end) for key, several in swaps.items() for swap in several]
+    about += [(swap.severity, key, swap.start, swap.end) for key, own in swaps.items() for swap in own]
     worst = {key: severity for severity, key, *_ in sorted(about, key=itemgetter(0))}
-    every = list(_sequences(evidence))
-    # Among those without findings, the row and completions come first.
+    every = list(_recorded_sequences(evidence))
+    # Sequences with findings come first, then the row and completions.
     order = [Where.ROW, Where.COMPLETION, Where.PROMPT]
     ranked = sorted(every, key=lambda sequence: (-worst.get(sequence.key, -1), order.index(sequence.key[0])))
     chosen = {sequence.key for sequence in ranked[: size.sequences]}
     shown = [sequence for sequence in every if sequence.key in chosen]
     at = {seq.key: number for number, seq in enumerate(shown)}
     spots = [(severity, at[key], start, end) for severity, key, start, end in about if key in at]
-    # Where each is shown from while there is room, completions first.
+    # Room that is left goes to completions first, then to what prompts add.
     first = [Where.COMPLETION, Where.PROMPT, Where.ROW]
     by_kind = sorted(range(len(shown)), key=lambda number: first.index(shown[number].key[0]))
     fill = [(number, max(shown[number].new - CONTEXT, 0)) for number in by_kind]
     excerpts = choose_excerpts([len(seq.ids) for seq in shown], spots, fill, size.tokens)
-    words = _Words(evidence.vocabulary)
-    drawn = _swaps([swaps.get(seq.key, []) for seq in shown], excerpts, words)
+    texts = _TokenTexts(evidence.vocabulary)
+    drawn = _choose_swaps([swaps.get(seq.key, []) for seq in shown], excerpts, texts)
     digest = hashlib.sha256()
     for sequence in every:
         digest.update(f"{sequence.key} {len(sequence.ids)}\n".encode())
@@ -142,7 +143,7 @@ def view(evidence: Evidence, findings: Sequence[Finding], size: ViewSize = REPOR
             ViewSequence(
                 *seq.key,
                 len(seq.ids),
-                tuple(_stretch(seq, words, start, end) for start, end in trained_runs(excerpt)),
+                tuple(_shown_stretch(seq, texts, start, end) for start, end in trained_runs(excerpt)),
                 swapped,
                 seq.note,
                 "" if swapped else same_as(evidence, seq.key),
@@ -154,8 +155,8 @@ def view(evidence: Evidence, findings: Sequence[Finding], size: ViewSize = REPOR
     )
 
 
-def _sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
-    """Every recorded sequence in the order of the calls, the training row last."""
+def _recorded_sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
+    """Every recorded sequence, in the order of the calls and the training row last."""
     links = {link.turn: link for link in evidence.links}
     room = 200_000
     for number, turn in enumerate(evidence.rollout.turns):
@@ -165,7 +166,7 @@ def _sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
             if evidence.vocabulary is not None and len(prompt) <= room:
                 room -= len(prompt)
                 roles = token_roles(pieces_of(prompt, evidence.vocabulary), evidence.end_ids)
-            new, note = _beyond(links.get(number), prompt)
+            new, note = _new_in_prompt(links.get(number), prompt)
             yield _ViewedSequence((Where.PROMPT, number), prompt, new, note, roles=roles)
         if turn.completion_ids is not None:
             ended = f"ended by {_cut(turn.finish_reason)}" if turn.finish_reason else ""
@@ -176,7 +177,7 @@ def _sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
                 note="; ".join(note for note in (ended, recovered) if note),
                 logprobs=turn.completion_logprobs,
                 roles=[TURN_END if i in evidence.end_ids else ASSISTANT for i in turn.completion_ids.tolist()],
-                columns=_columns(turn.columns, turn.beside, len(turn.completion_ids), 0, None),
+                columns=_other_columns(turn.columns, turn.extras, len(turn.completion_ids), 0, None),
             )
     row = evidence.rollout.training_row
     if row is not None:
@@ -193,17 +194,16 @@ def _sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
             logprobs=scored,
             trained=row.loss_mask,
             roles=evidence.row.roles if evidence.row is not None else None,
-            columns=_columns(row.columns, row.beside, len(row.token_ids), row.prompt_length, row.loss_mask),
+            columns=_other_columns(row.columns, row.extras, len(row.token_ids), row.prompt_length, row.loss_mask),
         )
 
 
-def _columns(
-    columns: Sequence[Column], beside: BesideTokens, size: int, prompt: int | None, trained: Mask | None
+def _other_columns(
+    columns: Sequence[Column], beside: TokenExtras, size: int, prompt: int | None, trained: Mask | None
 ) -> dict[str, NDArray[np.float64]]:
-    """What else was recorded of each token, by name: a trainer's logprobs, advantages, values; NaN where nothing.
+    """By name, float64 `[size]`: what else was recorded of each token, such as a trainer's logprobs or advantages.
 
-    The sampler's logprobs and the mask stand beside the tokens already. A column that fits no reading of its
-    length is left out.
+    NaN where nothing is. At most eight columns; one that no alignment fits to the tokens is left out.
     """
     shown: dict[str, NDArray[np.float64]] = {}
     count = None if trained is None else int(np.count_nonzero(trained))
@@ -220,7 +220,7 @@ def _columns(
             numbers = (
                 None
                 if fits is None
-                else spread(values.astype(np.float64), fits, full=size, prompt_length=prompt, trained=trained)
+                else expand(values.astype(np.float64), fits, full=size, prompt_length=prompt, trained=trained)
             )
         except ValueError:  # of another alignment, or of another length
             continue
@@ -229,8 +229,8 @@ def _columns(
     return shown
 
 
-def _beyond(link: Link | None, prompt: Ids) -> tuple[int, str]:
-    """Where a prompt goes beyond what its previous call saw and sampled, and a note about it."""
+def _new_in_prompt(link: Link | None, prompt: Ids) -> tuple[int, str]:
+    """The position from which a prompt goes beyond what the previous call saw and sampled, and a note on it."""
     if link is None or link.parent is None:
         return 0, ""
     new = min(link.at, link.seen_at, len(prompt))
@@ -242,14 +242,14 @@ def _beyond(link: Link | None, prompt: Ids) -> tuple[int, str]:
     return new, f"from token {new:,} on not {call}"
 
 
-class _Words:
-    """Pieces and bytes of ids, each looked up once."""
+class _TokenTexts:
+    """The pieces and bytes of token ids, looked up once per id."""
 
     def __init__(self, vocabulary: Vocabulary | None) -> None:
         self._vocabulary = vocabulary
         self._known: dict[int, tuple[str, str]] = {}
 
-    def of(self, ids: Ids) -> tuple[tuple[int, ...], tuple[str, ...], tuple[str, ...]]:
+    def look_up(self, ids: Ids) -> tuple[tuple[int, ...], tuple[str, ...], tuple[str, ...]]:
         """The ids, their pieces and their bytes in hexadecimal; the last two are () without a vocabulary."""
         numbers = tuple(ids.tolist())
         if self._vocabulary is None:
@@ -262,35 +262,35 @@ class _Words:
         return numbers, tuple(piece for piece, _ in both), tuple(data for _, data in both)
 
 
-def _stretch(sequence: _ViewedSequence, words: _Words, start: int, end: int) -> ShownStretch:
+def _shown_stretch(sequence: _ViewedSequence, texts: _TokenTexts, start: int, end: int) -> ShownStretch:
     part = slice(start, end)
     return ShownStretch(
         start,
-        *words.of(sequence.ids[part]),
-        None if sequence.logprobs is None else _finite(sequence.logprobs[part]),
+        *texts.look_up(sequence.ids[part]),
+        None if sequence.logprobs is None else _finite_or_none(sequence.logprobs[part]),
         None if sequence.trained is None else tuple(sequence.trained[part].tolist()),
         None if sequence.roles is None else tuple(sequence.roles[part]),
-        {_cut(name): _finite(values[part]) for name, values in sequence.columns.items()},
+        {_cut(name): _finite_or_none(values[part]) for name, values in sequence.columns.items()},
     )
 
 
-def _finite(values: NDArray[np.floating[Any]]) -> tuple[float | None, ...]:
-    """The values, None for those that are not finite."""
+def _finite_or_none(values: NDArray[np.floating[Any]]) -> tuple[float | None, ...]:
+    """The values as Python floats; None for those that are not finite."""
     pairs = zip(values.tolist(), np.isfinite(values).tolist(), strict=True)
     return tuple(value if finite else None for value, finite in pairs)
 
 
-def _swaps(
-    several: Sequence[Sequence[Replaced]], excerpts: Sequence[Mask], words: _Words
+def _choose_swaps(
+    replacements: Sequence[Sequence[Replacement]], excerpts: Sequence[Mask], texts: _TokenTexts
 ) -> list[tuple[Swap, ...]]:
-    """For each sequence the swaps in its excerpt or at its edge; the most severe get room first."""
+    """By sequence its swaps that touch the excerpt; the most severe get room for their tokens first."""
     ranked = sorted(
         (replacement.rank, number, replacement)
-        for number, (own, excerpt) in enumerate(zip(several, excerpts, strict=True))
+        for number, (own, excerpt) in enumerate(zip(replacements, excerpts, strict=True))
         for replacement in own
         if touches(excerpt, replacement.start, replacement.end)
     )
-    out: list[list[Swap]] = [[] for _ in several]
+    out: list[list[Swap]] = [[] for _ in replacements]
     room = MAX_SWAPPED
     for _, number, replacement in ranked:
         ids = replacement.canonical[: min(MAX_SWAP, room)]
@@ -299,7 +299,7 @@ def _swaps(
             Swap(
                 replacement.start,
                 replacement.end,
-                *words.of(ids),
+                *texts.look_up(ids),
                 total=len(replacement.canonical),
                 code=replacement.code,
                 against=replacement.against,

@@ -1,4 +1,4 @@
-"""Explains the first rollouts of a log by another way to write them, and says why that may not be certain."""
+"""Explains the prompts of a log by another way to write them, and says why that may not be certain."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.spans import common_start
 from tito_audit.tokens.tokenizer import Tokenizer
-from tito_audit.ways.observed import Observation, for_search, observations
-from tito_audit.ways.reading import MARK
-from tito_audit.ways.search import NEARLY_ALL, SEARCHED, Confirmed, explained, spread
+from tito_audit.ways.observations import Observation, observe_rollouts, pick_for_search
+from tito_audit.ways.recorded_values import MARK
+from tito_audit.ways.search import NEARLY_ALL, SEARCHED, ConfirmedWay, find_ways, pick_confirming
 from tito_audit.ways.way import (
     CHARACTERS,
     CLOCK,
@@ -29,43 +29,37 @@ from tito_audit.ways.writer import Writer
 
 
 def explain_head(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer) -> Explanation | None:
-    """What explains the first rollouts of a log with this tokenizer and template but other settings.
+    """The other settings (arguments, date, no tools) with which this template wrote the first rollouts of a log.
 
-    Other settings are arguments, the date, or no tools. None if the renderer already explains the rollouts, or
-    nothing does with certainty. If the renderer is right, this costs one rendering of each rollout.
+    None if the renderer writes them as it is set, which costs one rendering each, or if nothing does for certain.
     """
-    seen = observations(rollouts)
-    first = [observation for observation in seen if observation.first] or seen
-    start = Way.of(renderer)
+    seen = observe_rollouts(rollouts)
+    first = [observation for observation in seen if observation.is_first] or seen
+    start = Way.from_renderer(renderer)
     writer = Writer(tokenizer, renderer)
     right = 0
     for observation in first:
-        right += writer.writes(start, observation)
+        right += writer.writes_ids(start, observation)
         if right > 0.8 * len(first):
             return None
     if not first:
         return None
-    searched = for_search(seen, SEARCHED)
-    rest = spread(seen, searched)
-    explanations = sorted(
-        explained(writer, GIVEN_TEMPLATE, start, searched, rest), key=lambda explanation: explanation.rank(rest)
-    )
-    best = explanations[-1] if explanations else None
-    if best is None or best.way == start or unsure(explanations[::-1], rest):
+    searched = pick_for_search(seen, SEARCHED)
+    rest = pick_confirming(seen, searched)
+    ways = find_ways(writer, GIVEN_TEMPLATE, start, searched, rest)
+    ranked = sorted(ways, key=lambda way: way.rank(rest))[::-1]
+    if not ranked or ranked[0].way == start or why_unsure(ranked, rest):
         return None
-    return explanation_of(best.way, writer, GIVEN_TEMPLATE, rest)
-
-
-# A way as an explanation: the part that flags can express, and the rest
+    return explain_way(ranked[0].way, writer, GIVEN_TEMPLATE, rest)
 
 
 _VALUES = 8
-"""The most example values named."""
+"""Example values of a departure."""
 
 
-def explanation_of(way: Way, writer: Writer, template: NamedTemplate, seen: Sequence[Observation]) -> Explanation:
-    """The explanation of a way; values that vary from row to row are set to the most frequent one."""
-    own = [row_way for observation in seen if (row_way := writer.resolved(way, observation)) is not None]
+def explain_way(way: Way, writer: Writer, template: NamedTemplate, seen: Sequence[Observation]) -> Explanation:
+    """A way as flags and departures; a value that varies from row to row is set to the most frequent one."""
+    own = [row_way for observation in seen if (row_way := writer.resolve(way, observation)) is not None]
     clock, args = way.clock, dict(way.args)
     if way.varies and own:
         dates = Counter(row_way.clock for row_way in own)
@@ -79,7 +73,7 @@ def explanation_of(way: Way, writer: Writer, template: NamedTemplate, seen: Sequ
     texts = {
         kind.SYSTEM_REPLACED if stated else kind.SYSTEM_ADDED: way.system,
         kind.SYSTEM_DROPPED: "" if way.drops_system else None,
-        kind.NO_GENERATION_PROMPT: None if way.opens else "",
+        kind.NO_GENERATION_PROMPT: None if way.generation_prompt else "",
         kind.PREFILL: way.prefill or None,
         kind.BOS_ADDED: "" if way.bos > 0 else None,
         kind.BOS_MISSING: "" if way.bos < 0 else None,
@@ -103,20 +97,17 @@ def explanation_of(way: Way, writer: Writer, template: NamedTemplate, seen: Sequ
     return Explanation(writer.tokenizer.name, template, args, *same, tuple(departures))
 
 
-# Whether an explanation is certain
-
-
-def unsure(ranked: Sequence[Confirmed], rest: Sequence[Observation]) -> str:
-    """Why the first of these is not certain to be the explanation; "" if it is."""
+def why_unsure(ranked: Sequence[ConfirmedWay], rest: Sequence[Observation]) -> str:
+    """Why the first of these ways, ranked best first, may not be the right one; "" if it is certain."""
     best = ranked[0]
-    basis = [at for at, observation in enumerate(rest) if observation.first] or list(range(len(rest)))
+    basis = [at for at, observation in enumerate(rest) if observation.is_first] or list(range(len(rest)))
     written = sum(at in best.written for at in basis)
     if written < NEARLY_ALL * len(basis) or not written:
         return f"it writes {written:,} of {len(basis):,} prompts exactly"
     prompts = {rest[at].ids.tobytes() for at in best.written}
-    if best.way.departs and len(prompts) < 2:
+    if best.way.departure_count and len(prompts) < 2:
         return "there is only one prompt, which many settings could explain"
-    because = _doubt_of_systems(best, ranked[1:], rest) or _other_template(best, rest)
+    because = _doubt_of_systems(best, ranked[1:], rest) or _doubt_of_template(best, rest)
     if because:
         return because
     rivals = (other.written for other in ranked[1:] if sum(at in other.written for at in basis) >= written)
@@ -125,25 +116,25 @@ def unsure(ranked: Sequence[Confirmed], rest: Sequence[Observation]) -> str:
     return "another explanation writes as many prompts, but different ones"
 
 
-def _other_template(best: Confirmed, rest: Sequence[Observation]) -> str:
-    """Evidence for another template in how conversations open, or in prompts with answers; "" if there is none.
+def _doubt_of_template(best: ConfirmedWay, rest: Sequence[Observation]) -> str:
+    """Evidence that another template wrote the prompts; "" if there is none.
 
-    Two templates of a family often differ only for conversations that few rows have, such as those without a
-    system message. A row with the right text and wrong tokens says nothing about the template. Only answers known
-    to be sampled may have drifted: if anything else differs in most prompts of a kind, another template may have
-    written them.
+    Templates of one family often differ only for conversations that few rows have, such as those without a system
+    message: so each kind of conversation needs a prompt that is written. A row with the right text in other tokens
+    says nothing about the template, and answers known to be sampled may have drifted.
     """
     right: Counter[str] = Counter()
     wrong: Counter[str] = Counter()
     later_right: Counter[str] = Counter()
     later_wrong: Counter[str] = Counter()
     for at, observation in enumerate(rest):
-        same = at in best.written or best.writer.spells(best.way, observation)
-        if observation.first:
-            (right if same else wrong)[observation.opening] += 1
+        same = at in best.written or best.writer.writes_text(best.way, observation)
+        if observation.is_first:
+            (right if same else wrong)[observation.opening_in_words] += 1
         else:
-            same = same or (observation.begun > 0 and best.writer.writes_around_answers(best.way, observation))
-            (later_right if same else later_wrong)[observation.kind] += 1
+            if not same and observation.sampled_prefix:
+                same = best.writer.writes_around_answers(best.way, observation)
+            (later_right if same else later_wrong)[observation.kind_in_words] += 1
     for opening, number in wrong.items():
         if not right[opening]:
             return f"it writes none of the first prompts {opening} ({number:,})"
@@ -153,71 +144,69 @@ def _other_template(best: Confirmed, rest: Sequence[Observation]) -> str:
     return ""
 
 
-# Why system prompts read from recorded prompts, and missing from the messages, may be something else. Reading a
-# text from each prompt proves nothing: whatever another template writes there would be read too.
-
-
 _BEGINNING, _END = 24, 16
-"""A common start or end of all system prompts that is at least this long may be a template's."""
+"""Characters of a common start or end of all system prompts from which it may be the template's."""
 _SAID = 24
-"""A message text of this many characters is not in a system prompt by accident."""
+"""Characters from which a message's text is not in a system prompt by accident."""
 _LIKELIER = "another template is likelier"
 
 
-def _doubt_of_systems(best: Confirmed, others: Iterable[Confirmed], rest: Sequence[Observation]) -> str:
-    """Why the system prompts that an explanation reads may be something else; "" if it reads none, or they are
-    certain.
+def _doubt_of_systems(best: ConfirmedWay, others: Iterable[ConfirmedWay], rest: Sequence[Observation]) -> str:
+    """Why the system prompts that a way reads from prompts may be something else; "" if that is ruled out.
+
+    Reading a text from each prompt proves nothing: whatever another template writes there would be read too.
     """
-    read = best.read
+    read = best.read_systems
     if SYSTEM not in best.way.varies:
         read = {} if best.way.system is None else dict.fromkeys(best.written, best.way.system)
-    if any(_holds(text, rest[at], best) for at, text in read.items()):
+    if any(_repeats_log(text, rest[at], best) for at, text in read.items()):
         return f"the system prompt that it needs holds what the messages or tools say: {_LIKELIER}"
     if SYSTEM not in best.way.varies:
         return ""
-    # Each prompt has a system prompt of its own.
-    if len({(text, _first(rest[at])) for at, text in read.items()}) < 4:
+    if len({(text, _first_text(rest[at])) for at, text in read.items()}) < 4:
         return "too few prompts open with a system prompt that the messages lack"
     by_tools: dict[tuple[object, ...], list[int]] = {}
     for at in read:
         stated = repr(sorted(rest[at].stated.items()))
         by_tools.setdefault((bool(rest[at].tools), stated), []).append(at)
     groups = by_tools.values()
-    if not all(_in_own_message(best, rest[max(group, key=lambda at: len(_first(rest[at])))]) for group in groups):
+    longest = [max(group, key=lambda at: len(_first_text(rest[at]))) for group in groups]
+    if not all(_is_own_message(best, rest[at]) for at in longest):
         return "the text that the messages lack is not written as a separate message"
     texts = [sorted({read[at] for at in group}) for group in groups]
     if all(len(group) == 1 for group in texts):
         return f"the system prompts that it needs depend on tools or arguments alone: {_LIKELIER}"
-    if any(_share_text(group) for group in texts):
+    if any(_share_start_or_end(group) for group in texts):
         return f"the system prompts that it needs begin or end with the same text: {_LIKELIER}"
     for other in others:
-        # Another template that writes the same prompts with other system prompts, which are not all longer
-        if other.writer is best.writer or SYSTEM not in other.way.varies or other.read == read:
+        theirs = other.read_systems
+        if other.writer is best.writer or SYSTEM not in other.way.varies or theirs == read:
             continue
-        more = [len(other.read.get(at, "")) - len(read.get(at, "")) for at in {*read, *other.read}]
+        # Longer ones in all prompts only hold more of the template, so this way is the better one.
+        more = [len(theirs.get(at, "")) - len(read.get(at, "")) for at in {*read, *theirs}]
         if best.written <= other.written and (min(more) < 0 or max(more) < CHARACTERS):
             return "another explanation writes as many prompts, with other system prompts"
     return ""
 
 
-def _in_own_message(best: Confirmed, observation: Observation) -> bool:
-    """Whether the system prompt is between control tokens, before the first message."""
-    way = best.writer.resolved(best.way.with_system(MARK), observation)
-    text = best.writer.text(way, observation) if way is not None else None
+def _is_own_message(best: ConfirmedWay, observation: Observation) -> bool:
+    """Whether the system prompt is written between control tokens, before the first message."""
+    way = best.writer.resolve(best.way.with_system(MARK), observation)
+    text = best.writer.rendered_text(way, observation) if way is not None else None
     if text is None:
         return False
     before, _, after = text.partition(MARK)
-    first = _first(observation)
+    first = _first_text(observation)
     start = after.find(first) if first else len(after)
     return best.writer.holds_control(before) and best.writer.holds_control(after[: max(start, 0)])
 
 
-def _first(observation: Observation) -> str:
+def _first_text(observation: Observation) -> str:
     return observation.messages[0].text.strip()
 
 
-def _share_text(texts: list[str]) -> bool:
-    """Whether all of several texts, or all but one, begin or end with the same text."""
+def _share_start_or_end(texts: list[str]) -> bool:
+    """Whether several texts, or all but one of them, begin or end with the same text."""
     but_one = [[*texts[:at], *texts[at + 1 :]] for at in range(len(texts))] if len(texts) > 2 else []
     for some in ([texts] if len(texts) > 1 else []) + but_one:
         first, last = min(some), max(some)
@@ -228,8 +217,8 @@ def _share_text(texts: list[str]) -> bool:
     return False
 
 
-def _holds(text: str, observation: Observation, best: Confirmed) -> bool:
-    """Whether a text read as the system prompt holds the message's text, or tools that are not rendered."""
+def _repeats_log(text: str, observation: Observation, best: ConfirmedWay) -> bool:
+    """Whether a text read as the system prompt holds the first message, or tools that are not rendered."""
     first = observation.messages[0]
     text_of_first = first.text.strip()
     if first.role in SYSTEM_ROLES:
@@ -238,7 +227,7 @@ def _holds(text: str, observation: Observation, best: Confirmed) -> bool:
         repeats = len(text_of_first) >= _SAID and text_of_first[:200] in text
     if repeats:
         return True
-    written = best.writer.text(best.way, observation) or ""
+    written = best.writer.rendered_text(best.way, observation) or ""
     for tool in observation.tools:
         function = tool.get("function", tool)
         function = function if isinstance(function, Mapping) else {}

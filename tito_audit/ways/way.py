@@ -1,7 +1,4 @@
-"""A way to write a conversation: what is changed, and the messages and settings that a template then gets.
-
-An explanation is the tokenizer, template and settings that wrote prompts, and what flags cannot express.
-"""
+"""Way: one way to write a conversation with a template. Explanation: a way in terms of command-line flags."""
 
 from __future__ import annotations
 
@@ -20,83 +17,93 @@ from tito_audit.render.template import SIZE_LIMIT, TIME_LIMIT
 from tito_audit.settings.model import NO_TOOLS, RECORDED, Settings
 from tito_audit.settings.readers import json_or_text
 from tito_audit.tokens.tokenizer import Tokenizer
-from tito_audit.ways.reading import PROBE
+from tito_audit.ways.recorded_values import PROBE
 
 Reasoning: TypeAlias = Literal["as logged", "dropped", "in content"]
 CLOCK = "strftime_now"
-"""The name of the clock among values that vary."""
+"""The clock in `Way.varies`."""
 SYSTEM = "system prompt"
-"""The name of system prompts that the messages lack, among these; no argument can have it."""
+"""System prompts that the messages lack, in `Way.varies`; no argument can have this name."""
 SYSTEM_ROLES = ("system", "developer")
 CHARACTERS = 16
-"""This many characters of text that was read cost as much as a flag."""
+"""Characters of text read from prompts that cost as much as a flag."""
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _THOUGHT = re.compile(r"\A\s*(<think>)?.*?</think>\s*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to write a conversation."""
+    """What differs from the messages as logged, rendered with the template's defaults."""
 
     args: tuple[tuple[str, object], ...] = ()
+    """Template arguments."""
     tool_arguments: ToolArguments = "auto"
     clock: datetime | None = None
-    """The date that the template writes; that of `PROBE` shows where it does."""
+    """The date that the template writes; `PROBE.at` makes it write marks instead."""
     without_tools: bool = False
     tools: tuple[ToolSpec, ...] | None = None
-    """The tools, instead of the log's."""
+    """Replace the log's tools."""
     uses_stated: bool = True
-    opens: bool = True
+    """Whether the template arguments that the log states apply."""
+    generation_prompt: bool = True
     prefill: str = ""
+    """Text after the generation prompt."""
     bos: int = 0
-    """How many BOS tokens are added before the text; -1: the template's own is missing."""
+    """BOS tokens added before the text; -1: the template's own is missing."""
     system: str | None = None
-    """The system prompt, instead of the messages' own."""
+    """Replaces the system prompt of the messages, or is added."""
     drops_system: bool = False
-    folds: str | None = None
-    """What stands between the system prompt and the question, if both are the first user message."""
+    fold_separator: str | None = None
+    """The text between the system prompt and the first question, if both are one user message."""
     left_out: tuple[int, int] = (0, 0)
-    """Messages that are left out, half-open."""
+    """`[start, end)` of messages that are left out."""
     reasoning: Reasoning = "as logged"
-    """What becomes of the reasoning of earlier answers."""
+    """Where the template gets the reasoning of earlier answers."""
     varies: frozenset[str] = frozenset()
-    """Names of arguments, the clock or the system prompt, whose values vary from row to row."""
+    """Arguments, CLOCK or SYSTEM whose values are read from each prompt."""
 
     @classmethod
-    def of(cls, renderer: Renderer) -> Way:
-        """The way in which a renderer writes."""
+    def from_renderer(cls, renderer: Renderer) -> Way:
+        """The way in which a renderer is set to write."""
         clock = renderer.clock.at if renderer.clock is not None else None
         return cls(tuple(renderer.template_args.items()), renderer.tool_arguments, clock, renderer.without_tools)
 
     def with_arg(self, name: str, value: object) -> Way:
-        """The same with another value of an argument."""
+        """With a value for an argument."""
         others = tuple(pair for pair in self.args if pair[0] != name)
         return replace(self, args=(*others, (name, value)), varies=self.varies - {name})
 
     def without_arg(self, name: str) -> Way:
-        """The same without an argument."""
+        """Without an argument."""
         others = tuple(pair for pair in self.args if pair[0] != name)
         return replace(self, args=others, varies=self.varies - {name})
 
     def with_system(self, text: str | None) -> Way:
-        """The same with one system prompt for all prompts."""
+        """With one system prompt for all prompts; None: that of the messages."""
         return replace(self, system=text, drops_system=False, varies=self.varies - {SYSTEM})
 
     @property
-    def departs(self) -> int:
+    def departure_count(self) -> int:
         """How many departures it has that no flag can express."""
-        departures = (not self.uses_stated, not self.opens, self.prefill, self.bos, self.system is not None)
-        return sum(map(bool, (*departures, self.drops_system, self.reasoning != "as logged"))) + len(self.varies)
+        changes = (
+            self.prefill,
+            self.bos,
+            self.system is not None,
+            self.drops_system,
+            self.reasoning != "as logged",
+        )
+        departures = (not self.uses_stated, not self.generation_prompt, *changes)
+        return sum(map(bool, departures)) + len(self.varies)
 
     @property
     def cost(self) -> int:
-        """How much it claims: a flag counts once; what no flag can express and text that was read count more."""
-        flags = (self.tool_arguments != "auto", self.clock is not None, self.without_tools)
+        """How much it claims: 1 per flag, 4 per departure, and 1 per CHARACTERS of text."""
+        flags = len(self.args) + (self.tool_arguments != "auto") + (self.clock is not None) + self.without_tools
         texts = (*(str(value) for _, value in self.args), self.system or "", self.prefill)
-        return len(self.args) + sum(flags) + 4 * self.departs + sum(len(text) // CHARACTERS for text in texts)
+        return flags + 4 * self.departure_count + sum(len(text) // CHARACTERS for text in texts)
 
-    def renderer(self, renderer: Renderer) -> Renderer:
-        """The same renderer with the arguments, the date and the form of tool calls of this way."""
+    def apply_to(self, renderer: Renderer) -> Renderer:
+        """The renderer with the arguments, the date and the form of tool calls of this way."""
         return replace(
             renderer,
             template_args=dict(self.args),
@@ -105,12 +112,12 @@ class Way:
             without_tools=self.without_tools,
         )
 
-    def messages(self, logged: Sequence[Message]) -> list[Message]:
-        """The messages as the template gets them in this way."""
+    def rewrite(self, logged: Sequence[Message]) -> list[Message]:
+        """The messages that the template gets in this way."""
         sent = [*logged[: self.left_out[0]], *logged[self.left_out[1] :]]
         has_system = bool(sent) and sent[0].role in SYSTEM_ROLES
-        if self.folds is not None and has_system and len(sent) > 1:
-            content = f"{sent[0].text}{self.folds}{sent[1].text}"
+        if self.fold_separator is not None and has_system and len(sent) > 1:
+            content = f"{sent[0].text}{self.fold_separator}{sent[1].text}"
             sent[:2] = [replace(sent[1], content=content, wire={**sent[1].wire, "content": content})]
         elif self.drops_system and has_system:
             del sent[0]
@@ -119,17 +126,17 @@ class Way:
             role = sent[0].role if has_system else "system"
             sent[:has_system] = [as_message({"role": role, "content": self.system}, "system prompt")]
         if self.reasoning != "as logged":
-            sent = [_with_reasoning(message, self.reasoning) for message in sent]
+            sent = [_move_reasoning(message, self.reasoning) for message in sent]
         return sent
 
 
 def has_reasoning(message: Message) -> bool:
-    """Whether an answer holds reasoning, in a field of its own or in its content."""
+    """Whether an answer holds reasoning, in its own field or in the content."""
     return message.sampled and (message.reasoning is not None or "</think>" in message.text)
 
 
-def _with_reasoning(message: Message, reasoning: Reasoning) -> Message:
-    """An answer without its reasoning, or with that as a part of its content."""
+def _move_reasoning(message: Message, reasoning: Reasoning) -> Message:
+    """The message with its reasoning dropped or moved into the content."""
     if not has_reasoning(message) or not isinstance(message.content, str | None):
         return message
     wire = {key: value for key, value in message.wire.items() if key not in _REASONING}
@@ -147,18 +154,18 @@ class NamedTemplate:
     """A chat template to try."""
 
     label: str
-    """Its name: "its own template", one of several named ones, or a file."""
+    """`its own template`, the name of one of several, or a file."""
     source: str | None = None
-    """The Jinja text of a file; None: one of the tokenizer's templates."""
+    """Jinja source of a file; None: one of the tokenizer's templates."""
     chat_template: str | None = None
-    """The path for `--chat-template`."""
+    """The value of `--chat-template`."""
     template_name: str | None = None
-    """The name for `--template-name`."""
+    """The value of `--template-name`."""
 
     def renderer(
         self, tokenizer: Tokenizer, *, time_limit: float = TIME_LIMIT, size_limit: int = SIZE_LIMIT
     ) -> Renderer:
-        """A renderer with it; SetupError if the tokenizer has no such template, or it does not compile."""
+        """A renderer with this template; SetupError if the tokenizer lacks it or it does not compile."""
         return make_renderer(
             tokenizer,
             chat_template=self.source,
@@ -197,13 +204,13 @@ class DepartureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """One such departure."""
+    """One departure of a log's prompts from what flags can express."""
 
     kind: DepartureKind
     text: str = ""
-    """The added text, or the name of the argument that varies."""
+    """The added text, or the argument that varies."""
     values: tuple[str, ...] = ()
-    """Some of the values, if they vary."""
+    """Some of the varying values."""
 
     def __str__(self) -> str:
         return self.kind.value
@@ -211,10 +218,10 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One way to write the prompts of a log."""
+    """The tokenizer, template and flags that write the prompts of a log, and what no flag can express."""
 
     tokenizer: str
-    """As for `-t`."""
+    """The value of `-t`."""
     template: NamedTemplate = OWN_TEMPLATE
     template_args: Mapping[str, object] = field(default_factory=dict)
     tool_arguments: ToolArguments = "auto"
@@ -224,7 +231,7 @@ class Explanation:
     departures: tuple[Departure, ...] = ()
 
     def settings(self, base: Settings) -> Settings:
-        """The settings with everything of it that flags can express."""
+        """`base` with everything of it that flags can express."""
         flags: dict[str, Any] = {}
         if self.template != GIVEN_TEMPLATE:
             flags = {
@@ -243,11 +250,11 @@ class Explanation:
 
     @property
     def dates_vary(self) -> bool:
-        """Whether prompts have dates of their own; `clock` is then the most frequent one."""
+        """Whether each prompt has a date of its own; `clock` is then the most frequent one."""
         return any(departure.kind is DepartureKind.CLOCK_VARIES for departure in self.departures)
 
     def flags(self) -> tuple[str, ...]:
-        """The flags for `scan` and `repair`, as words of a command, not quoted."""
+        """The flags for `scan` and `repair`, one word each, unquoted."""
         words: list[str] = []
         for key, value in self.config().items():
             if key != "template-args":
@@ -282,10 +289,10 @@ class Explanation:
         return keys
 
     def renderer(self, tokenizer: Tokenizer, *, time_limit: float = TIME_LIMIT) -> Renderer:
-        """A renderer with its settings, as far as flags can express them; SetupError without a template."""
-        return self.applied(self.template.renderer(tokenizer, time_limit=time_limit))
+        """A renderer with its template and flags; SetupError if the tokenizer has no such template."""
+        return self.apply_to(self.template.renderer(tokenizer, time_limit=time_limit))
 
-    def applied(self, renderer: Renderer) -> Renderer:
-        """The same renderer with its settings, as far as flags can express them."""
+    def apply_to(self, renderer: Renderer) -> Renderer:
+        """The renderer with its flags."""
         args = tuple(self.template_args.items())
-        return Way(args, self.tool_arguments, self.clock, self.without_tools).renderer(renderer)
+        return Way(args, self.tool_arguments, self.clock, self.without_tools).apply_to(renderer)

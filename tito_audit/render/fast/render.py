@@ -20,21 +20,21 @@ from tito_audit.render.facts import Facts
 from tito_audit.render.globals import TemplateRefused, raise_exception, strftime_now, to_json, without_generation
 
 _FUEL = 100_000
-_FUEL_FOR_EACH = 2_000
+_FUEL_PER_MESSAGE = 2_000
 """How many instructions a rendering may take, and how many more per message or tool: many times what templates
 need."""
-_MOST_WRITTEN = 1 << 30
-_ANY_BLANK = re.compile("[\x1c\x1d\x1e\x1f]").search
+_MAX_WRITTEN = 1 << 30
+_find_python_whitespace = re.compile("[\x1c\x1d\x1e\x1f]").search
 """Finds characters that are white space only to Python, which trims them; minijinja does not."""
 _REFUSALS = {"InvalidOperation", "UndefinedError", "UnknownMethod"}
 """Errors that the reference environment raises too."""
 
 
-class GivenUp(Exception):
+class NeedsReference(Exception):
     """Only the reference environment knows what the template writes."""
 
 
-def open_fast(source: str, facts: Facts) -> FastTemplate | None:
+def compile_fast(source: str, facts: Facts) -> FastTemplate | None:
     """A template proven safe, in minijinja; None if only the reference environment can run it."""
     try:
         return FastTemplate(without_generation(source), facts)
@@ -63,13 +63,13 @@ class FastTemplate:
                 "raise_exception": lambda message=None: raise_exception(message),
                 "strftime_now": strftime_now,
             },
-            finalizer=self._written,
+            finalizer=self._count_output,
         )
-        self._most_fuel = _MOST_WRITTEN // facts.longest_constant
-        self._off = False
-        self._left = 0
-        self._shown: set[int] = set()
-        self._absent = False
+        self._most_fuel = _MAX_WRITTEN // facts.longest_constant
+        self._disabled = False
+        self._size_left = 0
+        self._numbers: set[int] = set()
+        self._met_none = False
         self._tools: object = None
         self._tool_texts: dict[int, str] = {}
         self._joins_values = facts.joins_values
@@ -77,8 +77,8 @@ class FastTemplate:
 
     def run(self, variables: Mapping[str, Any]) -> str:
         """What the template writes; RenderError if the reference would raise too, GivenUp if unknown."""
-        if self._off:
-            raise GivenUp
+        if self._disabled:
+            raise NeedsReference
         messages, tools = variables["messages"], variables["tools"]
         # Keep the tools alive: their JSON is written in every rendering and cached by their ids
         if tools is not self._tools:
@@ -86,10 +86,10 @@ class FastTemplate:
             self._tool_texts = {}
             for tool in tools if isinstance(tools, list) else ():
                 self._tool_texts[id(tool)] = ""
-        self._left = 16 << 20
-        self._shown = set()
-        self._absent = False
-        fuel = _FUEL + _FUEL_FOR_EACH * (len(messages) + len(tools or ()))
+        self._size_left = 16 << 20
+        self._numbers = set()
+        self._met_none = False
+        fuel = _FUEL + _FUEL_PER_MESSAGE * (len(messages) + len(tools or ()))
         self._environment.fuel = min(fuel, self._most_fuel)
         began = time.monotonic()
         try:
@@ -102,56 +102,56 @@ class FastTemplate:
                 raise RenderError("chat template: refused") from None
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
                 # Out of fuel, it may loop; if it panics or does not compile, it will again.
-                self._off |= not isinstance(error, GivenUp | UnicodeError)
-                raise GivenUp from None
+                self._disabled |= not isinstance(error, NeedsReference | UnicodeError)
+                raise NeedsReference from None
             raise error
         finally:
-            self._off |= time.monotonic() - began > 2.0  # so slow a template is never run here again
-        if (self._joins_values or self._shown) and self._is_odd(variables):
-            raise GivenUp
-        if self._absent and (tools is None or self._has_documents or _has_null(variables)):
-            raise GivenUp
+            self._disabled |= time.monotonic() - began > 2.0  # so slow a template is never run here again
+        if (self._joins_values or self._numbers) and self._has_ambiguous_number(variables):
+            raise NeedsReference
+        if self._met_none and (tools is None or self._has_documents or _has_null(variables)):
+            raise NeedsReference
         # What minijinja writes for half of a surrogate pair.
         if "\ufffd" in text and any(map(_has_surrogate, variables.values())):
-            raise GivenUp
-        if _ANY_BLANK(text):
-            raise GivenUp
+            raise NeedsReference
+        if _find_python_whitespace(text):
+            raise NeedsReference
         return text
 
     # What the template calls
 
-    def _written(self, value: Any) -> Any:
+    def _count_output(self, value: Any) -> Any:
         """Count what is written; minijinja then writes it."""
         if type(value) is str:
-            self._left -= len(value)
-            if self._left < 0:
+            self._size_left -= len(value)
+            if self._size_left < 0:
                 self._spend(0)
         elif value is not None:
-            self._show(value)
+            self._record_number(value)
         return NotImplemented
 
-    def _show(self, value: Any) -> None:
+    def _record_number(self, value: Any) -> None:
         """Record a number: the engines write some of them differently, and 2.0 arrives here as 2."""
         if type(value) is int:
-            self._shown.add(value)
+            self._numbers.add(value)
         elif type(value) is float and not 1e-4 <= abs(value) < 1e16:
-            raise GivenUp
+            raise NeedsReference
 
-    def _is_odd(self, value: Any) -> bool:
+    def _has_ambiguous_number(self, value: Any) -> bool:
         """Whether a value holds a number that the engines may have written differently."""
         if type(value) is float:
             if self._joins_values and not 1e-4 <= abs(value) < 1e16:
                 return True
-            return value.is_integer() and (self._joins_values or int(value) in self._shown)
+            return value.is_integer() and (self._joins_values or int(value) in self._numbers)
         if isinstance(value, dict):
-            return any(map(self._is_odd, value.values()))
-        return isinstance(value, list) and any(map(self._is_odd, value))
+            return any(map(self._has_ambiguous_number, value.values()))
+        return isinstance(value, list) and any(map(self._has_ambiguous_number, value))
 
     def _tojson(self, value: Any, **options: Any) -> str:
         if type(value) is not dict:
             if value is None:  # null, or undefined, which is not JSON
-                raise GivenUp
-            self._show(value)
+                raise NeedsReference
+            self._record_number(value)
         if options:
             text = to_json(value, **options)
         elif id(value) in self._tool_texts:
@@ -164,58 +164,58 @@ class FastTemplate:
     def _string(self, value: Any) -> str:
         if type(value) is str:
             return value
-        self._show(_not_none(value))
+        self._record_number(_require_value(value))
         text = str(value)
         self._spend(len(text))
         return text
 
     def _join(self, values: Any, between: str = "") -> str:
-        text = between.join([self._string(value) for value in _not_none(values)])
+        text = between.join([self._string(value) for value in _require_value(values)])
         self._spend(len(text))
         return text
 
     def _spend(self, size: int) -> None:
         """Count a value that is made; GivenUp if all of them together are too large."""
-        self._left -= size
-        if self._left < 0:
-            self._off = True
-            raise GivenUp
+        self._size_left -= size
+        if self._size_left < 0:
+            self._disabled = True
+            raise NeedsReference
 
     # Undefined arrives here as None. To the reference, undefined is an empty list, but null is not.
 
     def _list(self, value: Any) -> list[Any]:
-        self._absent |= value is None
+        self._met_none |= value is None
         if type(value) is str:
             self._spend(16 * len(value))  # a letter that is an item of a list
         return [] if value is None else list(value)
 
     def _iterable(self, value: Any) -> bool:
-        self._absent |= value is None
+        self._met_none |= value is None
         return value is None or hasattr(value, "__iter__")
 
     def _sequence(self, value: Any) -> bool:
-        self._absent |= value is None
+        self._met_none |= value is None
         return value is None or (hasattr(value, "__len__") and hasattr(value, "__getitem__"))
 
 
-def _not_none(value: Any) -> Any:
+def _require_value(value: Any) -> Any:
     """The value, unless it is None, which may be null or undefined."""
     if value is None:
-        raise GivenUp
+        raise NeedsReference
     return value
 
 
-def _of_jinja(name: str, value: Any) -> Any:
+def _apply_jinja_filter(name: str, value: Any) -> Any:
     """The result of a filter of the reference environment."""
     from jinja2 import filters
 
-    return getattr(filters, name)(_not_none(value))
+    return getattr(filters, name)(_require_value(value))
 
 
 _FILTERS = {
-    "capitalize": lambda value: str(_not_none(value)).capitalize(),
-    "dictsort": lambda value: _of_jinja("do_dictsort", value),
-    "title": lambda value: _of_jinja("do_title", value),
+    "capitalize": lambda value: str(_require_value(value)).capitalize(),
+    "dictsort": lambda value: _apply_jinja_filter("do_dictsort", value),
+    "title": lambda value: _apply_jinja_filter("do_title", value),
 }
 """Filters that the engines implement differently."""
 

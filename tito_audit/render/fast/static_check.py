@@ -16,7 +16,7 @@ from collections.abc import Iterator, Set
 
 from jinja2 import nodes
 
-_LONG = 100
+_MAX_ARGUMENT_LENGTH = 100
 _NAMES = """
 filters abs capitalize count d default dictsort first float int items join last length list lower map reject
 filters rejectattr replace reverse safe select selectattr string title tojson trim upper
@@ -32,14 +32,14 @@ forbidden self cycler joiner lipsum varargs kwargs caller
 """
 
 
-def _names(kind: str) -> frozenset[str]:
+def _parse_names(kind: str) -> frozenset[str]:
     lines = (line.split() for line in _NAMES.splitlines())
     return frozenset(name for line in lines if line[:1] == [kind] for name in line[1:])
 
 
-_FILTERS, _MAPPED, _TESTS = _names("filters"), _names("mapped"), _names("tests")
-_METHODS, _FUNCTIONS, _FORBIDDEN = _names("methods"), _names("functions"), _names("forbidden")
-_OF_DICTS, _CHANGING = _names("of_dicts"), _names("changing")
+_FILTERS, _MAPPED, _TESTS = _parse_names("filters"), _parse_names("mapped"), _parse_names("tests")
+_METHODS, _FUNCTIONS, _FORBIDDEN = _parse_names("methods"), _parse_names("functions"), _parse_names("forbidden")
+_DICT_METHODS, _MUTATING_METHODS = _parse_names("of_dicts"), _parse_names("changing")
 _UNPROVEN = (nodes.Mul, nodes.Pow, nodes.ExtensionAttribute, nodes.EnvironmentAttribute, nodes.NSRef)
 _STATEMENTS = (nodes.Output, nodes.For, nodes.If, nodes.Assign, nodes.AssignBlock, nodes.Macro, nodes.With)
 
@@ -47,7 +47,7 @@ _STATEMENTS = (nodes.Output, nodes.For, nodes.If, nodes.Assign, nodes.AssignBloc
 def is_proven_safe(tree: nodes.Template) -> bool:
     """Whether minijinja may run this template."""
     try:
-        _Reader(tree).read()
+        _Checker(tree).check()
     except Unproven:
         return False
     return True
@@ -65,79 +65,79 @@ def joins_values(tree: nodes.Template) -> bool:
     return any(tree.find_all(nodes.Concat))
 
 
-class _Reader:
+class _Checker:
     """Reads a template: checks every name in it and collects its assignments."""
 
     def __init__(self, tree: nodes.Template) -> None:
         self._tree = tree
         self._macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
         self._weights = Weights(set(self._macros))
-        spaces = [assign for assign in tree.find_all(nodes.Assign) if _is_space(assign)]
-        self._spaces = {place(assign.target) for assign in spaces}
-        self._made = {id(assign.node) for assign in spaces}
+        spaces = [assign for assign in tree.find_all(nodes.Assign) if _is_namespace(assign)]
+        self._namespaces = {dotted_name(assign.target) for assign in spaces}
+        self._namespace_calls = {id(assign.node) for assign in spaces}
         self._depths: dict[str, int] = {}
 
-    def read(self) -> None:
+    def check(self) -> None:
         """Raise Unproven if the template is not proven safe."""
-        self._statements(self._tree.body, loops=0)
+        self._check_statements(self._tree.body, loops=0)
         if self._weights.names & {*self._macros, *_FUNCTIONS, "loop"} or _FUNCTIONS & {*self._macros}:
             raise Unproven
-        self._weights.settle({argument.name for macro in self._macros.values() for argument in macro.args})
+        self._weights.compute({argument.name for macro in self._macros.values() for argument in macro.args})
         for output in self._tree.find_all(nodes.Output):
             for node in output.nodes:
                 self._weights.weigh(node)
 
     # Statements
 
-    def _statements(self, body: list[nodes.Node], loops: int) -> None:
+    def _check_statements(self, body: list[nodes.Node], loops: int) -> None:
         for node in body:
             if isinstance(node, nodes.CallBlock):  # {% generation %}; any other call block has a call
                 if not isinstance(node.call.node, nodes.ExtensionAttribute):
                     raise Unproven
-                self._statements(node.body, loops)
+                self._check_statements(node.body, loops)
                 continue
             if not isinstance(node, (*_STATEMENTS, nodes.Break, nodes.Continue, nodes.TemplateData)):
                 raise Unproven
             if isinstance(node, nodes.For):
                 if node.recursive:
                     raise Unproven
-                self._expression(node.iter)
+                self._check_expression(node.iter)
                 if node.test is not None:
-                    self._expression(node.test)
-                self._target(node.target, node.iter)
+                    self._check_expression(node.test)
+                self._bind(node.target, node.iter)
                 counted = isinstance(node.iter, nodes.Call)
-                self._statements([*node.body, *node.else_], loops + (2 if counted else 1))
+                self._check_statements([*node.body, *node.else_], loops + (2 if counted else 1))
             elif isinstance(node, nodes.If):
-                self._statements([*node.body, *node.elif_, *node.else_], loops)
-                self._expression(node.test)
+                self._check_statements([*node.body, *node.elif_, *node.else_], loops)
+                self._check_expression(node.test)
             elif isinstance(node, nodes.Assign):
-                self._assign(node, loops)
+                self._check_assignment(node, loops)
             elif isinstance(node, nodes.Output):
                 for part in node.nodes:
-                    self._expression(part)
+                    self._check_expression(part)
             elif isinstance(node, nodes.AssignBlock):
                 if node.filter is not None:
                     raise Unproven
-                self._target(node.target, nodes.Const(""), WRITTEN)
-                self._statements(node.body, loops)
+                self._bind(node.target, nodes.Const(""), WRITTEN)
+                self._check_statements(node.body, loops)
             elif isinstance(node, nodes.Macro):
                 for argument in node.args:
-                    self._weights.put(argument.name, nodes.Const(""))
+                    self._weights.add(argument.name, nodes.Const(""))
                 for default in node.defaults:
-                    self._expression(default)
+                    self._check_expression(default)
                     for argument in node.args:
-                        self._weights.put(argument.name, default)
-                self._statements(node.body, loops=9)
+                        self._weights.add(argument.name, default)
+                self._check_statements(node.body, loops=9)
             elif isinstance(node, nodes.With):
                 for target, value in zip(node.targets, node.values, strict=True):
-                    self._expression(value)
-                    self._target(target, value)
-                self._statements(node.body, loops)
+                    self._check_expression(value)
+                    self._bind(target, value)
+                self._check_statements(node.body, loops)
 
-    def _assign(self, node: nodes.Assign, loops: int) -> None:
-        self._expression(node.node)
-        name, parts = place(node.target), list(_summands(node.node))
-        own = [part for part in parts if place(part) == name]
+    def _check_assignment(self, node: nodes.Assign, loops: int) -> None:
+        self._check_expression(node.node)
+        name, parts = dotted_name(node.target), list(_summands(node.node))
+        own = [part for part in parts if dotted_name(part) == name]
         # What `x = x + …` adds to x; None for any other assignment.
         added = [part for part in parts if part is not own[0]] if len(own) == 1 and len(parts) > 1 else None
         numbers = [part for part in added or () if isinstance(part, nodes.Const) and isinstance(part.value, int)]
@@ -146,33 +146,35 @@ class _Reader:
             if loops - self._depths.get(name.partition(".")[0], 0) > 1:
                 raise Unproven
             for part in added:
-                self._weights.put(name, part, GATHERED)
+                self._weights.add(name, part, GATHERED)
             return
-        if isinstance(node.node, nodes.Call) and id(node.node) in self._made:
+        if isinstance(node.node, nodes.Call) and id(node.node) in self._namespace_calls:
             self._depths[str(name)] = min(loops, self._depths.get(str(name), loops))
             for pair in node.node.kwargs:
-                self._weights.put(f"{name}.{pair.key}", pair.value)
-        self._target(node.target, node.node)
+                self._weights.add(f"{name}.{pair.key}", pair.value)
+        self._bind(node.target, node.node)
 
-    def _target(self, target: nodes.Node, value: nodes.Node, times: int = 1) -> None:
+    def _bind(self, target: nodes.Node, value: nodes.Node, times: int = 1) -> None:
         """Record that a name, or each of several, is assigned this value."""
         if isinstance(target, nodes.Tuple):
             for item in target.items:
-                self._target(item, value, times)
+                self._bind(item, value, times)
             return
-        name = place(target)
+        name = dotted_name(target)
         if name is None:
             raise Unproven
-        self._weights.put(name, value, times)
+        self._weights.add(name, value, times)
 
     # Expressions
 
-    def _expression(self, node: nodes.Node) -> None:
+    def _check_expression(self, node: nodes.Node) -> None:
         """Check the names in an expression."""
         parts = [node, *node.find_all(nodes.Node)]
         called = {id(part.node) for part in parts if isinstance(part, nodes.Call)}
         owners = {
-            id(part.node) for part in parts if isinstance(part, nodes.Getattr | nodes.Getitem) and place(part)
+            id(part.node)
+            for part in parts
+            if isinstance(part, nodes.Getattr | nodes.Getitem) and dotted_name(part)
         }
         for part in parts:
             if isinstance(part, _UNPROVEN) or (isinstance(part, nodes.Test) and part.name not in _TESTS):
@@ -182,55 +184,55 @@ class _Reader:
                     raise Unproven
                 if part.name in ("map", "select", "reject") and part.args:
                     allowed = _MAPPED if part.name == "map" else _TESTS
-                    if constant(part.args[0]) not in allowed:
+                    if constant_value(part.args[0]) not in allowed:
                         raise Unproven
                 if (
                     part.name in ("selectattr", "rejectattr")
                     and len(part.args) > 1
-                    and constant(part.args[1]) not in _TESTS
+                    and constant_value(part.args[1]) not in _TESTS
                 ):
                     raise Unproven
                 if part.name in ("join", "replace", "tojson"):
-                    self._short([*part.args, *(pair.value for pair in part.kwargs)])
+                    self._check_short([*part.args, *(pair.value for pair in part.kwargs)])
             elif isinstance(part, nodes.Call):
-                self._call(part)
+                self._check_call(part)
             elif isinstance(part, nodes.Name):
                 # A namespace with a second name could grow unnoticed.
-                if part.name in _FORBIDDEN or (part.name in self._spaces and id(part) not in owners):
+                if part.name in _FORBIDDEN or (part.name in self._namespaces and id(part) not in owners):
                     raise Unproven
             elif isinstance(part, nodes.Getattr) and id(part) not in called:
-                if part.attr.startswith("_") or part.attr in _OF_DICTS:
+                if part.attr.startswith("_") or part.attr in _DICT_METHODS:
                     raise Unproven
-            elif isinstance(part, nodes.Getitem) and constant(part.arg) in _CHANGING:
+            elif isinstance(part, nodes.Getitem) and constant_value(part.arg) in _MUTATING_METHODS:
                 raise Unproven
 
-    def _call(self, node: nodes.Call) -> None:
+    def _check_call(self, node: nodes.Call) -> None:
         if node.dyn_args is not None or node.dyn_kwargs is not None:
             raise Unproven
         if isinstance(node.node, nodes.Getattr):
             if node.node.attr not in _METHODS:
                 raise Unproven
             if node.node.attr == "replace":
-                self._short(node.args)
+                self._check_short(node.args)
             if node.node.attr == "join":
-                self._short([node.node.node])
+                self._check_short([node.node.node])
         elif not isinstance(node.node, nodes.Name) or node.node.name not in {*_FUNCTIONS, *self._macros}:
             raise Unproven
         elif node.node.name == "strftime_now":
-            self._short(node.args)
-        elif node.node.name == "namespace" and id(node) not in self._made:
+            self._check_short(node.args)
+        elif node.node.name == "namespace" and id(node) not in self._namespace_calls:
             raise Unproven
         elif node.node.name in self._macros:
             macro = self._macros[node.node.name]
             names = [argument.name for argument in macro.args]
             arguments = [*zip(names, node.args, strict=False), *((pair.key, pair.value) for pair in node.kwargs)]
             for name, value in arguments:
-                self._weights.put(name, value)
+                self._weights.add(name, value)
 
-    def _short(self, values: list[nodes.Expr]) -> None:
+    def _check_short(self, values: list[nodes.Expr]) -> None:
         for value in values:
             if isinstance(value, nodes.Tuple | nodes.List):
-                self._short(list(value.items))
+                self._check_short(list(value.items))
             elif (
                 not isinstance(value, nodes.Const)
                 or (
@@ -240,12 +242,12 @@ class _Reader:
                     if isinstance(value.value, int)
                     else 0
                 )
-                > _LONG
+                > _MAX_ARGUMENT_LENGTH
             ):
                 raise Unproven
 
 
-def _is_space(node: nodes.Assign) -> bool:
+def _is_namespace(node: nodes.Assign) -> bool:
     """Whether the node is `{% set name = namespace(…) %}`."""
     function = node.node.node if isinstance(node.node, nodes.Call) else None
     return (
@@ -268,9 +270,9 @@ GATHERED = 20
 """The weight of a text that is built up message by message."""
 WRITTEN = 4
 """The weight of what a macro or a `{% set %}` block writes."""
-_MOST = 256
-_NUMBERS = {"abs", "count", "float", "int", "length"}
-_WRITING = {"tojson", "join", "string"}
+_MAX_WEIGHT = 256
+_NUMERIC = {"abs", "count", "float", "int", "length"}
+_SERIALIZING = {"tojson", "join", "string"}
 """Filters that write a list as a text, longer than its items."""
 _COUNTERS = [f"loop.{name}" for name in ("index", "index0", "revindex", "revindex0", "length", "first", "last")]
 
@@ -285,18 +287,18 @@ class Weights:
     def __init__(self, macros: Set[str]) -> None:
         self._macros = macros
         self._weights: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
-        self._set: list[tuple[str, nodes.Node, int]] = []
+        self._assigned: list[tuple[str, nodes.Node, int]] = []
 
     @property
     def names(self) -> set[str]:
         """All names that are assigned."""
-        return {name for name, _, _ in self._set}
+        return {name for name, _, _ in self._assigned}
 
-    def put(self, name: str, value: nodes.Node, times: int = 1) -> None:
+    def add(self, name: str, value: nodes.Node, times: int = 1) -> None:
         """Record that a name is assigned a value, or one `times` as heavy."""
-        self._set.append((name, value, times))
+        self._assigned.append((name, value, times))
 
-    def settle(self, parameters: Set[str]) -> None:
+    def compute(self, parameters: Set[str]) -> None:
         """Compute all weights; `parameters` are those of macros.
 
         Attributes of namespaces and parameters of macros may be read by a later iteration or call, so their
@@ -304,10 +306,10 @@ class Weights:
         assignments counts once, in order.
         """
         scoped = {name for name in self.names if "." not in name} - parameters
-        for _ in range(_MOST):
+        for _ in range(_MAX_WEIGHT):
             changed = False
             self._weights |= dict.fromkeys(scoped, 1)
-            for name, value, times in self._set:
+            for name, value, times in self._assigned:
                 weight = self.weigh(value) * times
                 if weight > self._weights.get(name, -1):
                     self._weights[name] = weight
@@ -319,24 +321,24 @@ class Weights:
     def weigh(self, node: nodes.Node) -> int:
         """The weight of an expression; Unproven if it is more than a value may have."""
         weight = self._weight(node)
-        if weight > _MOST:
+        if weight > _MAX_WEIGHT:
             raise Unproven
         return weight
 
     def _weight(self, node: nodes.Node) -> int:
         if isinstance(node, nodes.Const | nodes.TemplateData):
             return int(not isinstance(getattr(node, "value", ""), int | float))
-        if isinstance(node, nodes.Name | nodes.Getattr) or place(node) in self._weights:
-            name = place(node)
+        if isinstance(node, nodes.Name | nodes.Getattr) or dotted_name(node) in self._weights:
+            name = dotted_name(node)
             if name is not None and name in self._weights:
                 return self._weights[name]
-            if not isinstance(node, nodes.Name) and any(name == assigned for assigned, _, _ in self._set):
+            if not isinstance(node, nodes.Name) and any(name == assigned for assigned, _, _ in self._assigned):
                 return 0  # an attribute of a namespace whose weight is not known yet
             return 1 if isinstance(node, nodes.Name) else self.weigh(node.node)  # type: ignore[attr-defined]
         if isinstance(node, nodes.Getitem):
             return self.weigh(node.node)
         if isinstance(node, nodes.Compare | nodes.Test | nodes.Not | nodes.Sub | nodes.Div | nodes.FloorDiv):
-            return self._inside(node) and 0
+            return self._weigh_children(node) and 0
         if isinstance(node, nodes.CondExpr):
             return max(self.weigh(part) for part in (node.expr1, node.expr2) if part is not None)
         if isinstance(node, nodes.And | nodes.Or):
@@ -344,24 +346,24 @@ class Weights:
         if isinstance(node, nodes.Filter):
             base = self.weigh(node.node) if node.node is not None else 1
             others = max([0, *(self.weigh(argument) for argument in _arguments(node))])
-            if node.name in _NUMBERS:
+            if node.name in _NUMERIC:
                 return 0
             if node.name == "replace":
-                return max(base, 1) * _times(node.args)
-            return max(base * (2 if node.name in _WRITING else 1), others, 1)
+                return max(base, 1) * _replacement_growth(node.args)
+            return max(base * (2 if node.name in _SERIALIZING else 1), others, 1)
         if isinstance(node, nodes.Call):
             inside = sum(self.weigh(argument) for argument in _arguments(node))
             if isinstance(node.node, nodes.Getattr):
                 base = max(self.weigh(node.node.node), 1)
-                times = _times(node.args) if node.node.attr == "replace" else 1
+                times = _replacement_growth(node.args) if node.node.attr == "replace" else 1
                 return base * times + (2 * inside if node.node.attr in ("get", "join") else 0)
             name = getattr(node.node, "name", "")
             return inside if name in ("dict", "namespace") else WRITTEN if name in self._macros else 1
         if isinstance(node, nodes.Concat):  # a text, even if made of numbers
             return sum(max(self.weigh(part), 1) for part in node.nodes)
-        return self._inside(node) + isinstance(node, nodes.List | nodes.Tuple | nodes.Dict)
+        return self._weigh_children(node) + isinstance(node, nodes.List | nodes.Tuple | nodes.Dict)
 
-    def _inside(self, node: nodes.Node) -> int:
+    def _weigh_children(self, node: nodes.Node) -> int:
         return sum(self.weigh(child) for child in node.iter_child_nodes())
 
 
@@ -369,18 +371,18 @@ def _arguments(node: nodes.Call | nodes.Filter) -> list[nodes.Expr]:
     return [*node.args, *(pair.value for pair in node.kwargs)]
 
 
-def _times(arguments: list[nodes.Expr]) -> int:
+def _replacement_growth(arguments: list[nodes.Expr]) -> int:
     """How many times longer such a replacement can make a text."""
-    old, new = (constant(argument) or "" for argument in (*arguments[:2], *[nodes.Const("")] * 2)[:2])
+    old, new = (constant_value(argument) or "" for argument in (*arguments[:2], *[nodes.Const("")] * 2)[:2])
     return 1 + len(str(new)) // max(len(str(old)), 1)
 
 
-def constant(node: nodes.Node) -> object:
+def constant_value(node: nodes.Node) -> object:
     """The value of a constant; None for any other expression."""
     return node.value if isinstance(node, nodes.Const) else None
 
 
-def place(node: nodes.Node) -> str | None:
+def dotted_name(node: nodes.Node) -> str | None:
     """The name that an assignment sets or an expression reads: `name`, or `name.attribute`; None for any other."""
     if isinstance(node, nodes.Name):
         return node.name

@@ -1,1 +1,1 @@
-"""Parts of the `html` report: what is kept of the results, how it is packed, the page around it."""
+"""Parts of the `html` report: charts, findings and views as data, and the page around them."""

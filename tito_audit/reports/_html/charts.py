@@ -1,4 +1,4 @@
-"""Charts of token counts: a drawing as `<svg>` of any width, its numbers, and a sentence about each."""
+"""Charts of token counts: an `<svg>` of any width, the numbers as a table, and a caption."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from html import escape
 
 import numpy as np
 
-from tito_audit.record.mismatch import EDGES, Mismatch
+from tito_audit.record.mismatch import EDGES, LogMismatch
 from tito_audit.terminal.escape import elided, visible
 from tito_audit.terminal.words import share
 from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
@@ -19,13 +19,13 @@ _ROLES = 12
 _DRIFT = ("error", "warning", "note")
 _WORDS = {"error": "drifted, error", "warning": "drifted, warning", "note": "would drift (note)"}
 _TOP, _BASE, _LOW = 10, 170, 190
-"""Heights of the highest line, of the base line and of the labels below it."""
+"""The y of the highest line, of the base line and of the labels below it."""
 _LINE = 30
-"""Height of a horizontal bar, with its gap."""
+"""Height of a horizontal bar with its gap."""
 _LABELS = 8
-"""Maximum labels below bars on a narrow page; the others are shown only on a wide one."""
+"""Maximum labels below the bars of a narrow page; a wide one shows all."""
 _FULL = 0.72
-"""How much of its place a bar takes."""
+"""The share of its place that a bar takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Chart:
 
     name: str
     title: str
-    says: str
-    """What it shows, in a sentence."""
+    caption: str
+    """A sentence on what it shows."""
     kind: str
     """`severity`, `pair` or `scatter`: how its series are coloured."""
     legend: tuple[str, ...]
@@ -45,30 +45,32 @@ class Chart:
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     """The numbers, as a table under `head`."""
-    across: bool = False
+    horizontal: bool = False
     """Whether its bars are horizontal."""
 
 
-def charts(measures: Measures) -> list[Chart]:
-    """The charts, without those for which no token was counted."""
+def draw_charts(measures: Measures) -> list[Chart]:
+    """All charts of token counts; none for what no token was counted of."""
     names = [*(str(turn) for turn in range(TURNS - 1)), f"{TURNS - 1}+"]
-    says = "Share of the generated tokens of each turn that drifted."
+    by_turn = "Share of the generated tokens of each turn that drifted."
     edges = [
         f"{edge >> 20}M+" if edge >= 1 << 20 else f"{edge >> 10}k+" if edge >= 1 << 10 else f"{edge}+"
         for edge in POSITION_EDGES
     ]
     along = "Share of the generated tokens that drifted, by position in the conversation."
     drawn = (
-        _shares("turns", "Drift by turn", says, "turn", names, measures.by_turn),
-        _shares("positions", "Drift by token position", along, "from token", edges, measures.by_position),
-        _logprobs(measures),
-        _roles(measures),
+        _drift_chart("turns", "Drift by turn", by_turn, "turn", names, measures.by_turn),
+        _drift_chart("positions", "Drift by token position", along, "from token", edges, measures.by_position),
+        _logprob_chart(measures),
+        _role_chart(measures),
     )
     return [chart for chart in drawn if chart is not None]
 
 
-def _shares(name: str, title: str, says: str, of: str, names: Sequence[str], counts: Counts) -> Chart | None:
-    """Stacked shares of drifted tokens; empty bins at the end are left out."""
+def _drift_chart(
+    name: str, title: str, caption: str, of: str, names: Sequence[str], counts: Counts
+) -> Chart | None:
+    """The share of drifted tokens in each bin, stacked by severity; empty bins at the end are left out."""
     filled = np.flatnonzero(counts.sum(axis=1))
     if not len(filled):
         return None
@@ -76,12 +78,12 @@ def _shares(name: str, title: str, says: str, of: str, names: Sequence[str], cou
     totals = counts.sum(axis=1)
     drifted = counts[:, [STATES.index(state) for state in _DRIFT]].any()
     if not drifted:
-        says = f"None of the {int(totals.sum()):,} generated tokens drifted."
+        caption = f"None of the {int(totals.sum()):,} generated tokens drifted."
     series = []
     for state in _DRIFT:
         column = counts[:, STATES.index(state)]
         points = [
-            _point(value, total, f"{of} {label}", f"tokens {_WORDS[state]}")
+            _share_bar(value, total, f"{of} {label}", f"tokens {_WORDS[state]}")
             for label, value, total in zip(names, column.tolist(), totals.tolist(), strict=True)
         ]
         series.append(points)
@@ -96,11 +98,11 @@ def _shares(name: str, title: str, says: str, of: str, names: Sequence[str], cou
     ]
     head = (of, "generated tokens", *(_WORDS[state] for state in _DRIFT), "share")
     legend = tuple(_WORDS[state] for state in _DRIFT)
-    svg = _upright(names, series) if drifted else ""
-    return Chart(name, title, says, "severity", legend, svg, head, tuple(rows))
+    svg = _columns(names, series) if drifted else ""
+    return Chart(name, title, caption, "severity", legend, svg, head, tuple(rows))
 
 
-def _logprobs(measures: Measures) -> Chart | None:
+def _logprob_chart(measures: Measures) -> Chart | None:
     same, drifted = measures.by_logprob[:, 0], measures.by_logprob[:, 1:].sum(axis=1)
     filled = np.flatnonzero(measures.by_logprob.sum(axis=1))
     if not len(filled):
@@ -112,7 +114,7 @@ def _logprobs(measures: Measures) -> Chart | None:
     for word, column in groups:
         total = int(column.sum())
         points = [
-            _point(value, total, label, f"{word} tokens")
+            _share_bar(value, total, label, f"{word} tokens")
             for label, value in zip(names, column[span].tolist(), strict=True)
         ]
         series.append(points)
@@ -121,60 +123,60 @@ def _logprobs(measures: Measures) -> Chart | None:
         for label, a, b in zip(names, drifted[span].tolist(), same[span].tolist(), strict=True)
     ]
     head = ("logprob, nats", "drifted", "share", "not drifted", "share")
-    says = "Share of drifted and other tokens at each sampler logprob. "
+    caption = "Share of drifted and other tokens at each sampler logprob. "
     if drifted.sum() and same.sum():
-        of_drifted = f"{int(drifted.sum()):,} drifted tokens is {_median(drifted)}"
-        says += f"The median of the {of_drifted}, of the others {_median(same)}."
+        of_drifted = f"{int(drifted.sum()):,} drifted tokens is {_median_bin(drifted)}"
+        caption += f"The median of the {of_drifted}, of the others {_median_bin(same)}."
     unknown = int(measures.without_logprob.sum())
     if unknown:
-        says += f" {unknown:,} tokens without a logprob are left out."
-    svg, title = _upright(names, series, stacked=False), "Logprob of drifted and other tokens"
-    return Chart("logprobs", title, says, "pair", ("drifted", "not drifted"), svg, head, tuple(rows))
+        caption += f" {unknown:,} tokens without a logprob are left out."
+    svg, title = _columns(names, series, stacked=False), "Logprob of drifted and other tokens"
+    return Chart("logprobs", title, caption, "pair", ("drifted", "not drifted"), svg, head, tuple(rows))
 
 
-def mismatch_charts(number: int, mismatch: Mismatch) -> list[Chart]:
-    """Single tokens of a trainer's column, and how far all of them are from the sampler's; without empty ones."""
+def draw_mismatch_charts(number: int, mismatch: LogMismatch) -> list[Chart]:
+    """A scatter plot of single tokens and a histogram of differences, of a trainer's column."""
     charts = []
     if mismatch.points:
-        says = (
+        caption = (
             f"{len(mismatch.points):,} tokens of the log, by the trainer's logprob (across) and by how much "
             "higher the sampler's is (up)."
         )
         legend = ("numerics", "another cause")
         counts = [sum(point[2] is is_numerics for point in mismatch.points) for is_numerics in (True, False)]
         rows = tuple((word, f"{count:,}") for word, count in zip(legend, counts, strict=True))
-        svg = _scatter(mismatch.points)
+        svg = _scatter_plot(mismatch.points)
         name, title = f"mismatch-{number}", "Single tokens"
-        charts.append(Chart(name, title, says, "scatter", legend, svg, ("tokens of", "drawn"), rows))
+        charts.append(Chart(name, title, caption, "scatter", legend, svg, ("tokens of", "drawn"), rows))
     total = sum(mismatch.histogram)
     if total:
         names = ["0+", *(f"{edge:g}+" for edge in EDGES)]
         points = [
-            _point(count, total, name, "tokens") for name, count in zip(names, mismatch.histogram, strict=True)
+            _share_bar(count, total, name, "tokens") for name, count in zip(names, mismatch.histogram, strict=True)
         ]
-        says = (
+        caption = (
             "Share of the tokens by the size of the difference, in logits; numerics stays below about 0.4 in "
             "bfloat16 and 0.0001 in float32. Only rollouts beyond the bounds."
         )
         counted = zip(names, mismatch.histogram, strict=True)
         table = tuple((name, f"{count:,}", share(count, total)) for name, count in counted)
         name, title, head = f"histogram-{number}", "How far tokens are apart", ("from", "tokens", "share")
-        charts.append(Chart(name, title, says, "pair", (), _upright(names, [points]), head, table))
+        charts.append(Chart(name, title, caption, "pair", (), _columns(names, [points]), head, table))
     return charts
 
 
-def _scatter(points: Sequence[tuple[float, float, bool]]) -> str:
-    """Tokens by the trainer's logprob and by how much higher the sampler's is; those outside lie on the edge."""
+def _scatter_plot(points: Sequence[tuple[float, float, bool]]) -> str:
+    """Tokens by the trainer's logprob (x) and by how much higher the sampler's is (y), clamped to the edges."""
     least, far = -8.0, 1.0
-    words = "".join(f'<text x="100%" y="{_across(value, far) + 4:g}">{value:+g}</text>' for value in (-far, far))
-    parts = [f'<line class="base line" x1="0" x2="100%" y1="{y:g}" y2="{y:g}"/>' for y in (_across(0.0, far),)]
+    words = "".join(f'<text x="100%" y="{_y_of(value, far) + 4:g}">{value:+g}</text>' for value in (-far, far))
+    parts = [f'<line class="base line" x1="0" x2="100%" y1="{y:g}" y2="{y:g}"/>' for y in (_y_of(0.0, far),)]
     parts += [
         f'<text x="{100 - 100 * value / least:g}%" y="{_LOW}">{value:g}</text>' for value in (-6.0, -4.0, -2.0)
     ]
     for number, is_numerics in enumerate((True, False)):
         dots = "".join(
             f'<circle cx="{100 - 100 * max(trainer, least) / least:.1f}%" '
-            f'cy="{_across(min(max(higher, -far), far), far):.0f}" r="2"/>'
+            f'cy="{_y_of(min(max(higher, -far), far), far):.0f}" r="2"/>'
             for trainer, higher, of_numerics in points
             if of_numerics is is_numerics
         )
@@ -182,11 +184,12 @@ def _scatter(points: Sequence[tuple[float, float, bool]]) -> str:
     return f'<div class="axis">{_svg(_LOW + 8, [words])}</div><div class="plot">{_svg(_LOW + 8, parts)}</div>'
 
 
-def _across(value: float, far: float) -> float:
+def _y_of(value: float, far: float) -> float:
     return (_TOP + _BASE) / 2 - value / far * (_BASE - _TOP) / 2
 
 
-def _median(counts: Counts) -> str:
+def _median_bin(counts: Counts) -> str:
+    """The logprob bin that holds the median, in words."""
     at = int(np.searchsorted(counts.cumsum(), counts.sum() / 2))
     if at == 0:
         return f"below {LOGPROB_EDGES[1]:g}"
@@ -195,7 +198,7 @@ def _median(counts: Counts) -> str:
     return f"between {LOGPROB_EDGES[at]:g} and {LOGPROB_EDGES[at + 1]:g}"
 
 
-def _roles(measures: Measures) -> Chart | None:
+def _role_chart(measures: Measures) -> Chart | None:
     counts = {visible(role): pair for role, pair in measures.roles.items() if sum(pair)}
     if not counts or (len(counts) == 1 and not next(iter(counts.values()))[1]):
         return None  # a log of calls alone: everything is generated
@@ -205,40 +208,40 @@ def _roles(measures: Measures) -> Chart | None:
         others = (f"{len(rest)} other roles", (sum(a for a, _ in rest), sum(b for _, b in rest)))
         ranked = [*ranked[:_ROLES], others]
     series = [
-        [_point(pair[at], sum(pair), role, f"tokens {word}") for role, pair in ranked]
+        [_share_bar(pair[at], sum(pair), role, f"tokens {word}") for role, pair in ranked]
         for at, word in enumerate(("trained", "not trained"))
     ]
     # A name and a bar on each line.
     names = [elided(role, 18) for role, _ in ranked]
-    drawn = zip(names, lying(series), strict=True)
+    drawn = zip(names, horizontal_bars(series), strict=True)
     svg = "".join(f'<span class="name">{escape(name)}</span><div class="plot">{bar}</div>' for name, bar in drawn)
     rows = [(role, f"{a:,}", f"{b:,}", share(a, a + b)) for role, (a, b) in ranked]
     head = ("role", "trained", "not trained", "share trained")
-    says = "Share of the tokens of each role that the loss mask trains. Only sampled tokens should be trained."
+    caption = "Share of the tokens of each role that the loss mask trains. Only sampled tokens should be trained."
     legend = ("trained", "not trained")
-    return Chart("roles", "Loss mask by role", says, "pair", legend, svg, head, tuple(rows), across=True)
+    return Chart("roles", "Loss mask by role", caption, "pair", legend, svg, head, tuple(rows), horizontal=True)
 
 
-def _point(part: int, whole: int, of: str, what: str) -> Bar | None:
-    """A bar: the share, and `turn 2: 3 of 120 tokens drifted (2.5 %)`; None if there is nothing to share."""
+def _share_bar(part: int, whole: int, of: str, what: str) -> Bar | None:
+    """The bar of a share, labelled `turn 2: 3 of 120 tokens drifted (2.5 %)`; None if `whole` is 0."""
     words = f"{of}: {part:,} of {whole:,} {what} ({share(part, whole)})"
     return Bar(part / whole, words) if whole else None
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar: its share of 1, and its tooltip."""
+    """One bar: its share, from 0 to 1, and its tooltip."""
 
     value: float
     label: str
 
 
 Series = Sequence[Sequence[Bar | None]]
-"""By series: the bar at each name; None if the total is 0."""
+"""For each series its bars, one per name; None if the total is 0."""
 
 
-def _upright(names: Sequence[str], series: Series, *, stacked: bool = True) -> str:
-    """Upright bars at `names`: the axis at their left, and the drawing, which grows with its place."""
+def _columns(names: Sequence[str], series: Series, *, stacked: bool = True) -> str:
+    """The markup of vertical bars over `names`: an axis at the left, and a drawing as wide as its place."""
     heights = [[bar.value if bar else 0.0 for bar in column] for column in zip(*series, strict=True)]
     top = max(sum(column) if stacked else max(column) for column in heights)
     steps = nice_steps(top)
@@ -272,8 +275,8 @@ def _height(value: float, top: float) -> float:
     return round((_BASE - _TOP) * value / top, 2)
 
 
-def lying(series: Series) -> list[str]:
-    """Horizontal stacked bars, one drawing for each name, as wide as the page."""
+def horizontal_bars(series: Series) -> list[str]:
+    """Horizontal stacked bars as wide as the page, one `<svg>` per name."""
     out = []
     for bars in zip(*series, strict=True):
         x, parts = 0.0, []
@@ -295,7 +298,7 @@ def _svg(height: int, parts: Sequence[str]) -> str:
 
 
 def nice_steps(top: float) -> list[float]:
-    """A few round numbers from 0 to well above `top`, for an axis that no bar reaches the end of."""
+    """A few round numbers from 0 to above `top`, for an axis longer than every bar."""
     room = 1.04 * top
     size = 10.0 ** (math.floor(math.log10(room)) - 1) if room > 0 else 1.0
     for step in [factor * size for factor in (1, 2, 2.5, 5, 10, 20, 25, 50)]:

@@ -1,4 +1,4 @@
-"""The page and its data: template, style and script, and a content policy that admits only these."""
+"""Renders a page: template, style and script, blocks of data, and a content policy that admits nothing else."""
 
 from __future__ import annotations
 
@@ -21,46 +21,46 @@ from tito_audit.terminal.words import many, rate_number
 if TYPE_CHECKING:
     from jinja2 import Template
 
-CUT = "<!-- data -->\n"
-"""The marker that the data blocks replace."""
+DATA_MARKER = "<!-- data -->\n"
+"""The place of the data blocks in a rendered page."""
 _SCRIPTS = (
     *("store", "words", "state", "copy", "tokens", "rows"),
     *("findings", "sequence", "over", "viewer", "keys", "page"),
 )
 SITE_SCRIPTS = (*_SCRIPTS[:-1], "files", "search", "logs", "compare", _SCRIPTS[-1])
-"""Of the pages of a site: `page` starts what the page is for."""
+"""Scripts of the pages of a site; `page`, the last, starts the others."""
 _STYLES = ("style", "charts", "findings", "viewer", "site", "narrow")
 _ICON = (
     "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'>"
     "<rect width='16' height='16' rx='3' fill='#205493'/>"
     "<path d='M3 5h4v2H3zM9 5h4v2H9zM3 9h7v2H3z' fill='#fff'/></svg>"
 )
-PLAIN = 1 << 16
-"""Maximum characters of a block of plain JSON; longer blocks are compressed."""
+MAX_PLAIN_BLOCK = 1 << 16
+"""Maximum characters of a plain JSON block; longer blocks are compressed."""
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-_ACTING = re.compile("[<>&\u2028\u2029]")
+_UNSAFE = re.compile("[<>&\u2028\u2029]")
 
 
 @dataclass(frozen=True, slots=True)
 class SitePage:
-    """The place of a page in a site."""
+    """The place of a page in a site, as relative paths."""
 
     root: str
     """From the page to the site's folder: `../`, or "" for one that lies in it."""
     data: str
-    """From the site's folder to that of its style, script and data."""
+    """From the site's folder to the folder of its style, script and data."""
     files: str = ""
-    """From there to the data of this page."""
+    """From that folder to the data of this page."""
 
 
-def page(template: str = "page.html", site: SitePage | None = None, **values: Any) -> tuple[str, str]:
-    """The page before and after its data. Every string in `values` is made visible and escaped.
+def render_page(template: str = "page.html", site: SitePage | None = None, **values: Any) -> tuple[str, str]:
+    """The page before and after its data; every string in `values` is made visible and escaped.
 
-    A page of a site loads style, script and data from files beside it. A page that was opened from disk has no
-    origin of its own that browsers agree on, so `file:` stands beside `'self'`; neither admits a network.
+    A page of a site loads style, script and data from files beside it. Its policy names `file:` beside `'self'`
+    because browsers do not agree on the origin of a page opened from disk; neither admits a network.
     """
-    style, script = style_of_pages(), script_of_pages(_SCRIPTS)
-    sources = ("'self' file:", "'self' file:") if site is not None else (_hash(script), _hash(style))
+    style, script = page_style(), page_script(_SCRIPTS)
+    sources = ("'self' file:", "'self' file:") if site is not None else (_csp_hash(script), _csp_hash(style))
     policy = (
         f"default-src 'none'; script-src {sources[0]}; style-src {sources[1]}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -68,23 +68,23 @@ def page(template: str = "page.html", site: SitePage | None = None, **values: An
     icon = "data:image/svg+xml;base64," + base64.b64encode(_ICON.encode()).decode()
     shared = {"style": style, "script": script, "policy": policy, "icon": icon, "site": site}
     text = _template(template).render(**shared, **values)
-    before, _, after = text.partition(CUT)
+    before, _, after = text.partition(DATA_MARKER)
     return before, after
 
 
-def style_of_pages() -> str:
-    """The style of every page."""
+def page_style() -> str:
+    """The style sheet of every page."""
     return "\n".join(_asset(f"{name}.css") for name in _STYLES)
 
 
-def script_of_pages(names: Iterable[str]) -> str:
-    """The script of a page, made of parts."""
+def page_script(names: Iterable[str]) -> str:
+    """The script of a page, made of the parts with these names."""
     script = "\n".join(_asset(f"{name}.js") for name in names)
     return f'(() => {{\n"use strict";\n{script}}})();\n'
 
 
-def short_name(files: list[str]) -> str:
-    """The page's name for its logs: the file name of a single log, or their number and common folder."""
+def page_name(files: list[str]) -> str:
+    """The name of a page: the file name of a single log, or `12 logs in FOLDER`."""
     if len(files) == 1:
         return PurePath(files[0]).name or files[0]
     heads = [PurePath(file).parts[:-1] for file in files]
@@ -122,19 +122,19 @@ def _asset(name: str) -> str:
     return files("tito_audit.reports._html").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _hash(text: str) -> str:
+def _csp_hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode()}'"
 
 
-def block(kind: str, value: Any) -> str:
-    """A `<script>` element that holds a value as data and runs nothing; the value may contain model output."""
-    text = escaped(as_json(value))
-    if len(text) <= PLAIN:
+def data_block(kind: str, value: Any) -> str:
+    """A `<script>` element that holds a value as data and runs nothing; the value may hold model output."""
+    text = escape_for_script(as_json(value))
+    if len(text) <= MAX_PLAIN_BLOCK:
         return f'<script type="application/json" data-kind="{kind}">{text}</script>\n'
     data = base64.b64encode(zlib.compress(text.encode("utf-8"), 6)).decode("ascii")
     return f'<script type="text/plain" data-kind="{kind}" data-packed="deflate">{data}</script>\n'
 
 
-def escaped(text: str) -> str:
+def escape_for_script(text: str) -> str:
     """The same JSON value, escaped so that nothing can end a `<script>` or begin a comment."""
-    return _ACTING.sub(lambda match: _ESCAPES[match[0]], text)
+    return _UNSAFE.sub(lambda match: _ESCAPES[match[0]], text)

@@ -1,4 +1,4 @@
-"""The findings in a page: all if they are few enough, else the worst, evenly over the codes."""
+"""The findings in a page: all up to a limit, else the worst, in equal numbers of each code."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tito_audit.record.finding import Finding, Severity
 from tito_audit.report_objects import as_json
 from tito_audit.terminal.escape import visible
 
-BOUND = 100_000
+MAX_FINDINGS = 100_000
 """Maximum findings in one page; searching more at every keystroke would be too slow in a browser."""
-_CHUNK = 2_000
-"""Findings that share one data block and its string tables."""
-_TEXT = 2_000
-"""Maximum characters shown of a message or a cause."""
-_TOKENS = 64
-"""Maximum tokens shown of one side."""
+_CHUNK_FINDINGS = 2_000
+"""Findings in one data block, which share its tables of strings and tokens."""
+_MAX_TEXT = 2_000
+"""Maximum characters of a text."""
+_MAX_TOKENS = 64
+"""Maximum tokens of one side."""
 
 Row = list[Any]
 _COLUMNS: tuple[str, ...] = ("severity", "code", "file", "row", "item", "turn", "where", "start", "end", "cause")
@@ -38,21 +38,21 @@ _BECAUSE = _COLUMNS.index("because")
 def finding_rows(findings: Sequence[Finding]) -> Iterator[Row]:
     """The findings of one result as rows of `_COLUMNS`; texts are cut but not yet escaped.
 
-    `because` is a fingerprint until `linked`, which needs the finding's own, the last value after the columns.
+    `because` is the root's fingerprint until `link_roots` replaces it; for that, the finding's own ends the row.
     """
     follow = any(finding.because_of is not None for finding in findings)
     prints = [finding.fingerprint if follow and finding.because_of is None else "" for finding in findings]
     roots = {own: finding for own, finding in zip(prints, findings, strict=True) if finding.because_of is None}
     for own, finding in zip(prints, findings, strict=True):
         root = finding if finding.because_of is None else roots.get(finding.because_of, finding)
-        headline = headline_name(root.headline, root.unit)
+        headline = headline_label(root.headline, root.unit)
         hit, place = finding.hit, finding.place
         first, other = hit.sampled_first
         # `[id, piece]` of each token; either is None if unknown.
         sides = [
             [
                 [number, None if piece is None else piece[:200]]
-                for number, piece in zip_longest(side.ids[:_TOKENS], side.pieces[:_TOKENS])
+                for number, piece in zip_longest(side.ids[:_MAX_TOKENS], side.pieces[:_MAX_TOKENS])
             ]
             for side in (first, other, hit.before, hit.after)
         ]
@@ -79,15 +79,15 @@ def finding_rows(findings: Sequence[Finding]) -> Iterator[Row]:
         ]
 
 
-def headline_name(text: str, unit: str) -> str:
-    """A headline without its count, as people choose it: `prompts re-tokenized`."""
+def headline_label(text: str, unit: str) -> str:
+    """A headline without its count, to filter by: `prompts re-tokenized`."""
     return text.replace("{n}", f"{unit}s")
 
 
-def linked(rows: Iterable[Row], start: int = 0) -> Iterator[Row]:
-    """Rows of one result, the first of which is number `start` of its page, each with the number of its root.
+def link_roots(rows: Iterable[Row], start: int = 0) -> Iterator[Row]:
+    """The rows of one result with the number of its root in the page for its fingerprint; -1 without one.
 
-    -1 for a root that is not among them.
+    `start` is the number of the first row.
     """
     rows = list(rows)
     at = {row[-1]: number for number, row in enumerate(rows, start) if row[_BECAUSE] is None and row[-1]}
@@ -98,13 +98,13 @@ def linked(rows: Iterable[Row], start: int = 0) -> Iterator[Row]:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _TEXT else text[:_TEXT] + "…"
+    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "…"
 
 
-def tables(rows: list[Row]) -> dict[str, Any]:
-    """Rows as columns: texts as indices into a table of strings, tokens as indices into a table of tokens.
+def as_columns(rows: list[Row]) -> dict[str, Any]:
+    """Rows as columns, in which texts and tokens are indices into two tables, `strings` and `tokens`.
 
-    Both tables are escaped: every character is visible and none takes effect.
+    The tables are made visible: no character in them takes effect.
     """
     strings: dict[str, int] = {}
     tokens: dict[tuple[Any, ...], int] = {}
@@ -121,32 +121,32 @@ def tables(rows: list[Row]) -> dict[str, Any]:
 
 
 class PageFindings:
-    """A bounded selection of findings, on disk until the page is written; `close` it then.
+    """A bounded selection of findings that waits on disk, so it has to be closed.
 
-    Findings are grouped by severity and code. All groups of the worst severity are chosen, then of the next, while
-    there is room; at the end every code gets the same number, the first ones found. A group's cap only shrinks as
-    more findings come, so a finding beyond it is dropped at once and the file stays bounded.
+    Severities get room in order, the worst first. Where the findings of one do not fit, each code gets the same
+    number, the first found. This cap of a group (severity and code) only shrinks as more findings come, so
+    a finding beyond it can be dropped at once.
     """
 
-    def __init__(self, bound: int = BOUND) -> None:
-        self.bound = bound
-        self._waiting = tempfile.TemporaryFile("w+b")  # noqa: SIM115
+    def __init__(self, bound: int = MAX_FINDINGS) -> None:
+        self.limit = bound
+        self._file = tempfile.TemporaryFile("w+b")  # noqa: SIM115
         self._groups: dict[tuple[int, str], int] = {}
-        """Index of each group, in order of appearance."""
+        """By severity and code: index of the group, in order of appearance."""
         self._seen: list[int] = []
         """By group: findings so far."""
         self._caps: list[int] = []
-        """By group: an upper bound on how many will be chosen."""
+        """By group: how many can still be chosen at most."""
         self._group_of = array("I")
         """By line on disk: its group."""
         self._results = 0
-        self._since = 0
-        self.look_every = 1_024
-        """Number of findings after which the caps are computed again."""
+        self._since_recount = 0
+        self.recount_every = 1_024
+        """Findings after which the caps are computed again."""
 
     def close(self) -> None:
-        """Remove what is on disk."""
-        self._waiting.close()
+        """Delete the findings on disk."""
+        self._file.close()
 
     def add(self, findings: Sequence[Finding]) -> None:
         """Keep the findings of one result, except those that cannot be chosen any more."""
@@ -156,58 +156,57 @@ class PageFindings:
             group = self._groups.setdefault(key, len(self._groups))
             if group == len(self._seen):
                 self._seen.append(0)
-                self._caps.append(self.bound)
+                self._caps.append(self.limit)
             self._seen[group] += 1
-            self._since += 1
-            if self._since >= self.look_every and sum(self._seen) > self.bound:
-                self._caps, self._since = self.caps(), 0
+            self._since_recount += 1
+            if self._since_recount >= self.recount_every and sum(self._seen) > self.limit:
+                self._caps, self._since_recount = self.group_caps(), 0
             if self._seen[group] <= self._caps[group]:
-                self._waiting.write(as_json([self._results, row]).encode("utf-8") + b"\n")
+                self._file.write(as_json([self._results, row]).encode("utf-8") + b"\n")
                 self._group_of.append(group)
 
-    def caps(self) -> list[int]:
-        """By group: how many of its findings may be chosen; these numbers never grow."""
-        caps, room = [0] * len(self._seen), self.bound
+    def group_caps(self) -> list[int]:
+        """By group: how many of its findings can be chosen of those so far; these numbers never grow."""
+        caps, room = [0] * len(self._seen), self.limit
         for severity in sorted(Severity, reverse=True):
             groups = [number for (worst, _), number in self._groups.items() if worst == severity]
-            level = _level([self._seen[number] for number in groups], room)
+            level = _common_cap([self._seen[number] for number in groups], room)
             for number in groups:
                 caps[number] = level
             room = max(room - sum(self._seen[number] for number in groups), 0)
         return caps
 
     def chunks(self) -> Iterator[dict[str, Any]]:
-        """The chosen findings in the order of the log, as tables of `_CHUNK` findings."""
+        """The chosen findings in the order of the log, as columns of `_CHUNK_FINDINGS` each."""
         rows: list[Row] = []
         number = 0
-        for _, several in groupby(self._chosen(), key=itemgetter(0)):
+        for _, several in groupby(self._read_chosen(), key=itemgetter(0)):
             of_result = [row for _, row in several]
-            # Each with the number of its root in the page.
-            for row in linked(of_result, number):
+            for row in link_roots(of_result, number):
                 rows.append(row)
-                if len(rows) == _CHUNK:
-                    yield tables(rows)
+                if len(rows) == _CHUNK_FINDINGS:
+                    yield as_columns(rows)
                     rows = []
             number += len(of_result)
         if rows:
-            yield tables(rows)
+            yield as_columns(rows)
 
-    def _chosen(self) -> Iterator[tuple[int, Row]]:
-        left = self.caps()
-        self._waiting.seek(0)
-        for group, line in zip(self._group_of, self._waiting, strict=True):
+    def _read_chosen(self) -> Iterator[tuple[int, Row]]:
+        left = self.group_caps()
+        self._file.seek(0)
+        for group, line in zip(self._group_of, self._file, strict=True):
             if left[group]:
                 left[group] -= 1
                 yield orjson.loads(line)
 
     @property
     def number(self) -> int:
-        """Findings that were chosen."""
-        return sum(min(pair) for pair in zip(self._seen, self.caps(), strict=True))
+        """Number of chosen findings."""
+        return sum(min(pair) for pair in zip(self._seen, self.group_caps(), strict=True))
 
 
-def _level(counts: list[int], room: int) -> int:
-    """The largest cap on each count with which they fit the room together; the room itself if all fit uncut."""
+def _common_cap(counts: list[int], room: int) -> int:
+    """The largest cap on each count so that they fit the room together; the room itself if all fit."""
     left, free = sorted(counts), room
     while left:
         level = free // len(left)

@@ -1,8 +1,7 @@
-"""Which tag of a chat template wrote each piece of a text, and what the template decided before it.
+"""Traces which tag of a chat template wrote each piece of a text, and what the template decided before it.
 
-The template is compiled a second time, with its outputs and conditions wrapped in calls that record them. If it
-then writes anything else than without them, nothing is known. This module imports jinja2 and is itself imported
-late.
+The template is compiled a second time, with outputs and conditions wrapped in calls that record them. If that
+changes what it writes, nothing is known. This module imports jinja2, so it is imported late.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ from typing import Any
 import jinja2
 from jinja2 import nodes
 
-from tito_audit.render.limits import Budget, TimeUp, alarm, charged, give_up, is_given_up, let_go
+from tito_audit.render.limits import Budget, TimeUp, alarm, count_waste, free_frames, is_too_slow, mark_too_slow
 from tito_audit.render.sandbox import ChatEnvironment
 
-_BEGINS = ("block_begin", "variable_begin")
-_WROTE, _CHOSE = "_tito_wrote", "_tito_chose"
+_TAG_BEGINNINGS = ("block_begin", "variable_begin")
+_RECORD_OUTPUT, _RECORD_DECISION = "_tito_wrote", "_tito_chose"
 _LINES = re.compile(r"\r\n|\r|\n")
-_LONGEST = 400
+_MAX_TAG_LENGTH = 400
 _UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """One tag of a template, or the text after one."""
+    """A tag of a template, together with the text after it."""
 
     line: int
     """Its line, counted from 1."""
     column: int
     """Its column, counted from 1."""
     source: str
-    """The tag as in the template, shortened if it is long."""
+    """The text of the tag, shortened if it is long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,9 @@ class Decision:
 
     tag: Tag
     condition: int
-    """Which condition of the template it is."""
+    """The index of the condition in the template."""
     occurrence: int
-    """How often the condition was decided earlier in the same rendering."""
+    """How often it was decided before in the same rendering."""
     outcome: bool
 
 
@@ -60,11 +59,11 @@ class TextPiece:
     tag: Tag | None
     """The tag that wrote it; None if unknown."""
     decisions: tuple[Decision, ...]
-    """What the template decided after the piece before it, in order."""
+    """What the template decided between the piece before and this one, in order."""
 
 
-_Noted = tuple[int, int, bool]
-"""A condition, how often it was decided before, and its outcome."""
+_RawDecision = tuple[int, int, bool]
+"""Condition, occurrence, outcome; see `Decision`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,144 +72,139 @@ class _Output:
 
     line: int
     text: str
-    decisions: tuple[_Noted, ...]
-    """What was decided after the output before it."""
+    decisions: tuple[_RawDecision, ...]
+    """What was decided since the output before."""
 
 
 class TemplateTracer:
-    """A template that records what it does; `trace` returns None where it cannot."""
+    """A template that records what it writes and decides."""
 
     def __init__(self, source: str, time_limit: float, size_limit: int) -> None:
         self._limits = time_limit, size_limit
         self._environment = ChatEnvironment(Budget(size_limit, time_limit))
         self._outputs: list[_Output] = []
-        self._decisions: list[_Noted] = []
-        """What was recorded since the last piece."""
+        self._decisions: list[_RawDecision] = []
+        """Both since the last piece."""
         self._counts: Counter[int] = Counter()
-        self._turned: frozenset[tuple[int, int]] = frozenset()
-        self._environment.globals[_WROTE] = self._wrote
-        self._environment.globals[_CHOSE] = self._chose
+        self._flipped: frozenset[tuple[int, int]] = frozenset()
+        self._environment.globals[_RECORD_OUTPUT] = self._record_output
+        self._environment.globals[_RECORD_DECISION] = self._record_decision
         self._compiled: jinja2.Template | None = None
         self._conditions: list[int] = []
-        """The line of each condition, in the source with a line for each tag."""
+        """The line of each condition, in the source with one tag a line."""
         self._source = source
         try:
             with alarm(time_limit):
-                text, self._tags, self._firsts = _a_line_each(self._environment, source)
+                text, self._tags, self._tag_lines = _put_tags_on_lines(self._environment, source)
                 tree = self._environment.parse(text)
                 conditions: list[nodes.If | nodes.CondExpr] = list(tree.find_all((nodes.If, nodes.CondExpr)))
                 for number, node in enumerate(conditions):
                     self._conditions.append(node.lineno)
-                    node.test = _called(_CHOSE, number, node.test)
+                    node.test = _make_call(_RECORD_DECISION, number, node.test)
                 for output in list(tree.find_all(nodes.Output)):
-                    output.nodes = [
-                        _called(
-                            _WROTE,
-                            part.lineno,
-                            nodes.Const(part.data, lineno=part.lineno)
-                            if isinstance(part, nodes.TemplateData)
-                            else part,
-                        )
-                        for part in output.nodes
-                    ]
+                    for at, part in enumerate(output.nodes):
+                        value = part
+                        if isinstance(part, nodes.TemplateData):
+                            value = nodes.Const(part.data, lineno=part.lineno)
+                        output.nodes[at] = _make_call(_RECORD_OUTPUT, part.lineno, value)
                 tree.set_environment(self._environment)
                 self._compiled = self._environment.from_string(tree)
-        except (Exception, TimeUp):  # a template that compiles may be too deep with the added calls
+        except (Exception, TimeUp):  # the added calls may nest too deep
             return
 
     def trace(self, variables: Mapping[str, Any], wanted: str) -> tuple[TextPiece, ...] | None:
-        """The pieces of what the template writes for these variables; None if that is not `wanted`."""
+        """The pieces of what the template writes; None if that is not the `wanted` text."""
         pieces = self._run(variables)
-        return pieces if pieces is not None and text_of(pieces) == wanted else None
+        return pieces if pieces is not None and join_pieces(pieces) == wanted else None
 
-    def turned(self, variables: Mapping[str, Any], decisions: Iterable[Decision]) -> tuple[TextPiece, ...] | None:
+    def trace_flipped(
+        self, variables: Mapping[str, Any], flips: Iterable[Decision]
+    ) -> tuple[TextPiece, ...] | None:
         """What the template writes if these decisions go the other way; None if it fails."""
-        return self._run(variables, frozenset((decision.condition, decision.occurrence) for decision in decisions))
+        return self._run(variables, frozenset((flip.condition, flip.occurrence) for flip in flips))
 
     def _run(
         self, variables: Mapping[str, Any], turned: frozenset[tuple[int, int]] = frozenset()
     ) -> tuple[TextPiece, ...] | None:
-        if self._compiled is None or is_given_up(self._source, self._limits[0]):
+        if self._compiled is None or is_too_slow(self._source, self._limits[0]):
             return None
         seconds, size = self._limits
         self._environment.budget = Budget(size, seconds, variables)
-        self._outputs, self._decisions, self._counts, self._turned = [], [], Counter(), turned
+        self._outputs, self._decisions, self._counts, self._flipped = [], [], Counter(), turned
         try:
-            with charged(self._source, seconds, variables), alarm(seconds, variables):
+            with count_waste(self._source, seconds, variables), alarm(seconds, variables):
                 at, pieces = 0, list[TextPiece]()
                 for text in self._compiled.generate(variables):
                     if not text:
                         continue
-                    parts = _parts(text, self._outputs, self._decisions)
+                    parts = _outputs_of_piece(text, self._outputs, self._decisions)
                     self._outputs, self._decisions = [], []
                     for part in parts:
-                        decisions = tuple(map(self._decision, part.decisions))
+                        decisions = tuple(map(self._to_decision, part.decisions))
                         pieces.append(TextPiece(at, part.text, self._tag(part.line), decisions))
                         at += len(part.text)
-                    self._environment.budget.written(at)
+                    self._environment.budget.check_output(at)
                 return tuple(pieces)
         except (Exception, TimeUp) as error:
             if isinstance(error, TimeUp):
-                give_up(self._source, seconds)
-            let_go(error)
+                mark_too_slow(self._source, seconds)
+            free_frames(error)
             return None
         finally:
             self._environment.budget.close()
 
-    def _decision(self, noted: _Noted) -> Decision:
+    def _to_decision(self, noted: _RawDecision) -> Decision:
         number, occurrence, outcome = noted
         tag = self._tag(self._conditions[number])
         assert tag is not None
         return Decision(tag, number, occurrence, outcome)
 
     def _tag(self, line: int) -> Tag | None:
-        return None if line == _UNKNOWN else self._tags[max(bisect_right(self._firsts, line) - 1, 0)]
+        return None if line == _UNKNOWN else self._tags[max(bisect_right(self._tag_lines, line) - 1, 0)]
 
     # Called by the template
 
-    def _wrote(self, line: int, value: Any) -> Any:
+    def _record_output(self, line: int, value: Any) -> Any:
         text = str(value)
         self._outputs.append(_Output(line, text, tuple(self._decisions)))
         self._decisions = []
         return value
 
-    def _chose(self, number: int, value: Any) -> Any:
+    def _record_decision(self, number: int, value: Any) -> Any:
         occurrence = self._counts[number]
         self._counts[number] += 1
-        if (number, occurrence) in self._turned:
+        if (number, occurrence) in self._flipped:
             value = not value
         self._decisions.append((number, occurrence, bool(value)))
         return value
 
-    # The template with these calls
 
-
-def text_of(pieces: Iterable[TextPiece]) -> str:
-    """The text that pieces make up."""
+def join_pieces(pieces: Iterable[TextPiece]) -> str:
+    """The text of these pieces."""
     return "".join(piece.text for piece in pieces)
 
 
-def _parts(text: str, every: Sequence[_Output], last: Sequence[_Noted]) -> list[_Output]:
-    """The outputs that a piece is made of: those inside a macro or block, if they make up all of it."""
+def _outputs_of_piece(text: str, every: Sequence[_Output], last: Sequence[_RawDecision]) -> list[_Output]:
+    """The outputs that make up a piece: those inside a macro or block, if they make up all of it."""
     outputs = [output for output in every if output.text]
     whole = outputs[-1] if outputs and outputs[-1].text == text else None
     for parts in (outputs[:-1] if whole is not None else [], outputs):
         if parts and "".join(output.text for output in parts) == text:
             return _with_all_decisions(parts, every, last)
-    # What a filter or call made of several outputs was not written by any one of them.
+    # A filter or call changed the outputs, so none of them wrote this text.
     return _with_all_decisions([_Output(_UNKNOWN if whole is None else whole.line, text, ())], every, last)
 
 
 def _with_all_decisions(
-    parts: list[_Output], every: Sequence[_Output], rest_decided: Sequence[_Noted]
+    parts: list[_Output], every: Sequence[_Output], rest_decided: Sequence[_RawDecision]
 ) -> list[_Output]:
-    """The parts, each with all that was decided before it."""
-    rest = {id(part) for part in parts}
+    """The parts, each with all decisions since the part before, those of other outputs included."""
+    ids = {id(part) for part in parts}
     out: list[_Output] = []
-    decided: list[_Noted] = []
+    decided: list[_RawDecision] = []
     for output in every:
         decided += output.decisions
-        if id(output) in rest:
+        if id(output) in ids:
             out.append(_Output(output.line, output.text, tuple(decided)))
             decided = []
     if not out:
@@ -221,14 +215,14 @@ def _with_all_decisions(
     return out
 
 
-def _called(name: str, number: int, value: Any) -> nodes.Call:
+def _make_call(name: str, number: int, value: Any) -> nodes.Call:
     line = value.lineno
     function = nodes.Name(name, "load", lineno=line)
     return nodes.Call(function, [nodes.Const(number, lineno=line), value], [], None, None, lineno=line)
 
 
-def _a_line_each(environment: ChatEnvironment, source: str) -> tuple[str, list[Tag], list[int]]:
-    """The source with each tag's content on its own line, the tags, and their line numbers."""
+def _put_tags_on_lines(environment: ChatEnvironment, source: str) -> tuple[str, list[Tag], list[int]]:
+    """The source with the inside of each tag on lines of its own; the tags; the first line of each."""
     source = "\n".join(_LINES.split(source))
     out: list[str] = []
     tags = [Tag(1, 1, "")]
@@ -237,16 +231,16 @@ def _a_line_each(environment: ChatEnvironment, source: str) -> tuple[str, list[T
     for _, kind, value in environment.lex(source):
         begin = source.index(value, at)
         at = begin + len(value)
-        if kind in _BEGINS:
+        if kind in _TAG_BEGINNINGS:
             out += [source[copied:at], "\n"]
             copied = at
             added += 1
             line = source.count("\n", 0, begin) + 1
             column = begin - (source.rfind("\n", 0, begin) + 1) + 1
-            # The tag that begins here.
             closing = "}}" if source.startswith("{{", begin) else "%}"
             end = source.find(closing, begin)
             text = source[begin : end + 2] if end >= 0 else source[begin:]
-            tags.append(Tag(line, column, text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"))
+            shown = text if len(text) <= _MAX_TAG_LENGTH else text[: _MAX_TAG_LENGTH - 1] + "…"
+            tags.append(Tag(line, column, shown))
             firsts.append(source.count("\n", 0, at) + 1 + added)
     return "".join([*out, source[copied:]]), tags, firsts

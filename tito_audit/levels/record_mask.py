@@ -1,10 +1,10 @@
-"""record_of: which facts a rollout's record lacks, from the rollout as it was read and the rows that hold it."""
+"""Finds which facts the record of a rollout lacks, in the rollout as it was read and in the rows that hold it."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -13,27 +13,27 @@ import numpy as np
 import orjson
 
 from tito_audit.errors import ODD_VALUES
-from tito_audit.formats import real_name
+from tito_audit.formats import model_name
 from tito_audit.levels.facts import (
     ASKED,
     EXPERTS_SEEN,
-    NOTHING,
+    LACKS_ALL,
     FormatLevel,
     all_facts,
-    has_experts,
+    is_mixture_of_experts,
     level_of_format,
 )
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, Turn
 
-Record = Mapping[str, Any]
-Holders = list[list[Record | None]]
-"""For each path, the objects of all rows that may state facts; None for one that is not there."""
+Row = Mapping[str, Any]
+Holders = list[list[Row | None]]
+"""For each path, the objects at it in all rows, which may state facts; None where a row has none."""
 
 _SAMPLING = ("sampling", "sampling_params", "sampling_args", "sampling_parameters")
 _TEMPERATURE = ("temperature", "temperatures", "gen_ai.request.temperature")
-_CUTS = {"top_p": (1,), "top_k": (0, -1)}
-"""Sampling parameters that cut tokens off, with the values at which they cut none."""
+_NO_CUT = {"top_p": (1,), "top_k": (0, -1)}
+"""Sampling parameters that cut off tokens, with the values that cut off none."""
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 _WEIGHT_COLUMNS = ("weight_versions", "versions")
 _IMAGE_PARTS = ("image", "image_url", "input_image")
@@ -47,21 +47,21 @@ _IMAGES = (
 )
 
 
-def record_of(rollout: Rollout, rows: Sequence[Record]) -> int | None:
-    """The mask of the facts that a rollout lacks, and of those that are asked of it; None if a row is no rollout.
+def record_mask(rollout: Rollout, rows: Sequence[Row]) -> int | None:
+    """The bit mask of the facts that a rollout's record lacks (`Fact.bit`), with the flags of `levels/facts.py`.
 
-    `rows` are those that hold it, with their columns as read.
+    None if the rows are no rollout but another event. `rows` are those that hold it, as read.
     """
-    form, facts = level_of_format(rollout.format), all_facts()
-    if form.others and not rollout.turns and rollout.training_row is None:
+    format_level, facts = level_of_format(rollout.format), all_facts()
+    if format_level.others and not rollout.turns and rollout.training_row is None:
         return None  # a reward or another event
     try:
-        holders = _holders(rows, form.holders)
+        holders = _find_holders(rows, format_level.holders)
         # Facts up to L2, and whether the record holds them.
         turns, row = rollout.turns, rollout.training_row
         real = not rollout.stated.dummy_tokens
         row = row if real and row is not None and len(row.token_ids) else None
-        answers = real and bool(turns) and all(map(_answer_logged, turns))
+        answers = real and bool(turns) and all(map(_logs_answer_ids, turns))
         unmasked = row is not None and row.loss_mask is None
         scores = [
             turn.completion_logprobs
@@ -77,17 +77,19 @@ def record_of(rollout: Rollout, rows: Sequence[Record]) -> int | None:
             "logprobs": (answers and all(map(_all_scored, scores)))
             or (row is not None and row.logprobs is not None and unmasked)
             or (row is not None and _all_scored(row.logprobs, row.loss_mask)),
-        } | _statements(rollout, rows, holders, form)
-        beside, applying = _beside(rollout, rows, holders)
-    except ODD_VALUES:  # of a row that states something in a form that nobody knows
-        return NOTHING
+        } | _sampler_facts(rollout, rows, holders, format_level)
+        beside, applying = _optional_facts(rollout, rows, holders)
+    except ODD_VALUES:  # of a row that states something in an unknown form
+        return LACKS_ALL
     lacks = [name for name, has in (tokens | beside).items() if not has]
-    seen = EXPERTS_SEEN if _experts_of(rollout) else 0
+    seen = EXPERTS_SEEN if _logs_experts(rollout) else 0
     return sum(facts[name].bit for name in lacks) | sum(facts[name].bit * ASKED for name in applying) | seen
 
 
-def _statements(rollout: Rollout, rows: Sequence[Record], holders: Holders, form: FormatLevel) -> dict[str, bool]:
-    """What a record states of its sampler, and whether it does."""
+def _sampler_facts(
+    rollout: Rollout, rows: Sequence[Row], holders: Holders, format_level: FormatLevel
+) -> dict[str, bool]:
+    """By fact about the sampler (L3 and digests): whether the record states it."""
     turns, row, stated, facts = rollout.turns, rollout.training_row, rollout.stated, all_facts()
     weights = bool(turns) and all(turn.weight_versions for turn in turns)
     weights = weights or bool(stated.policy_versions or stated.facts.get("weight_versions"))
@@ -95,17 +97,17 @@ def _statements(rollout: Rollout, rows: Sequence[Record], holders: Holders, form
     stop = bool(turns) and all(turn.finish_reason is not None for turn in turns)
     stop = stop or (row is not None and bool(row.finish_reasons) and row.finish_reasons[-1] is not None)
     return {
-        "model": _model(rollout, holders) is not None,
-        "weights": weights or _states(holders, facts["weights"].names),
-        "stop": stop or _states(_holders(rows, form.stops), facts["stop"].names),
-        "sampling": bool(_sampling(holders)),
-        **{name: _states(holders, facts[name].names) for name in ("tokenizer_digest", "template_digest")},
+        "model": _model_name(rollout, holders) is not None,
+        "weights": weights or _any_states(holders, facts["weights"].names),
+        "stop": stop or _any_states(_find_holders(rows, format_level.stops), facts["stop"].names),
+        "sampling": bool(_sampling_params(holders)),
+        **{name: _any_states(holders, facts[name].names) for name in ("tokenizer_digest", "template_digest")},
     }
 
 
-def _beside(rollout: Rollout, rows: Sequence[Record], holders: Holders) -> tuple[dict[str, bool], list[str]]:
-    """Kept sets, experts and images: whether the record holds them or has no use for them; and which are asked."""
-    sampling = _sampling(holders)
+def _optional_facts(rollout: Rollout, rows: Sequence[Row], holders: Holders) -> tuple[dict[str, bool], list[str]]:
+    """Kept sets, experts and images: whether the record holds each or need not; and which of them apply to it."""
+    sampling = _sampling_params(holders)
     parts = [
         part
         for messages in (rollout.messages, *(turn.prompt_messages or () for turn in rollout.turns))
@@ -117,40 +119,41 @@ def _beside(rollout: Rollout, rows: Sequence[Record], holders: Holders) -> tuple
     cut = any(
         each.get("min_p") or not (isinstance(value := each.get(name), int | float) and value in uncut)
         for each in sampling
-        for name, uncut in _CUTS.items()
+        for name, uncut in _NO_CUT.items()
     )
     applies = {
         "kept_sets": not sampling or cut,
-        "experts": _experts_of(rollout)
-        or _states(holders, _EXPERTS)
-        or has_experts(_model(rollout, holders) or ""),
+        "experts": _logs_experts(rollout)
+        or _any_states(holders, _EXPERTS)
+        or is_mixture_of_experts(_model_name(rollout, holders) or ""),
         "images": bool(parts) or any(row.get("has_images") is True for row in rows),
     }
-    shown = bool(parts) and all(any(_says(part[name]) for name in part if name != "type") for part in parts)
+    shown = bool(parts) and all(any(_has_value(part[name]) for name in part if name != "type") for part in parts)
     there = {
-        "kept_sets": applies["kept_sets"] and _each(rollout, lambda part: bool(part.beside.sets)),
-        "experts": applies["experts"] and _each(rollout, lambda part: bool(part.beside.routing)),
-        "images": shown or (applies["images"] and any(_says(row.get(name)) for row in rows for name in _IMAGES)),
+        "kept_sets": applies["kept_sets"] and _every_part(rollout, lambda part: bool(part.extras.kept_sets)),
+        "experts": applies["experts"] and _every_part(rollout, lambda part: bool(part.extras.routing)),
+        "images": shown
+        or (applies["images"] and any(_has_value(row.get(name)) for row in rows for name in _IMAGES)),
     }
     holds = {name: there[name] or not applies[name] for name in there}
     return holds, [name for name in applies if applies[name]]
 
 
-def _each(rollout: Rollout, holds: Any) -> bool:
-    """Whether the training row, or every call, holds something beside its tokens."""
+def _every_part(rollout: Rollout, holds: Callable[[Turn | TrainingRow], bool]) -> bool:
+    """Whether a condition holds for the training row, or for every call."""
     row = rollout.training_row
     return (row is not None and holds(row)) or (bool(rollout.turns) and all(holds(turn) for turn in rollout.turns))
 
 
-def _experts_of(rollout: Rollout) -> bool:
-    """Whether experts stand beside any tokens of a rollout."""
+def _logs_experts(rollout: Rollout) -> bool:
+    """Whether experts are logged beside any tokens of a rollout."""
     parts: list[Turn | TrainingRow] = [*rollout.turns]
     parts += [rollout.training_row] if rollout.training_row is not None else []
-    return any(part.beside.routing for part in parts)
+    return any(part.extras.routing for part in parts)
 
 
-def _answer_logged(turn: Turn) -> bool:
-    """Whether the ids of an answer were logged: an empty one has no text either."""
+def _logs_answer_ids(turn: Turn) -> bool:
+    """Whether the ids of an answer were logged; empty ids count only if the answer has no text."""
     ids = turn.completion_ids
     if ids is None or turn.ids_from is not IdsFrom.LOGGED:
         return False
@@ -158,12 +161,12 @@ def _answer_logged(turn: Turn) -> bool:
 
 
 def _all_scored(values: Logprobs | None, tokens: Mask | None = None) -> bool:
-    """Whether every token, or each of these, has a logprob."""
+    """Whether every token, or every one in the mask, has a logprob."""
     return values is not None and not bool(np.isnan(values if tokens is None else values[tokens]).any())
 
 
-def _has_text(rollout: Rollout, rows: Sequence[Record]) -> bool:
-    """Whether the record holds text: messages, or the text of calls; `text_only` is recognized by its texts."""
+def _has_text(rollout: Rollout, rows: Sequence[Row]) -> bool:
+    """Whether the record holds text: messages, answers, or a text column."""
     answers = (turn.completion_text or turn.token_texts or turn.answer for turn in rollout.turns)
     names = all_facts()["text"].names
     values = (row.get(name) for row in rows for name in names)
@@ -172,12 +175,9 @@ def _has_text(rollout: Rollout, rows: Sequence[Record]) -> bool:
     return bool(rollout.messages) or rollout.format == "text_only" or any(answers) or any(texts) or any(read)
 
 
-# Where rows state facts
-
-
 @cache
-def _steps(path: str) -> tuple[tuple[str, str | None], ...]:
-    """The steps of a path: a key, and None for an object, "" for each entry of a list, or a key of its entries."""
+def _parse_path(path: str) -> tuple[tuple[str, str | None], ...]:
+    """The steps of a path: a key, with None, or for each entry of a list "" or a key it needs."""
     steps = []
     for step in path.split("."):
         if (match := re.fullmatch(r"(\w+)(?:\[(\w*)\])?", step)) is not None:
@@ -185,18 +185,18 @@ def _steps(path: str) -> tuple[tuple[str, str | None], ...]:
     return tuple(steps)
 
 
-def _holders(rows: Sequence[Record], paths: Sequence[str]) -> Holders:
-    """The objects at each path of all rows, without paths that no row has."""
+def _find_holders(rows: Sequence[Row], paths: Sequence[str]) -> Holders:
+    """The objects at each path in all rows; paths that no row has are left out."""
     holders = []
     for path in paths:
-        steps = _steps(path)
+        steps = _parse_path(path)
         if not steps or any(steps[0][0] in row for row in rows):
-            holders.append([each for row in rows for each in _objects(row, steps)])
+            holders.append([each for row in rows for each in _objects_at(row, steps)])
     return holders
 
 
-def _objects(row: Any, steps: tuple[tuple[str, str | None], ...]) -> Iterator[Record | None]:
-    """The objects at a path of a row; None for one that is not there."""
+def _objects_at(row: Any, steps: tuple[tuple[str, str | None], ...]) -> Iterator[Row | None]:
+    """The objects at a path below a value, JSON texts parsed; None for one that is missing."""
     if isinstance(row, str) and row[:1] == "{" and len(row) < 1 << 16:
         try:
             row = orjson.loads(row)
@@ -211,50 +211,54 @@ def _objects(row: Any, steps: tuple[tuple[str, str | None], ...]) -> Iterator[Re
     (key, entry), *rest = steps
     value = row.get(key)
     if entry is None:
-        yield from _objects(value, tuple(rest))
+        yield from _objects_at(value, tuple(rest))
         return
     entries = [each for each in value if isinstance(each, dict)] if isinstance(value, list | tuple) else []
     for each in entries:
-        if not entry or _says(each.get(entry)):
-            yield from _objects(each, tuple(rest))
+        if not entry or _has_value(each.get(entry)):
+            yield from _objects_at(each, tuple(rest))
 
 
-def _says(value: Any) -> bool:
-    """Whether a value says something: not null, NaN or empty."""
+def _has_value(value: Any) -> bool:
+    """Whether a value is there: not None, NaN or empty."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return False
     return not isinstance(value, str | list | tuple | dict | np.ndarray) or len(value) > 0
 
 
-def _states(holders: Holders, names: Iterable[str]) -> bool:
-    """Whether every object at some path states one of these names."""
+def _any_states(holders: Holders, names: Iterable[str]) -> bool:
+    """Whether at some path every object has a value under one of these names."""
     for objects in holders:
-        if objects and all(each is not None and any(_says(each.get(name)) for name in names) for each in objects):
+        if objects and all(
+            each is not None and any(_has_value(each.get(name)) for name in names) for each in objects
+        ):
             return True
     return False
 
 
-def _model(rollout: Rollout, holders: Holders) -> str | None:
-    """The name of the model, where every row states one that is no placeholder."""
+def _model_name(rollout: Rollout, holders: Holders) -> str | None:
+    """The model's name, if every row states one that is no placeholder."""
     if rollout.stated.model is not None:
         return rollout.stated.model
     names = all_facts()["model"].names
     for objects in holders:
         models = [
-            next(filter(None, (real_name(each.get(name)) for name in names if each)), None) for each in objects
+            next(filter(None, (model_name(each.get(name)) for name in names if each)), None) for each in objects
         ]
         if models and all(models):
             return models[0]
     return None
 
 
-def _sampling(holders: Holders) -> list[Record]:
-    """The sampling parameters, with a temperature, that every row states; [] if one of them does not."""
+def _sampling_params(holders: Holders) -> list[Row]:
+    """The sampling parameters of every row, a temperature among them; [] if a row has none."""
     for objects in holders:
-        parts: list[Record] = []
+        parts: list[Row] = []
         for each in objects:
-            inside = [next(_objects(each[name], ())) for name in _SAMPLING if name in each] if each else []
-            named = (part for part in (each, *inside) if part and any(_says(part.get(t)) for t in _TEMPERATURE))
+            inside = [next(_objects_at(each[name], ())) for name in _SAMPLING if name in each] if each else []
+            named = (
+                part for part in (each, *inside) if part and any(_has_value(part.get(t)) for t in _TEMPERATURE)
+            )
             parts += islice(named, 1)
         if objects and len(parts) == len(objects):
             return parts

@@ -32,43 +32,45 @@ class PromptCause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Parted:
-    """A prompt that two templates write differently."""
+class DifferingPrompt:
+    """A prompt that the two templates write differently."""
 
     probe: Probe
     count: int
     """How many of its messages the prompt holds."""
     cause: PromptCause
     first: str
-    """What the first template writes; its refusal if it refused."""
+    """What the first template writes, or why it refused."""
     second: str
     at: int
-    """How many characters both share."""
+    """How many characters both texts begin with in common."""
 
 
 @dataclass(frozen=True, slots=True)
-class PromptsCompared:
-    """The prompts of two templates, compared."""
+class PromptComparison:
+    """The prompts of two templates on the same conversations."""
 
     prompts: int
     equal: int
-    parted: tuple[Parted, ...]
+    differing: tuple[DifferingPrompt, ...]
     texts: tuple[str, ...]
     """The prompts that are equal."""
 
-    def by_cause(self) -> Mapping[PromptCause, tuple[Parted, ...]]:
-        """The prompts that differ, by cause; the most frequent first."""
-        causes = {parting.cause for parting in self.parted}
-        groups = {cause: tuple(parting for parting in self.parted if parting.cause is cause) for cause in causes}
+    def by_cause(self) -> Mapping[PromptCause, tuple[DifferingPrompt, ...]]:
+        """The differing prompts by cause, the most frequent cause first."""
+        causes = {parting.cause for parting in self.differing}
+        groups = {
+            cause: tuple(parting for parting in self.differing if parting.cause is cause) for cause in causes
+        }
         return dict(sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])))
 
 
-def compare(first: Renderer, second: Renderer, probes: Sequence[Probe]) -> PromptsCompared:
-    """Every prompt of these conversations by both templates."""
-    parted: list[Parted] = []
+def compare_prompts(first: Renderer, second: Renderer, probes: Sequence[Probe]) -> PromptComparison:
+    """Render every prompt of these conversations with both templates."""
+    parted: list[DifferingPrompt] = []
     equal: list[str] = []
     for probe in probes:
-        # The model is called before each of its messages, and once more after the last of others.
+        # One prompt before each answer, and one at the end unless the last message is an answer
         counts = [count for count, message in enumerate(probe.messages) if message.sampled and count]
         if probe.messages and not probe.messages[-1].sampled:
             counts.append(len(probe.messages))
@@ -86,21 +88,21 @@ def compare(first: Renderer, second: Renderer, probes: Sequence[Probe]) -> Promp
             text, other = texts
             if any(refused):
                 cause = PromptCause.BOTH_REFUSE if all(refused) else PromptCause.REFUSED
-                parted.append(Parted(probe, count, cause, text, other, 0))
+                parted.append(DifferingPrompt(probe, count, cause, text, other, 0))
             elif text == other:
                 equal.append(text)
             else:
-                cause = _cause(first, second, prompt, texts)
-                parted.append(Parted(probe, count, cause, text, other, common_start(text, other)))
-    return PromptsCompared(len(equal) + len(parted), len(equal), tuple(parted), tuple(equal))
+                cause = _find_cause(first, second, prompt, texts)
+                parted.append(DifferingPrompt(probe, count, cause, text, other, common_start(text, other)))
+    return PromptComparison(len(equal) + len(parted), len(equal), tuple(parted), tuple(equal))
 
 
-def _cause(first: Renderer, second: Renderer, prompt: Probe, texts: Sequence[str]) -> PromptCause:
-    """The first cause without which the prompts are equal."""
+def _find_cause(first: Renderer, second: Renderer, prompt: Probe, texts: Sequence[str]) -> PromptCause:
+    """The first cause whose removal makes the prompts equal; otherwise by where they first differ."""
 
     def same(case: Probe, count: int | None = None, *, opens: bool = True) -> bool:
-        text = case.text(first, count, opens=opens)
-        return text is not None and text == case.text(second, count, opens=opens)
+        text = case.try_render(first, count, opens=opens)
+        return text is not None and text == case.try_render(second, count, opens=opens)
 
     bare = {
         text.removeprefix(each.special_tokens.get("bos_token") or "")
@@ -112,10 +114,9 @@ def _cause(first: Renderer, second: Renderer, prompt: Probe, texts: Sequence[str
         return PromptCause.GENERATION_PROMPT
     if "".join(texts[0].split()) == "".join(texts[1].split()):
         return PromptCause.SPACE
-    for cause, less in _without(prompt):
+    for cause, less in _leave_out_parts(prompt):
         if same(less):
             return cause
-    # The cause by the place of the first difference, if leaving parts out explains nothing.
     at = common_start(*texts)
     if all(text.find(prompt.messages[0].text.strip()) >= at for text in texts):
         return PromptCause.START
@@ -123,8 +124,8 @@ def _cause(first: Renderer, second: Renderer, prompt: Probe, texts: Sequence[str
     return PromptCause.ANSWERS if same(prompt, answer) else PromptCause.TAGS
 
 
-def _without(probe: Probe) -> Iterator[tuple[PromptCause, Probe]]:
-    """The conversation without each part that it has."""
+def _leave_out_parts(probe: Probe) -> Iterator[tuple[PromptCause, Probe]]:
+    """The conversation without each of its parts in turn."""
     if probe.tools:
         yield PromptCause.TOOLS, replace(probe, tools=())
     if any(message.reasoning or "</think>" in message.text for message in probe.messages):

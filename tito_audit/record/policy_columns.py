@@ -1,4 +1,4 @@
-"""Columns recognized by name: the version of the weights that sampled each token, and a trainer's own logprobs."""
+"""Columns known by name: the weight version that sampled each token, and a trainer's own logprobs."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.record.arrays import Logprobs
-from tito_audit.record.column import Alignment, Column, ColumnRole, spread
+from tito_audit.record.column import Alignment, Column, ColumnRole, expand
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 
-VERSIONS = frozenset(("versions", "output_versions", "token_versions", "token_weight_versions", "weight_versions"))
-"""Columns with the version of the weights that sampled each token; -1 where nothing was sampled (AReaL)."""
+VERSION_COLUMNS = frozenset(
+    ("versions", "output_versions", "token_versions", "token_weight_versions", "weight_versions")
+)
+"""Columns with the weight version that sampled each token; -1 where nothing was sampled (AReaL)."""
 WeightSpans: TypeAlias = tuple[tuple[str, int, int], ...]
-"""Versions of the weights, each with the tokens `[start, end)` of an answer that it sampled."""
+"""Weight versions, each with the tokens `[start, end)` of an answer that it sampled."""
 WEIGHTS = "weight_versions"
-"""The column in which logs write versions as spans of tokens; in a record it has the version of each token."""
+"""The column that logs write as spans; a record holds it expanded, one version per token."""
 SAMPLING = "sampling"
-"""The fact of a rollout with its temperature, top-p, top-k and min-p, as far as its row names them."""
-RESCORED = "rescored_logprobs"
+"""The fact of a rollout with its temperature, top-p, top-k and min-p, as far as logged."""
+RESCORED_LOGPROBS = "rescored_logprobs"
 """The column in which `rescore` writes a model's logprobs."""
-TRAINERS = frozenset(
+TRAINER_COLUMNS = frozenset(
     (
-        RESCORED,
+        RESCORED_LOGPROBS,
         "actor_log_probs",
         "log_probs",
         "old_log_prob",
@@ -48,33 +50,33 @@ miles `log_probs`, AReaL `prox_logp`. Reference models and teachers are other po
 """
 
 
-def version_of_tokens(spans: Iterable[tuple[str, int, int]], size: int) -> Column:
-    """Spans as a column over `size` tokens: the version of each, None where nothing is known."""
+def versions_to_column(spans: Iterable[tuple[str, int, int]], size: int) -> Column:
+    """Spans as a column over `size` tokens: each token's weight version, None where unknown."""
     values = np.full(size, None, object)
     for version, start, end in spans:
         values[start:end] = version
     return Column(WEIGHTS, ColumnRole.OTHER, values, Alignment.FULL)
 
 
-def spans_of_versions(values: NDArray[Any]) -> tuple[tuple[str, int, int], ...]:
-    """The spans of such a column: tokens side by side that one version sampled."""
+def versions_to_spans(values: NDArray[Any]) -> tuple[tuple[str, int, int], ...]:
+    """The spans of a column of weight versions; unknown tokens are left out."""
     names = [None if value is None or value != value else str(value) for value in values.tolist()]
     cuts = [0, *(at for at in range(1, len(names)) if names[at] != names[at - 1]), len(names)]
     return tuple((name, a, b) for a, b in pairwise(cuts) if a < b and (name := names[a]) is not None)
 
 
 def version_column(columns: Iterable[Column]) -> Column | None:
-    """The column with the version of each token; None if there is none."""
-    return next((column for column in columns if column.name in VERSIONS and _has_versions(column)), None)
+    """The column with each token's weight version; None if there is none."""
+    return next((column for column in columns if column.name in VERSION_COLUMNS and _has_versions(column)), None)
 
 
 def trainer_columns(columns: Iterable[Column]) -> list[Column]:
     """The columns with a trainer's logprobs."""
-    return [column for column in columns if column.name in TRAINERS and _fits(column)]
+    return [column for column in columns if column.name in TRAINER_COLUMNS and _is_aligned_number(column)]
 
 
-def versions_and_trainers(rollout: Rollout) -> tuple[bool, bool]:
-    """Whether a log says which weights sampled a rollout, and whether it has a trainer's logprobs."""
+def versions_and_trainers_logged(rollout: Rollout) -> tuple[bool, bool]:
+    """Whether a rollout names the weights that sampled it, and whether it holds a trainer's logprobs."""
     row, stated, trainers = rollout.training_row, rollout.stated, False
     facts = stated.facts
     versions = bool(stated.policy_versions) or WEIGHTS in facts or "weight_spans" in facts
@@ -82,9 +84,9 @@ def versions_and_trainers(rollout: Rollout) -> tuple[bool, bool]:
     holders: tuple[TrainingRow | Turn, ...] = rollout.turns if row is None else (row, *rollout.turns)
     for holder in holders:
         for column in holder.columns:
-            if column.name in TRAINERS:
-                trainers = trainers or _fits(column)
-            elif column.name in VERSIONS:
+            if column.name in TRAINER_COLUMNS:
+                trainers = trainers or _is_aligned_number(column)
+            elif column.name in VERSION_COLUMNS:
                 versions = versions or _has_versions(column)
     for turn in rollout.turns:
         if turn.weight_versions:
@@ -92,18 +94,18 @@ def versions_and_trainers(rollout: Rollout) -> tuple[bool, bool]:
     return versions, trainers
 
 
-def over_row(column: Column, row: TrainingRow) -> Logprobs:
-    """`[T]` the numbers of a column of a training row, NaN where it has none."""
+def expand_to_row(column: Column, row: TrainingRow) -> Logprobs:
+    """`[T]` a numeric column of a training row with an entry per token, NaN where it has none."""
     assert column.alignment is not None
     values = column.values.astype(np.float64)
-    return spread(
+    return expand(
         values, column.alignment, full=len(row.token_ids), prompt_length=row.prompt_length, trained=row.loss_mask
     )
 
 
 def _has_versions(column: Column) -> bool:
-    return _fits(column) or (column.name == WEIGHTS and column.alignment is not None)
+    return _is_aligned_number(column) or (column.name == WEIGHTS and column.alignment is not None)
 
 
-def _fits(column: Column) -> bool:
+def _is_aligned_number(column: Column) -> bool:
     return column.role is ColumnRole.OTHER and column.alignment is not None and column.values.dtype.kind in "iuf"

@@ -1,8 +1,7 @@
-"""What a process of its own does for a tokenizer that is not known to be quick: loads it, encodes with it.
+"""The child process of `limited.py`: loads a tokenizer and encodes with it, within limits.
 
-It runs as a script, with limits on its memory and processor time, and imports nothing of the package. Each line
-of stdin is a request, each line of stdout its answer, both JSON: what was asked for, or why it failed, and the
-seconds of the processor that it took.
+Runs as a script and imports nothing of the package. Each line of stdin is a request, each line of stdout its
+answer, both JSON. An answer holds what was asked for, or why it failed, and the CPU seconds it took.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
@@ -26,7 +25,7 @@ def main() -> None:
         began, ended = time.process_time(), False
         try:
             request = json.loads(line)
-            _limit(request["memory"], began + request["seconds"], virtual="folder" not in request)
+            _set_limits(request["memory"], began + request["seconds"], virtual="folder" not in request)
             answer: dict[str, Any] = {"answer": None}
             if "texts" in request:
                 encode, special = tokenizer.encode, request["special"]
@@ -34,7 +33,7 @@ def main() -> None:
             else:
                 sys.path[:] = request["path"]
                 if "folder" in request:
-                    answer["answer"] = _converted(request["folder"], request["code"])
+                    answer["answer"] = _convert(request["folder"], request["code"])
                 else:
                     from tokenizers import Tokenizer
 
@@ -51,8 +50,8 @@ def main() -> None:
             return
 
 
-def _converted(folder: str, code: bool) -> dict[str, Any]:
-    """What transformers makes of a folder without tokenizer.json."""
+def _convert(folder: str, code: bool) -> dict[str, Any]:
+    """The tokenizer that transformers loads from a folder without tokenizer.json, as JSON values."""
     if not code:
         sys.modules["torch"] = None  # type: ignore[assignment]  # it takes seconds to import, and is not needed
     from transformers import AutoTokenizer
@@ -70,8 +69,8 @@ def _converted(folder: str, code: bool) -> dict[str, Any]:
     }
 
 
-def _limit(memory: int, seconds: float, *, virtual: bool) -> None:
-    """Limit the memory, and the processor's seconds since this process began; the caller watches the clock."""
+def _set_limits(memory: int, seconds: float, *, virtual: bool) -> None:
+    """Limit memory and CPU time since the process started; the parent limits the wall time."""
     try:
         import resource
     except ImportError:

@@ -1,4 +1,4 @@
-"""How a run ends: the exit codes, and what the system ends: full disks, too few files or memory."""
+"""How a run ends: the exit codes, and the messages for what the system refuses (disk, files, memory, threads)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import Any
 
 from tito_audit.errors import StorageError
-from tito_audit.terminal.encoding import FALLBACK
+from tito_audit.terminal.encoding import ERROR_HANDLER
 
 FAILED = 1
-UNMADE = 2
+NO_RESULT = 2
 HUNG_UP = 129
 INTERRUPTED = 130
 READER_GONE = 141
@@ -29,7 +29,7 @@ EXIT_CODES: Mapping[int, tuple[str, str]] = {
         "conversion would lose, a log below a required level or without a certain explanation, a chat template "
         "that changes history, or logprobs that are not the model's.",
     ),
-    UNMADE: (
+    NO_RESULT: (
         "no result",
         "The run was impossible: a missing file, a wrong flag or setting, no tokenizer where one is needed. "
         "stderr says what to do. A crash is also 2, so that it is never mistaken for findings.",
@@ -39,28 +39,28 @@ EXIT_CODES: Mapping[int, tuple[str, str]] = {
     READER_GONE: ("reader gone", "The reader of stdout closed it before the result was known, as in `| head`."),
     TERMINATED: ("terminated", "SIGTERM, as when a job is cancelled. The same as for Ctrl-C."),
 }
-"""A word and a sentence for each; no command exits with any other by itself."""
+"""By exit code: a word and a sentence. No command exits with any other code."""
 
 
 def epilog() -> str:
-    """The codes in one line, for the help."""
+    """The exit codes in one line, for the help."""
     words = [f"{code} {word}" for code, (word, _) in EXIT_CODES.items()]
     return f"Exit codes: {', '.join(words)}."
 
 
-_FULL = {errno.ENOSPC, errno.EFBIG, *([errno.EDQUOT] if hasattr(errno, "EDQUOT") else [])}
-_FILES = {errno.EMFILE, errno.ENFILE}
+_DISK_FULL = {errno.ENOSPC, errno.EFBIG, *([errno.EDQUOT] if hasattr(errno, "EDQUOT") else [])}
+_TOO_MANY_FILES = {errno.EMFILE, errno.ENFILE}
 _NO_THREAD = ("can't start new thread", "ThreadPoolBuildError")
-"""What Python and the library of tokenizers say."""
+"""In the errors of Python and of the Rust tokenizers when no thread can be started."""
 _NO_FOLDER = "No usable temporary directory"
 
 
 class _Stdout(io.FileIO):
-    """Stdout whose errors are messages: StorageError, BrokenPipeError without a reader."""
+    """Stdout that raises StorageError with advice if it cannot be written, BrokenPipeError without a reader."""
 
     def write(self, data: Any, /) -> int:
         try:
-            while (size := super().write(data)) is None:  # a pipe that does not wait, and is full
+            while (size := super().write(data)) is None:  # a non-blocking pipe that is full
                 select.select([], [self], [])
         except BrokenPipeError:
             raise
@@ -72,13 +72,13 @@ class _Stdout(io.FileIO):
         return size
 
 
-def ready_streams() -> None:
-    """Give each standard stream that the caller closed a number of its own, so that no file of a run gets it.
+def prepare_streams() -> None:
+    """Replace stdout and stderr by streams that fail with a message and escape what their encoding lacks.
 
-    What is then printed to a closed stdout is an error, to a closed stderr it is lost. What the encoding of stdout
-    and stderr does not have is shown in ASCII.
+    A standard stream that the caller closed gets a descriptor again, so that no output file takes its number.
+    Printing to a closed stdout is then an error; what is printed to a closed stderr is lost.
     """
-    # Stdin stays closed for Python; of stdout's stand-in nothing can be written.
+    # The stand-in for stdout is opened for reading, so that a write to it fails.
     for number, (stream, flags) in enumerate(
         ((sys.stdin, os.O_WRONLY), (sys.stdout, os.O_RDONLY), (sys.stderr, os.O_WRONLY))
     ):
@@ -90,24 +90,24 @@ def ready_streams() -> None:
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(_Stdout(1, "w", closefd=False), 1 << 16),
         encoding=encoding or "utf-8",
-        errors=FALLBACK,
+        errors=ERROR_HANDLER,
         line_buffering=live,
     )
     if sys.stderr is None:
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the run
-    sys.stderr.reconfigure(errors=FALLBACK)  # type: ignore[union-attr]
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - open until the process ends
+    sys.stderr.reconfigure(errors=ERROR_HANDLER)  # type: ignore[union-attr]
 
 
-def give_up_stdout() -> None:
-    """Throw away what was not written: Python flushes stdout once more as it exits, which would fail again."""
+def discard_stdout() -> None:
+    """Discard unwritten output: Python flushes stdout once more at exit, which would fail again."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
 
 
-def reader_gone() -> bool:
-    """Whether nobody reads stdout any more."""
+def is_stdout_closed() -> bool:
+    """Whether the reader of stdout is gone."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -115,37 +115,37 @@ def reader_gone() -> bool:
     return False
 
 
-def complain(words: str) -> None:
-    """Print to stderr, if anybody is there."""
+def print_message(words: str) -> None:
+    """Print `tito-audit: WORDS` to stderr; if that fails, nothing is printed."""
     with suppress(OSError, ValueError):
         print(f"tito-audit: {words}", file=sys.stderr)
 
 
-def refusal(error: BaseException) -> str | None:
-    """What the system did not let the run do, and what to do; None for any other error."""
+def system_error_words(error: BaseException) -> str | None:
+    """What the system refused and what to do about it; None for any other error."""
     if isinstance(error, MemoryError):
         return "there is not enough memory.\nRun with fewer --jobs, or on a machine with more."
-    full = isinstance(error, OSError) and error.errno in _FILES
-    try:  # at the limit of open files imports fail with errors of other kinds
+    full = isinstance(error, OSError) and error.errno in _TOO_MANY_FILES
+    try:  # at the limit of open files, an import fails with an unrelated error
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as refused:
-        full = full or refused.errno in _FILES
+        full = full or refused.errno in _TOO_MANY_FILES
     if full:
         return "no more files can be opened.\nRaise the limit with `ulimit -n`, or run with fewer --jobs."
     if any(words in str(error) for words in _NO_THREAD):
-        return _too_many("threads")
+        return _too_many_words("threads")
     if not isinstance(error, OSError) or error.errno is None:
         return None
     if error.errno == errno.EAGAIN:
-        return _too_many("processes")
+        return _too_many_words("processes")
     message = error.strerror or str(error)
     if _NO_FOLDER in message:
         return f"{message}.\nName a folder that can be written with TMPDIR."
     where = f"{error.filename}: " if error.filename is not None else ""
-    if error.errno in _FULL:
+    if error.errno in _DISK_FULL:
         return f"{where}{message}.\nFree some space, or name another disk for outputs, and for TMPDIR."
     return f"{where}{message}."
 
 
-def _too_many(what: str) -> str:
+def _too_many_words(what: str) -> str:
     return f"no more {what} can be started.\nRaise the limit with `ulimit -u`, or pass --jobs 1."

@@ -1,8 +1,8 @@
-"""Whether a sampled turn is rendered as sampled: which spacing, order and escapes a template changes.
+"""Whether a sampled answer survives the round trip of parsing and rendering: spacing, key order, escapes.
 
-A model writes an answer in the template's form, but spaces it as it likes. Each case here is such a text. It is
-parsed as inference servers parse it, and rendered again as the last answer. Incomplete answers too: cut by a
-length limit, or begun by the caller (prefill).
+A model writes an answer in the template's form, but spaces it as it likes. Each case is such a text, parsed as
+inference servers parse it and rendered again as the last answer. So are incomplete answers: cut by a length limit,
+or begun by the caller (prefill).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from enum import StrEnum
 from typing import Any
 
 from tito_audit.render.renderer import Renderer
-from tito_audit.templates.probes import ANSWER, REASONING, TOOLS, USER, answering, call, probe
+from tito_audit.templates.probes import ANSWER, REASONING, TOOLS, USER, assistant, make_probe, tool_call
 
-_CONTENT, _THOUGHT = "Cqx is sunny", "Rzk thinks so"
+_CONTENT, _REASONING = "Cqx is sunny", "Rzk thinks so"
 _CITY = "Xqv"
 _NAMED = '{"city": "Xqv"}'
 
 
-class Return(StrEnum):
-    """What became of a sampled text."""
+class Fidelity(StrEnum):
+    """What becomes of a sampled text."""
 
     KEPT = "kept"
     REWRITTEN = "rewritten"
@@ -30,16 +30,16 @@ class Return(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
-    """One form of a sampled answer, and what the template writes for it."""
+class RoundTrip:
+    """A sampled answer, and what the template writes for it once it is parsed."""
 
     part: str
     """`answer`, `reasoning` or `tool call`."""
     case: str
-    """What is special about it, in words."""
+    """What is special about the answer, in words."""
     form: str
     """How it was parsed: `as sampled`, `stripped`, `arguments as object`, `arguments as text`."""
-    outcome: Return
+    outcome: Fidelity
     sampled: str
     rendered: str
     """What the template writes instead; "" if it refused."""
@@ -57,49 +57,44 @@ class WrittenAnswer:
     ends: str
     """After the answer."""
 
-    @property
-    def tags(self) -> tuple[str, str]:
-        """The texts that open and close reasoning, without white space."""
-        return self.opens.strip(), (self.closes or "").strip()
-
 
 def answer_form(renderer: Renderer) -> WrittenAnswer | None:
     """How a template writes an answer; None if it does not continue the generation prompt."""
-    prompt = _written(renderer, [], opens=True)
-    written = _written(renderer, [answering(_CONTENT, _THOUGHT)])
+    prompt = _render_answers(renderer, [], opens=True)
+    written = _render_answers(renderer, [assistant(_CONTENT, _REASONING)])
     if prompt is None or written is None or not written.startswith(prompt):
         return None
     before, content, ends = written[len(prompt) :].partition(_CONTENT)
     if not content:
         return None
-    opens, thought, closes = before.partition(_THOUGHT)
+    opens, thought, closes = before.partition(_REASONING)
     return WrittenAnswer(prompt, opens, closes, ends) if thought else WrittenAnswer(prompt, "", None, ends)
 
 
-def _written(
+def _render_answers(
     renderer: Renderer, answers: Sequence[Mapping[str, Any]], *, opens: bool = False, tools: bool = False
 ) -> str | None:
-    """What the template writes for a question and these answers; None if it refuses."""
+    """The text of a question and these answers; None if the template refuses."""
     question = {"role": "user", "content": USER}
-    return probe("", [question, *answers], TOOLS if tools else ()).text(renderer, opens=opens)
+    return make_probe("", [question, *answers], TOOLS if tools else ()).try_render(renderer, opens=opens)
 
 
-def _returned(
+def _round_trip(
     renderer: Renderer, what: tuple[str, str, str], prompt: str, sampled: str, answer: Mapping[str, Any]
-) -> Returned:
-    """What becomes of one sampled text that was parsed to this message."""
-    outcome, rendered = _outcome(renderer, prompt, sampled, answer, tools=bool(answer.get("tool_calls")))
-    return Returned(*what, outcome, sampled, rendered)
+) -> RoundTrip:
+    """The round trip of a sampled text that was parsed to this message; `what`: its part, case and form."""
+    outcome, rendered = _compare_rendered(renderer, prompt, sampled, answer, tools=bool(answer.get("tool_calls")))
+    return RoundTrip(*what, outcome, sampled, rendered)
 
 
-def _outcome(
+def _compare_rendered(
     renderer: Renderer, prompt: str, sampled: str, answer: Mapping[str, Any], *, tools: bool
-) -> tuple[Return, str]:
-    """What becomes of a sampled text, and what the template writes for it; "" if it refused."""
-    written = _written(renderer, [answer], tools=tools)
+) -> tuple[Fidelity, str]:
+    """What becomes of a sampled text, and what the template writes after the prompt; "" if it refused."""
+    written = _render_answers(renderer, [answer], tools=tools)
     if written is None:
-        return Return.REFUSED, ""
-    outcome = Return.KEPT if written.startswith(prompt + sampled) else Return.REWRITTEN
+        return Fidelity.REFUSED, ""
+    outcome = Fidelity.KEPT if written.startswith(prompt + sampled) else Fidelity.REWRITTEN
     return outcome, written.removeprefix(prompt)
 
 
@@ -118,38 +113,38 @@ _ANSWERS: Mapping[str, str] = {
     "other scripts": "Cqx 東京 é \u0301 🌤️",
     "nothing": "",
 }
-_THOUGHTS: Mapping[str, tuple[str, str, str]] = {
-    "as the template writes it": ("{opens}", _THOUGHT, "{closes}"),
-    "no white space around": ("{open}", _THOUGHT, "{close}"),
-    "one line break around": ("{open}\n", _THOUGHT, "\n{close}\n"),
-    "empty lines around": ("{open}\n\n", _THOUGHT, "\n\n{close}\n\n"),
-    "spaces around": ("{open} ", _THOUGHT, " {close} "),
+_REASONINGS: Mapping[str, tuple[str, str, str]] = {
+    "as the template writes it": ("{opens}", _REASONING, "{closes}"),
+    "no white space around": ("{open}", _REASONING, "{close}"),
+    "one line break around": ("{open}\n", _REASONING, "\n{close}\n"),
+    "empty lines around": ("{open}\n\n", _REASONING, "\n\n{close}\n\n"),
+    "spaces around": ("{open} ", _REASONING, " {close} "),
     "nothing": ("{open}", "", "{close}"),
     "empty lines inside": ("{opens}", "Rzk\n\n\nthinks", "{closes}"),
 }
 
 
-def returned_answers(renderer: Renderer, form: WrittenAnswer) -> Iterator[Returned]:
-    """What becomes of each form of a sampled answer and its reasoning."""
-    thought = _THOUGHT if form.closes is not None else None
+def answer_round_trips(renderer: Renderer, form: WrittenAnswer) -> Iterator[RoundTrip]:
+    """A round trip for each spacing of an answer and of its reasoning."""
+    thought = _REASONING if form.closes is not None else None
     before = f"{form.opens}{thought}{form.closes}" if thought is not None else ""
     for case, text in _ANSWERS.items():
         sampled = f"{before}{text}{form.ends.rstrip()}"
-        yield _returned(renderer, ("answer", case, "as sampled"), form.prompt, sampled, answering(text, thought))
+        yield _round_trip(renderer, ("answer", case, "as sampled"), form.prompt, sampled, assistant(text, thought))
     if form.closes is None:
         return
-    opening, closing = form.tags
+    opening, closing = form.opens.strip(), form.closes.strip()
     names = {"opens": form.opens, "closes": form.closes, "open": opening, "close": closing}
-    for case, (opens, text, closes) in _THOUGHTS.items():
+    for case, (opens, text, closes) in _REASONINGS.items():
         opens, closes = opens.format(**names), closes.format(**names)
         sampled = f"{opens}{text}{closes}{_CONTENT}{form.ends.rstrip()}"
         raw = opens.removeprefix(opening) + text + closes.partition(closing)[0]
         rest = closes.partition(closing)[2] + _CONTENT
         for how, answer in (
-            ("as sampled", answering(rest, raw)),
-            ("stripped", answering(rest.strip(), raw.strip())),
+            ("as sampled", assistant(rest, raw)),
+            ("stripped", assistant(rest.strip(), raw.strip())),
         ):
-            yield _returned(renderer, ("reasoning", case, how), form.prompt, sampled, answer)
+            yield _round_trip(renderer, ("reasoning", case, how), form.prompt, sampled, answer)
 
 
 # Tool calls
@@ -183,9 +178,9 @@ _VALUES: Mapping[str, tuple[str, object]] = {
 }
 
 
-def returned_calls(renderer: Renderer) -> Iterator[Returned]:
-    """What becomes of each form of a sampled tool call."""
-    prompt = _written(renderer, [], opens=True, tools=True)
+def call_round_trips(renderer: Renderer) -> Iterator[RoundTrip]:
+    """A round trip for each spelling of a tool call."""
+    prompt = _render_answers(renderer, [], opens=True, tools=True)
     if prompt is None:
         return
     for arguments, form in (("object", "arguments as object"), ("string", "arguments as text")):
@@ -197,10 +192,10 @@ def returned_calls(renderer: Renderer) -> Iterator[Returned]:
         if quoted is not None:
             before, _, after = text.partition(quoted)
             for case, json_text in _JSON.items():
-                answer = answering(None, None, call(json_text))
+                answer = assistant(None, None, tool_call(json_text))
                 sampled = f"{before}{json_text}{after}".rstrip()
-                yield _returned(other, ("tool call", case, form), prompt, sampled, answer)
-            # Other spacings and orders of the JSON around name and arguments, if there is any
+                yield _round_trip(other, ("tool call", case, form), prompt, sampled, answer)
+            # The JSON object around name and arguments, if the template writes one
             named = json.dumps({"city": _CITY})
             usual = f'{{"name": "get_weather", "arguments": {named}}}'
             for case, unusual in (
@@ -209,16 +204,16 @@ def returned_calls(renderer: Renderer) -> Iterator[Returned]:
             ):
                 if usual in text:
                     sampled = text.replace(usual, unusual).rstrip()
-                    answer = answering(None, None, call(named))
-                    yield _returned(other, ("tool call", case, form), prompt, sampled, answer)
+                    answer = assistant(None, None, tool_call(named))
+                    yield _round_trip(other, ("tool call", case, form), prompt, sampled, answer)
         elif text.count(_CITY) == 1:
             for case, (written, value) in _VALUES.items():
-                answer = answering(None, None, call(json.dumps({"city": value})))
+                answer = assistant(None, None, tool_call(json.dumps({"city": value})))
                 sampled = text.replace(_CITY, written).rstrip()
-                yield _returned(other, ("tool call", case, form), prompt, sampled, answer)
-    # A text before a call; servers keep the white space between them as part of the text, or strip it.
-    whole = _written(renderer, [answering(_CONTENT, None, call(_NAMED))], tools=True)
-    bare = _written(renderer, [answering(None, None, call(_NAMED))], tools=True)
+                yield _round_trip(other, ("tool call", case, form), prompt, sampled, answer)
+    # Text before a call: servers keep the white space between them as part of the text, or strip it.
+    whole = _render_answers(renderer, [assistant(_CONTENT, None, tool_call(_NAMED))], tools=True)
+    bare = _render_answers(renderer, [assistant(None, None, tool_call(_NAMED))], tools=True)
     if whole is None or bare is None or not whole.startswith(prompt) or _CITY not in whole:
         return
     before, content, after = whole[len(prompt) :].partition(_CONTENT)
@@ -228,17 +223,17 @@ def returned_calls(renderer: Renderer) -> Iterator[Returned]:
     for case, between in (("text before it", space), ("text and an empty line before it", "\n\n")):
         sampled = f"{before}{_CONTENT}{between}{after.lstrip()}".rstrip()
         for form, text in (("as sampled", _CONTENT + between), ("stripped", _CONTENT)):
-            answer = answering(text, None, call(_NAMED))
-            yield _returned(renderer, ("tool call", case, form), prompt, sampled, answer)
+            answer = assistant(text, None, tool_call(_NAMED))
+            yield _round_trip(renderer, ("tool call", case, form), prompt, sampled, answer)
 
 
 def call_text(renderer: Renderer, prompt: str) -> tuple[str, str | None] | None:
-    """How a template writes a call after a generation prompt, and the JSON of its arguments in it.
+    """How a template writes a call after a generation prompt, and the JSON of its arguments within that text.
 
-    None if it writes no such call; no JSON if it writes the arguments in another way.
+    None if the template writes no call; the JSON is None if it writes arguments in another syntax.
     """
     arguments = {"city": _CITY}
-    written = _written(renderer, [answering(None, None, call(json.dumps(arguments)))], tools=True)
+    written = _render_answers(renderer, [assistant(None, None, tool_call(json.dumps(arguments)))], tools=True)
     if written is None or not written.startswith(prompt) or _CITY not in written[len(prompt) :]:
         return None
     text = written[len(prompt) :]
@@ -251,7 +246,7 @@ def call_text(renderer: Renderer, prompt: str) -> tuple[str, str | None] | None:
 
 
 _HALF = "It is sun"
-_HALF_THOUGHT = "They ask for the"
+_HALF_REASONING = "They ask for the"
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,41 +254,42 @@ class CutAnswer:
     """One incomplete answer."""
 
     case: str
-    outcome: Return
+    outcome: Fidelity
     added: str = ""
-    """What the template writes right after what was sampled, which the model never sampled; for a prefill, between
-    the generation prompt and the text that the caller gave."""
+    """What the template writes right after the sampled text; for a prefill, between the generation prompt and the
+    text that the caller gave."""
 
 
-def partial_answers(renderer: Renderer, form: WrittenAnswer) -> Iterator[CutAnswer]:
-    """What becomes of incomplete answers."""
+def cut_answers(renderer: Renderer, form: WrittenAnswer) -> Iterator[CutAnswer]:
+    """What becomes of answers that were cut, and of a prefill."""
     before = f"{form.opens}{REASONING}{form.closes}" if form.closes is not None else ""
     thought = REASONING if form.closes is not None else None
-    yield _partial(renderer, "cut inside the answer", form.prompt, before + _HALF, answering(_HALF, thought))
+    yield _cut_answer(renderer, "cut inside the answer", form.prompt, before + _HALF, assistant(_HALF, thought))
     if form.closes is not None:
-        case, sampled = "cut inside the reasoning", form.opens + _HALF_THOUGHT
-        yield _partial(renderer, case, form.prompt, sampled, answering("", _HALF_THOUGHT))
-        yield _partial(renderer, f"{case}, left in the content", form.prompt, sampled, answering(sampled))
-    prompt = _written(renderer, [], opens=True, tools=True)
+        case, sampled = "cut inside the reasoning", form.opens + _HALF_REASONING
+        yield _cut_answer(renderer, case, form.prompt, sampled, assistant("", _HALF_REASONING))
+        yield _cut_answer(renderer, f"{case}, left in the content", form.prompt, sampled, assistant(sampled))
+    prompt = _render_answers(renderer, [], opens=True, tools=True)
     called = call_text(renderer, prompt) if prompt is not None else None
     if prompt is not None and called is not None:
         half = called[0][: called[0].find(_CITY)]
-        yield _partial(renderer, "cut inside a tool call", prompt, half, answering(half), tools=True)
-    # An answer that the caller began, cut where it ends, as `continue_final_message` does.
-    written = _written(renderer, [answering(_HALF)])
+        yield _cut_answer(renderer, "cut inside a tool call", prompt, half, assistant(half), tools=True)
+    # A prefill: the text is cut where the answer ends, as `continue_final_message` does.
+    written = _render_answers(renderer, [assistant(_HALF)])
     if written is None:
-        yield CutAnswer("prefill: the beginning of an answer", Return.REFUSED)
+        yield CutAnswer("prefill: the beginning of an answer", Fidelity.REFUSED)
         return
     cut = written[: written.rfind(_HALF) + len(_HALF)]
-    whole = _written(renderer, [answering(ANSWER)])
+    whole = _render_answers(renderer, [assistant(ANSWER)])
     unchanged = _HALF in written and whole is not None and whole.startswith(cut)
     before = cut[len(form.prompt) : len(cut) - len(_HALF)] if cut.startswith(form.prompt) else ""
-    yield CutAnswer("prefill: the beginning of an answer", Return.KEPT if unchanged else Return.REWRITTEN, before)
+    outcome = Fidelity.KEPT if unchanged else Fidelity.REWRITTEN
+    yield CutAnswer("prefill: the beginning of an answer", outcome, before)
 
 
-def _partial(
+def _cut_answer(
     renderer: Renderer, case: str, prompt: str, sampled: str, answer: Mapping[str, Any], *, tools: bool = False
 ) -> CutAnswer:
-    """What the template makes of a text that was sampled without an end token."""
-    outcome, rendered = _outcome(renderer, prompt, sampled, answer, tools=tools)
-    return CutAnswer(case, outcome, rendered[len(sampled) :] if outcome is Return.KEPT else "")
+    """What becomes of a text that was sampled without an end token."""
+    outcome, rendered = _compare_rendered(renderer, prompt, sampled, answer, tools=tools)
+    return CutAnswer(case, outcome, rendered[len(sampled) :] if outcome is Fidelity.KEPT else "")

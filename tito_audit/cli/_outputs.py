@@ -1,4 +1,4 @@
-"""What a run writes and where: stdout, a whole file, a pipe or a device; never a file that it reads."""
+"""Where a run writes: stdout, a whole file, a pipe or a device; never a file that it reads."""
 
 from __future__ import annotations
 
@@ -13,35 +13,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
-from tito_audit.cli._ends import complain, give_up_stdout, reader_gone
+from tito_audit.cli._exit import discard_stdout, is_stdout_closed, print_message
 from tito_audit.cli._options import Options
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.record.finding import Result
 from tito_audit.report import Report, ReportOptions
 from tito_audit.report_objects import as_json
-from tito_audit.run.guard import guarded
-from tito_audit.storage import find_logs, output_path
-from tito_audit.storage import place_key as key_of
+from tito_audit.run.guard import guard_plugin
+from tito_audit.storage import find_logs, output_path, path_identity
 from tito_audit.storage.atomic import new_file, refuse_target
 from tito_audit.storage.journal import SUFFIX
 from tito_audit.summary import Summary
-from tito_audit.terminal.encoding import print_json, ready_stdout
+from tito_audit.terminal.encoding import prepare_stdout, print_json
 from tito_audit.terminal.escape import inert
 from tito_audit.terminal.verdict import verdict_line
-from tito_audit.unknown import unknown
+from tito_audit.unknown import unknown_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+_STDOUT_NAMES = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 _STDERR = "/dev/stderr"
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,9})")
-
-
-def is_stdout(file: str) -> bool:
-    """Whether a name stands for stdout."""
-    return file in _STDOUT
 
 
 def is_url(file: str) -> bool:
@@ -50,24 +44,22 @@ def is_url(file: str) -> bool:
 
 
 @contextmanager
-def opened(path: Path | None, report: str = "text") -> Iterator[TextIO]:
-    """Stdout for None; else a file that gets its name once the report is complete, with links resolved.
+def open_report(path: Path | None, report: str = "text") -> Iterator[TextIO]:
+    """Stdout for None; else a file that appears, or is uploaded, once the block is complete. Links are followed.
 
-    A remote one is sent then, as a whole.
     Anything but a regular file (a pipe, `>(jq .)`, `/dev/null`) is written to directly and never replaced.
     """
     if path is None:
-        ready_stdout(report)
+        prepare_stdout(report)
         yield sys.stdout
         return
-    fd = None if is_url(str(path)) else _stream(path)
+    fd = None if is_url(str(path)) else _open_stream(path)
     if fd is not None:
         with io.TextIOWrapper(
-            io.BufferedWriter(_Stream(fd, path)), encoding="utf-8", errors="backslashreplace", newline="\n"
+            io.BufferedWriter(_StreamFile(fd, path)), encoding="utf-8", errors="backslashreplace", newline="\n"
         ) as out:
             yield out
         return
-
     try:
         with new_file(path, overwrite=True) as raw:
             text = io.TextIOWrapper(
@@ -77,29 +69,28 @@ def opened(path: Path | None, report: str = "text") -> Iterator[TextIO]:
             text.detach()
     except StorageError as error:
         if not str(error).startswith(f"{path}: "):
-            raise  # about a log
+            raise  # it is about a log that the report is made of
         raise SetupError(f"--report: {error}") from error
 
 
-class _Stream(io.FileIO):
-    """A pipe or a device whose errors name it."""
+class _StreamFile(io.FileIO):
+    """A pipe or a device. A failing write raises SetupError with its path, or BrokenPipeError without a reader."""
 
     def __init__(self, fd: int, path: Path) -> None:
         super().__init__(fd, "w")
         self._path = path
 
     def write(self, data: Any, /) -> int:
-        """Write and return how many bytes were taken; SetupError on failure, BrokenPipeError without a reader."""
         try:
             return super().write(data) or 0
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise _refused(self._path, error) from error
+            raise _write_error(self._path, error) from error
 
 
-def _stream(path: Path) -> int | None:
-    """A descriptor for a path that names a pipe or a device; None for a regular file, existing or new."""
+def _open_stream(path: Path) -> int | None:
+    """An open descriptor if the path is a pipe or a device; None for a regular file, existing or new."""
     own = _DESCRIPTOR.fullmatch(str(path))
     try:
         if own is not None or str(path) == _STDERR:
@@ -108,57 +99,57 @@ def _stream(path: Path) -> int | None:
             return None
         return os.open(path, os.O_WRONLY)
     except OSError as error:
-        raise _refused(path, error) from error
+        raise _write_error(path, error) from error
 
 
-def _refused(path: Path, error: OSError) -> SetupError:
+def _write_error(path: Path, error: OSError) -> SetupError:
     return SetupError(f"--report: {path} cannot be written: {error.strerror or error}.")
 
 
-def files_of(logs: Sequence[str]) -> frozenset[str]:
-    """The keys of the logs, and of the files in folders and globs."""
-    return frozenset({*map(key_of, logs), *map(key_of, find_logs(logs))})
+def log_keys(logs: Sequence[str]) -> frozenset[str]:
+    """The place keys of the names as given, and of all logs that they stand for."""
+    return frozenset({*map(path_identity, logs), *map(path_identity, find_logs(logs))})
 
 
-def read_as(name: str) -> frozenset[str]:
-    """The keys of the files of an input; none if it is missing, which its reader will report."""
+def input_keys(name: str) -> frozenset[str]:
+    """The place keys of an input; none if it is missing, which its reader will report."""
     with suppress(StorageError, OSError):
-        return files_of([name])
+        return log_keys([name])
     return frozenset()
 
 
-def refuse_inputs(outputs: Mapping[str, str | None], logs: Sequence[str], inputs: Sequence[str] = ()) -> None:
-    """SetupError if one of the files to be written, by flag, is one of the logs or `inputs` under any name.
+def refuse_overwriting(outputs: Mapping[str, str | None], logs: Sequence[str], inputs: Sequence[str] = ()) -> None:
+    """Raise SetupError if an output is one of the logs or `inputs`, under any name. `outputs` are paths by flag.
 
-    Stdout is one of them if it is a file that holds something, as after `>>`. Remote files are not looked at.
+    Stdout is checked too if it is a file that holds something, as after `>>`. Remote files are not checked.
     """
-    keys = {flag: key_of(path) for flag, path in outputs.items() if path is not None and _is_file(path)}
+    keys = {flag: path_identity(path) for flag, path in outputs.items() if path is not None and _is_file(path)}
     if _is_file("/dev/fd/1", least=1):
-        keys["stdout"] = key_of("/dev/fd/1")
+        keys["stdout"] = path_identity("/dev/fd/1")
     if not keys:
         return
     read = [log for log in logs if not is_url(log)]
     for names, what in ((read, "one of the logs, and a log is never overwritten"), (inputs, "read by this run")):
-        sources: frozenset[str] = frozenset().union(*map(read_as, names))
+        sources: frozenset[str] = frozenset().union(*map(input_keys, names))
         for flag, key in keys.items():
             if key in sources:
                 raise SetupError(f"{flag}: {outputs.get(flag) or 'it'} is {what}; name another file.")
 
 
 def _is_file(path: str, *, least: int = 0) -> bool:
-    """Whether there is a regular file of so many bytes."""
+    """Whether there is a regular file of at least so many bytes."""
     try:
-        status = os.stat(path)  # noqa: PTH116  a path that is no path has no file
+        status = os.stat(path)  # noqa: PTH116 - Path() refuses some strings that os.stat merely does not find
     except (OSError, ValueError):
         return False
     return stat.S_ISREG(status.st_mode) and status.st_size >= least
 
 
-def journal_place(options: Options, beside: str | None, way: str) -> Path | None:
-    """The journal of a run: the one that is named, or with --resume one beside what the run writes; None: none.
+def journal_path(options: Options, beside: str | None, way: str) -> Path | None:
+    """The journal of a run: the named one or, with --resume, one next to the output `beside`; None for no journal.
 
-    SetupError if there is nothing on disk that it could be beside (`way` says how to name something), or if an
-    earlier run would be continued without being asked to.
+    SetupError if there is no output on disk to put it next to (`way` says how to name one), or if the journal
+    exists and --resume was not passed.
     """
     journal, resume = options.journal, options.resume
     if journal is None and not resume:
@@ -171,7 +162,6 @@ def journal_place(options: Options, beside: str | None, way: str) -> Path | None
         )
     if journal is None and beside is None:
         raise SetupError(f"--resume: no journal is named.\nName it with --journal FILE, or {way}.")
-
     place = Path(journal if journal is not None else f"{beside}{SUFFIX}")
     if not resume and place.exists():
         raise SetupError(
@@ -192,7 +182,7 @@ def print_result(
     whole: Iterable[RenderableType] = (),
     notice: str | None = None,
 ) -> None:
-    """Print what a command found: with `json` as one object, else as a page, see `print_page`."""
+    """Print what a command found: `value()` as JSON if `shape` is `json`, else a page (see `print_page`)."""
     if shape == "json":
         print_object(value())
         return
@@ -201,8 +191,8 @@ def print_result(
     print_page(wrapped, whole, notice)
 
 
-def say_resumed(resumed: int, of: int, place: Path | None, *, silent: bool) -> None:
-    """Say on stderr how much an earlier run had finished."""
+def print_resumed(resumed: int, of: int, place: Path | None, *, silent: bool) -> None:
+    """Print to stderr how many logs an earlier run had finished."""
     if resumed and not silent:
         sys.stderr.write(f"{resumed:,} of {of:,} logs were finished before: {place}\n")
 
@@ -211,8 +201,8 @@ _Run = TypeVar("_Run")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """One report and where it goes."""
+class ReportTarget:
+    """A report and the file it goes to."""
 
     report: Report
     path: Path | None
@@ -226,21 +216,22 @@ def wanted_reports(
     inputs: Sequence[str] = (),
     names: Iterable[str] | None = None,
 ) -> list[tuple[str, Path | None]]:
-    """The reports `NAME` and `NAME=FILE` with their places; to stdout (None) the one that `--output-format` names,
-    `text` if nothing goes there and not `--quiet`.
+    """The reports of `--report` and `--output-format`, each with its path; None is stdout.
 
-    SetupError when two would be written to the same place, one over a log or a file that the run writes or reads,
-    or one is not in `names`. For stdout, a flag overrides the configuration file.
+    Stdout gets `text` if nothing else goes there, unless --quiet. For stdout, a flag overrides the configuration
+    file. SetupError if two reports have the same place, if one would replace a file that the run reads or writes,
+    or if one is not in `names`.
     """
-    named, output_format = named_places(options.report, logs, written, inputs), options.values.get("output_format")
+    named = parse_reports(options.report, logs, written, inputs)
+    output_format = options.values.get("output_format")
     if output_format is not None and "=" in output_format:
         raise SetupError(
             f"--output-format {output_format}: this flag is for stdout.\nFor a file, pass --report NAME=FILE"
         )
     printed = next((name for name, path in named if path is None), None)
     if output_format is not None and printed is not None:
-        by_flag = options.flagged("report")
-        if by_flag == options.flagged("output_format"):
+        by_flag = options.is_flagged("report")
+        if by_flag == options.is_flagged("output_format"):
             raise SetupError(
                 f"--output-format {output_format}: --report {printed} goes to stdout too, and the two would mix.\n"
                 f"Name a file for one of them: --report {printed}=FILE"
@@ -253,60 +244,57 @@ def wanted_reports(
     wanted = named if first is None else [(first, None), *named]
     for name, _ in wanted:
         if names is not None and name not in names:
-            raise unknown("report", name, names, flag="--report")
+            raise unknown_name("report", name, names, flag="--report")
     return wanted
 
 
-def named_places(
+def parse_reports(
     reports: Sequence[str], logs: Sequence[str], written: Sequence[str] = (), inputs: Sequence[str] = ()
 ) -> list[tuple[str, Path | None]]:
     """`NAME` and `NAME=FILE` as names and paths, None for stdout; SetupError for a path that cannot be written.
 
-    The files in `written`, and those that the run reads besides the logs (`inputs`), must not be overwritten.
+    A report may replace neither a log nor what the run writes (`written`) or reads besides (`inputs`).
     """
     named: list[tuple[str, Path | None]] = []
     for text in reports:
         name, _, file = text.partition("=")
-        path: Path | None = None
-        if file and not is_stdout(file):
-            path = output_path(file)
-        named.append((name.strip(), path))
-    keys = [None if path is None else key_of(path) for _, path in named]
-    sources = files_of(logs) if any(keys) else frozenset()
+        named.append((name.strip(), output_path(file) if file and file not in _STDOUT_NAMES else None))
+    keys = [None if path is None else path_identity(path) for _, path in named]
+    sources = log_keys(logs) if any(keys) else frozenset()
     for (_, path), key in zip(named, keys, strict=True):
         if path is None or key is None:
             if keys.count(None) > 1:
-                raise _two("stdout")
+                raise _same_place_error("stdout")
             continue
-        # With all links resolved, as far as it exists; of a URL, its one spelling.
+        # Links resolved as far as they exist; a URL in its normal form.
         place = key if is_url(str(path)) else os.path.realpath(path)
         if keys.count(key) > 1:
-            raise _two(f"the file {path if is_url(place) else place}")
+            raise _same_place_error(f"the file {path if is_url(place) else place}")
         if key in sources:
             raise SetupError(f"--report: {place} is one of the logs, which are never overwritten.")
-        if any(key == key_of(other) for other in written):
+        if any(key == path_identity(other) for other in written):
             raise SetupError(f"--report: {place} is written by this run or is its baseline; name another file.")
-        if any(key in read_as(other) for other in inputs):
+        if any(key in input_keys(other) for other in inputs):
             raise SetupError(f"--report: {place} is read by this run; name another file.")
-        _refuse_place(path, place)
+        _check_report_place(path, place)
     return named
 
 
-def _two(where: str) -> SetupError:
+def _same_place_error(where: str) -> SetupError:
     return SetupError(
         f"--report: two reports would be written to {where}.\nName a file for one of them: --report json=FILE"
     )
 
 
-def _refuse_place(path: Path, place: str) -> None:
-    """SetupError for a report that cannot be written to its place, before anything is scanned."""
+def _check_report_place(path: Path, place: str) -> None:
+    """Raise SetupError if a report cannot be written to its place, before anything is scanned."""
     if is_url(place):
         try:
             refuse_target(path, overwrite=True)
         except StorageError as error:
             raise SetupError(f"--report: {error}") from error
         return
-    # os.path returns False for a name that is too long; opening the file then says what is wrong.
+    # os.path is False for a name that is too long, where Path raises; opening the file then says what is wrong.
     folder, name = os.path.split(place)
     if not os.path.isdir(folder):  # noqa: PTH112
         raise SetupError(f"--report: there is no folder {folder} to write {name} to.")
@@ -314,64 +302,65 @@ def _refuse_place(path: Path, place: str) -> None:
         raise SetupError(f"--report: {place} is a folder, not a file.")
 
 
-def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Target], options: ReportOptions) -> None:
-    """Write every report in one pass over the results, which are never held in a list.
+def write_reports(
+    results: Iterable[Result], summary: Summary, wanted: Sequence[ReportTarget], options: ReportOptions
+) -> None:
+    """Write every report in one pass over the results, which are never collected in a list.
 
-    If the reader of stdout goes away once all results are known, the verdict goes to stderr, and the run goes on.
+    If the reader of stdout leaves after the last result, the verdict goes to stderr and the run goes on.
     """
     complete = False
     with ExitStack() as files:
-        outs = [files.enter_context(opened(target.path, target.report.name)) for target in wanted]
+        outs = [files.enter_context(open_report(target.path, target.report.name)) for target in wanted]
         writers = []
         try:
             for target, out in zip(wanted, outs, strict=True):
                 look = options if target.path is None else replace(options, color=False)
-                with _guarded(target):
+                with _guard_report(target):
                     writers.append(files.enter_context(closing(target.report.write(summary, out, look))))
                     next(writers[-1])
             pairs = list(zip(wanted, writers, strict=True))
             for result in results:
                 for target, writer in pairs:
-                    with _guarded(target):
+                    with _guard_report(target):
                         writer.send(result)
             complete = True
             errors: list[Exception] = []
             for target, writer in pairs:
                 try:
-                    with suppress(StopIteration), _guarded(target):
+                    with suppress(StopIteration), _guard_report(target):
                         writer.send(None)
                 except Exception as error:
                     errors.append(error)
-            # A reader of stdout that went away is of no matter to the other reports.
-            for refused in sorted(errors, key=lambda error: isinstance(error, BrokenPipeError)):
-                raise refused
+            # Any other error comes before that of a closed stdout, which is no failure of the run.
+            for failure in sorted(errors, key=lambda error: isinstance(error, BrokenPipeError)):
+                raise failure
             sys.stdout.flush()
         except BrokenPipeError:
-            if not complete or not reader_gone():
+            if not complete or not is_stdout_closed():
                 raise
-
-            give_up_stdout()
-            complain(inert(f"stdout was closed before all was printed; {verdict_line(summary)}"))
-        # Flush all before any file gets its name: if one cannot be written, none appears.
+            discard_stdout()
+            print_message(inert(f"stdout was closed before all was printed; {verdict_line(summary)}"))
+        # Flush all files before the first one appears: if one cannot be written, none does.
         for out in outs:
             out.flush()
 
 
-def _guarded(target: Target) -> AbstractContextManager[None]:
-    """A block in which a report runs: PluginError if it fails."""
-    return guarded(
+def _guard_report(target: ReportTarget) -> AbstractContextManager[None]:
+    """A block in which a report runs; PluginError if it fails."""
+    return guard_plugin(
         f"report `{target.report.name}`", None, "choose another report: `-f NAME` or `--report NAME=FILE`"
     )
 
 
-def deliver_finished(
+def write_finished_reports(
     run: _Run,
     reports: Mapping[str, Callable[[_Run, TextIO, ReportOptions], None]],
     wanted: Sequence[tuple[str, Path | None]],
     options: ReportOptions,
 ) -> None:
-    """Write every report of a finished run, of a command that has its own reports."""
+    """Write the reports of a finished run of a command that has its own `reports`."""
     for name, path in wanted:
-        with opened(path, name) as file:
+        with open_report(path, name) as file:
             reports[name](run, file, options if path is None else replace(options, color=False))
     sys.stdout.flush()

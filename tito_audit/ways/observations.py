@@ -1,4 +1,4 @@
-"""Observations: messages of a log with the ids they were rendered and encoded to."""
+"""Observations: the messages of a log with the token ids they were rendered and encoded to."""
 
 from __future__ import annotations
 
@@ -7,33 +7,32 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import accumulate, zip_longest
 
-import numpy as np
-
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec
-from tito_audit.record.rollout import Place, Rollout, TrainingRow, visible_part
+from tito_audit.record.prefix import starts_with
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, visible_range
 from tito_audit.record.runs import trained_runs
 
 _LONGEST, _ALL = 32_768, 65_536
-"""The most ids of one observation in a search if there are shorter ones, and of all together."""
+"""Ids of one observation in a search, if there are shorter ones, and of all together, at the most."""
 
 
 class Part(IntEnum):
     """What the ids of an observation are."""
 
     FIRST = 0
-    """A prompt without sampled answers: it shows the template alone."""
+    """A prompt without answers: all its tokens are the template's."""
     START = 1
-    """A whole training row of such a prompt and its answer, without the boundary between them."""
+    """A training row that starts with such a prompt and goes on, with no boundary recorded."""
     LATER = 2
     """A prompt with answers in it, which may have drifted."""
     WHOLE = 3
-    """A whole training row without prompt boundaries."""
+    """A whole conversation as a training row, with no boundaries recorded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observation:
-    """Messages with the ids they were rendered and encoded to."""
+    """Messages, and the ids they were rendered and encoded to."""
 
     place: Place
     turn: int | None
@@ -43,24 +42,24 @@ class Observation:
     """The template arguments that the log states."""
     ids: Ids
     part: Part
-    begun: int = 0
-    """How many leading ids are an earlier prompt with its answer as sampled."""
+    sampled_prefix: int = 0
+    """Leading ids that are an earlier prompt with its answer as sampled."""
     answer: str = ""
-    """The text after the prompt, if the ids continue."""
+    """START: the text that follows the prompt in the ids."""
 
     @property
-    def first(self) -> bool:
-        """Whether it shows a prompt before which nothing was sampled."""
+    def is_first(self) -> bool:
+        """Whether its prompt has no answers in it."""
         return self.part in (Part.FIRST, Part.START)
 
     @property
-    def opens(self) -> bool:
-        """Whether an answer follows the ids."""
+    def is_answered(self) -> bool:
+        """Whether an answer follows the prompt, so that the template opens one."""
         return self.part is not Part.WHOLE
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """What a template may treat differently: roles, tools, tool calls, reasoning."""
+        """What templates treat differently: roles, tools, tool calls, reasoning, arguments."""
         roles = tuple(dict.fromkeys(message.role for message in self.messages))
         first = self.messages[0].role
         calls = any(message.tool_calls for message in self.messages)
@@ -68,14 +67,14 @@ class Observation:
         return self.part, first, roles, bool(self.tools), calls, thinks, tuple(sorted(self.stated))
 
     @property
-    def opening(self) -> str:
-        """What the opening depends on, in words: a system message, tools."""
+    def opening_in_words(self) -> str:
+        """`with a system message, without tools`: what the opening of a prompt depends on."""
         first = "with" if self.messages and self.messages[0].role in ("system", "developer") else "without"
         return f"{first} a system message, {'with' if self.tools else 'without'} tools"
 
     @property
-    def kind(self) -> str:
-        """What it holds that templates treat differently, in words."""
+    def kind_in_words(self) -> str:
+        """`answers and tool calls and reasoning`: what templates treat differently."""
         sampled = sum(message.sampled for message in self.messages)
         words = ["answers" if sampled > 1 or self.part is not Part.WHOLE else "one answer"]
         if any(message.role == "tool" or message.tool_calls for message in self.messages):
@@ -86,31 +85,30 @@ class Observation:
 
 
 def prompt_messages(rollout: Rollout, turn: int) -> tuple[Message, ...] | None:
-    """The messages that a call was sent; None when the log does not say."""
+    """The messages that a call was sent; None if the log does not say."""
     call = rollout.turns[turn]
     if call.prompt_messages is not None:
         return call.prompt_messages
     return None if call.message_index is None else rollout.messages[: call.message_index]
 
 
-def first_prompt(rollout: Rollout) -> Observation | None:
-    """What a template wrote before anything was sampled: the first call's prompt, else the whole training row.
-
-    None where the log has neither.
-    """
+def observe_first_prompt(rollout: Rollout) -> Observation | None:
+    """The first call's prompt (FIRST), else the training row (START); None if the log has neither."""
     if rollout.turns:
         ids, sent = rollout.turns[0].prompt_ids, prompt_messages(rollout, 0)
-        return None if ids is None or not len(ids) or not sent else observed(rollout, 0, sent, ids, Part.FIRST)
+        if ids is None or not len(ids) or not sent:
+            return None
+        return observe_prompt(rollout, 0, sent, ids, Part.FIRST)
     row = rollout.training_row
     answer = next((place for place, message in enumerate(rollout.messages) if message.sampled), 0)
     if row is None or not answer:
         return None
-    start, end = visible_part(row)
-    return observed(rollout, 0, rollout.messages[:answer], row.token_ids[start:end], Part.START)
+    start, end = visible_range(row)
+    return observe_prompt(rollout, 0, rollout.messages[:answer], row.token_ids[start:end], Part.START)
 
 
-def observations(rollouts: Iterable[Rollout]) -> list[Observation]:
-    """The prompts of rollouts, else the starts of their training rows; none without messages or real ids."""
+def observe_rollouts(rollouts: Iterable[Rollout]) -> list[Observation]:
+    """All prompts of rollouts, else what training rows show; none without messages or with placeholder ids."""
     seen: list[Observation] = []
     for rollout in rollouts:
         if rollout.stated.dummy_tokens:
@@ -119,20 +117,19 @@ def observations(rollouts: Iterable[Rollout]) -> list[Observation]:
         for k, ids in prompts:
             sent = prompt_messages(rollout, k)
             if sent and len(ids):
-                # The latest earlier prompt with its answer that this one begins with
-                before = (turn.seen_ids for turn in reversed(rollout.turns[:k]))
+                earlier = (turn.seen_ids for turn in reversed(rollout.turns[:k]))
                 lengths = (
-                    len(start)
-                    for start in before
-                    if start is not None and len(start) < len(ids) and np.array_equal(ids[: len(start)], start)
+                    len(prefix)
+                    for prefix in earlier
+                    if prefix is not None and len(prefix) < len(ids) and starts_with(ids, prefix)
                 )
-                seen.append(observed(rollout, k, sent, ids, begun=next(lengths, 0)))
+                seen.append(observe_prompt(rollout, k, sent, ids, sampled_prefix=next(lengths, 0)))
         if not prompts and rollout.training_row is not None and rollout.messages:
-            seen += _of_row(rollout, rollout.training_row)
+            seen += _observe_row(rollout, rollout.training_row)
     return seen
 
 
-def _of_row(rollout: Rollout, row: TrainingRow) -> Iterator[Observation]:
+def _observe_row(rollout: Rollout, row: TrainingRow) -> Iterator[Observation]:
     """The start of a row up to each of its answers; the whole row if their places are unknown."""
     answers = [index for index, message in enumerate(rollout.messages) if message.sampled]
     starts: list[int] = []
@@ -148,10 +145,12 @@ def _of_row(rollout: Rollout, row: TrainingRow) -> Iterator[Observation]:
     pairs = list(zip(answers, starts, strict=True)) if len(starts) == len(answers) else []
     for k, (index, start) in enumerate(pairs):
         if index and start:
-            begun = ends[k - 1] if k and len(ends) == len(pairs) else 0
-            yield observed(rollout, k, rollout.messages[:index], row.token_ids[:start], begun=begun)
+            prefix = ends[k - 1] if k and len(ends) == len(pairs) else 0
+            yield observe_prompt(
+                rollout, k, rollout.messages[:index], row.token_ids[:start], sampled_prefix=prefix
+            )
     if not pairs and row.loss_mask is None and len(row.token_ids):
-        whole = observed(rollout, None, rollout.messages, row.token_ids, Part.WHOLE)
+        whole = observe_prompt(rollout, None, rollout.messages, row.token_ids, Part.WHOLE)
         if answers and answers[0]:
             answer = rollout.messages[answers[0]]
             text = answer.text
@@ -162,23 +161,25 @@ def _of_row(rollout: Rollout, row: TrainingRow) -> Iterator[Observation]:
         yield whole
 
 
-def observed(
+def observe_prompt(
     rollout: Rollout,
     turn: int | None,
     messages: Sequence[Message],
     ids: Ids,
     part: Part | None = None,
     *,
-    begun: int = 0,
+    sampled_prefix: int = 0,
 ) -> Observation:
-    """An observation of a rollout; without `part`, of a prompt."""
+    """An observation of a rollout; without `part`, FIRST or LATER by its messages."""
     if part is None:
         part = Part.LATER if any(message.sampled for message in messages) else Part.FIRST
-    return Observation(rollout.place, turn, messages, rollout.tools, rollout.template_kwargs, ids, part, begun)
+    return Observation(
+        rollout.place, turn, messages, rollout.tools, rollout.template_kwargs, ids, part, sampled_prefix
+    )
 
 
-def for_search(seen: Sequence[Observation], most: int) -> list[Observation]:
-    """A few observations that differ as much as possible, first prompts first and short ones first."""
+def pick_for_search(seen: Sequence[Observation], most: int) -> list[Observation]:
+    """Up to `most` observations of different shapes, first prompts before others, short ones before long ones."""
     ordered = sorted(
         seen, key=lambda observation: (len(observation.ids) > _LONGEST, observation.part, len(observation.ids))
     )

@@ -16,23 +16,25 @@ from collections.abc import Iterator
 
 from jinja2 import nodes
 
-from tito_audit.render.fast.static_check import constant, place
+from tito_audit.render.fast.static_check import constant_value, dotted_name
 
-_READING = frozenset(("int", "float", "abs", "lower", "upper", "title", "capitalize", "find", "rfind", "count"))
+_TEXT_READERS = frozenset(
+    ("int", "float", "abs", "lower", "upper", "title", "capitalize", "find", "rfind", "count")
+)
 """Filters and methods whose result depends on more of a text than its markers."""
 _TEXT_TESTS = frozenset(("lt", "le", "gt", "ge", "<", "<=", ">", ">=", "odd", "even", "divisibleby"))
 _ENDS = frozenset(("first", "last", "reverse"))
-_BLENDED = (nodes.Add, nodes.Concat, nodes.Mod, nodes.Sub, nodes.Div, nodes.FloorDiv)
+_COMBINING = (nodes.Add, nodes.Concat, nodes.Mod, nodes.Sub, nodes.Div, nodes.FloorDiv)
 _Found = tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]
 _LOGIC = (nodes.Compare, nodes.Test, nodes.Not)
 
 
-def looked_for(tree: nodes.Template) -> _Found | None:
+def find_text_conditions(tree: nodes.Template) -> _Found | None:
     """What a template that is safe for minijinja looks for; None if its output may depend on something else."""
     try:
-        _Distances(tree).check()
-        return _ExpressionReader(tree).places()
-    except (Unknown, RecursionError):
+        _MessageCounts(tree).check()
+        return _ExpressionReader(tree).read()
+    except (UnknownDependency, RecursionError):
         return None
 
 
@@ -48,136 +50,136 @@ class _ExpressionReader:
         self._measured: set[int] = set()
         """Lengths that are only compared with numbers."""
 
-    def places(self) -> _Found:
+    def read(self) -> _Found:
         tree = self._tree
         for compare in tree.find_all(nodes.Compare):
             left: nodes.Expr = compare.expr
             for operand in compare.ops:
-                self._pair(left, operand.op, operand.expr)
+                self._read_comparison(left, operand.op, operand.expr)
                 left = operand.expr
         tests: list[nodes.Node] = [node.test for node in tree.find_all(nodes.If)]
         tests += [node.test for node in tree.find_all(nodes.CondExpr)]
         tests += [node.node for node in tree.find_all(nodes.Not)]
         for test in tests:
             if isinstance(test, nodes.Filter) and is_length(test):  # true or false
-                self._measure(test, 0)
+                self._add_length(test, 0)
         for loop in tree.find_all(nodes.For):
             if self._values.is_list(loop.iter):
                 continue
             # A loop, perhaps over the characters of a text, does not count its rounds.
             for part in loop.find_all((nodes.Getattr, nodes.Assign)):
-                name = place(part) if isinstance(part, nodes.Getattr) else None
+                name = dotted_name(part) if isinstance(part, nodes.Getattr) else None
                 counted = name is not None and name.startswith("loop.") and name not in ("loop.first", "loop.last")
                 if counted or (
-                    isinstance(part, nodes.Assign) and isinstance(part.node, _BLENDED[:1] + _BLENDED[2:])
+                    isinstance(part, nodes.Assign) and isinstance(part.node, _COMBINING[:1] + _COMBINING[2:])
                 ):
-                    raise Unknown
+                    raise UnknownDependency
         for node in tree.find_all(nodes.Filter):
             if node.name in ("length", "count"):
                 if id(node) not in self._measured and not self._values.is_list(node.node):
-                    raise Unknown
-            elif node.name in _READING or (
+                    raise UnknownDependency
+            elif node.name in _TEXT_READERS or (
                 node.name in ("first", "last", "reverse") and not self._values.is_list(node.node)
             ):
-                raise Unknown
+                raise UnknownDependency
             elif node.name == "replace":
-                self._look_inside(node.args[:1])
+                self._add_markers(node.args[:1])
             elif node.name == "trim":
-                _only_blanks(node.args)
+                _check_strips_whitespace(node.args)
             elif node.name not in ("join", "default", "d", "tojson"):
-                values = {value for value in map(constant, node.args) if isinstance(value, str)}
-                if values & (_TEXT_TESTS | _READING | {"in", "length"}):
-                    raise Unknown
+                values = {value for value in map(constant_value, node.args) if isinstance(value, str)}
+                if values & (_TEXT_TESTS | _TEXT_READERS | {"in", "length"}):
+                    raise UnknownDependency
                 self._whole |= values
         for call in tree.find_all(nodes.Call):
-            self._call(call)
+            self._read_call(call)
         for test_node in tree.find_all(nodes.Test):
-            if test_node.name in _TEXT_TESTS and not self._values.counts(test_node.node):
-                raise Unknown
+            if test_node.name in _TEXT_TESTS and not self._values.is_count(test_node.node):
+                raise UnknownDependency
             for argument in test_node.args:
                 if test_node.name == "in" and not isinstance(argument, nodes.List | nodes.Tuple):
-                    raise Unknown
-                self._is_one_of(argument)
+                    raise UnknownDependency
+                self._add_constants(argument)
         for item in tree.find_all(nodes.Getitem):
             if isinstance(item.arg, nodes.Slice) and not self._values.is_list(item.node):
-                raise Unknown
+                raise UnknownDependency
         return tuple(sorted(self._whole)), tuple(sorted(self._inside)), tuple(sorted(self._sizes))
 
     # What is looked at
 
-    def _call(self, node: nodes.Call) -> None:
+    def _read_call(self, node: nodes.Call) -> None:
         if not isinstance(node.node, nodes.Getattr):
             return
-        if node.node.attr in _READING:
-            raise Unknown
+        if node.node.attr in _TEXT_READERS:
+            raise UnknownDependency
         if node.node.attr in ("split", "startswith", "endswith", "replace"):
-            self._look_inside(node.args[:1])
+            self._add_markers(node.args[:1])
         if node.node.attr in ("strip", "lstrip", "rstrip"):
-            _only_blanks(node.args)
+            _check_strips_whitespace(node.args)
 
-    def _look_inside(self, arguments: list[nodes.Expr]) -> None:
-        texts = [constant(argument) for argument in arguments]
+    def _add_markers(self, arguments: list[nodes.Expr]) -> None:
+        texts = [constant_value(argument) for argument in arguments]
         if not texts or not all(isinstance(text, str) and text for text in texts):
-            raise Unknown
+            raise UnknownDependency
         self._inside.update(text for text in texts if isinstance(text, str))
 
-    def _pair(self, left: nodes.Expr, op: str, right: nodes.Expr) -> None:
+    def _read_comparison(self, left: nodes.Expr, op: str, right: nodes.Expr) -> None:
         if op in ("in", "notin"):
             if isinstance(right, nodes.List | nodes.Tuple):
-                self._is_plain(left)
+                self._check_from_messages(left)
                 for item in right.items:
-                    self._is_one_of(item)
+                    self._add_constants(item)
             elif not (isinstance(right, nodes.Name) and right.name in self._values.elements):
-                self._is_plain(right)
-                if not isinstance(constant(left), str) or not constant(left):
-                    raise Unknown
-                self._inside.add(str(constant(left)))
+                self._check_from_messages(right)
+                if not isinstance(constant_value(left), str) or not constant_value(left):
+                    raise UnknownDependency
+                self._inside.add(str(constant_value(left)))
             return
         if _is_constant(left):
             left, right = right, left
         measured = isinstance(left, nodes.Filter) and is_length(left) and not self._values.is_list(left.node)
-        if isinstance(left, nodes.Filter) and measured and isinstance(constant(right), int):
-            self._measure(left, constant(right))
+        if isinstance(left, nodes.Filter) and measured and isinstance(constant_value(right), int):
+            self._add_length(left, constant_value(right))
         elif op in ("eq", "ne") and _is_constant(right):
-            if not self._values.counts(left):
-                self._is_plain(left)
-                self._is_one_of(right)
+            if not self._values.is_count(left):
+                self._check_from_messages(left)
+                self._add_constants(right)
         elif op in ("eq", "ne") and all(map(_is_role, (left, right))):
             pass
-        elif not all(self._values.counts(side) or isinstance(side, _LOGIC) for side in (left, right)):
-            raise Unknown
+        elif not all(self._values.is_count(side) or isinstance(side, _LOGIC) for side in (left, right)):
+            raise UnknownDependency
 
-    def _measure(self, node: nodes.Filter, size: object) -> None:
+    def _add_length(self, node: nodes.Filter, size: object) -> None:
         if node.node is not None and not self._values.is_list(node.node):
-            self._is_plain(node.node)
+            self._check_from_messages(node.node)
         self._measured.add(id(node))
         self._sizes.add(int(size))  # type: ignore[call-overload]
 
-    def _is_one_of(self, node: nodes.Expr) -> None:
+    def _add_constants(self, node: nodes.Expr) -> None:
         if isinstance(node, nodes.List | nodes.Tuple):
             for item in node.items:
-                self._is_one_of(item)
+                self._add_constants(item)
             return
-        value = constant(node)
+        value = constant_value(node)
         if not isinstance(node, nodes.Const) or not isinstance(value, str | int | None):
-            raise Unknown
+            raise UnknownDependency
         if isinstance(value, str):
             self._whole.add(value)
         elif value is not None:
             self._sizes.add(int(value))
 
-    def _is_plain(self, node: nodes.Expr) -> None:
+    def _check_from_messages(self, node: nodes.Expr) -> None:
         """Raise unless a value comes from the messages, whole or cut at markers."""
         for part in (node, *node.find_all(nodes.Node)):
             joined = isinstance(part, nodes.Filter) and part.name in ("join", "tojson", "length", "count")
-            if joined or (isinstance(part, _BLENDED) and not self._values.counts(part)):
-                raise Unknown
+            if joined or (isinstance(part, _COMBINING) and not self._values.is_count(part)):
+                raise UnknownDependency
 
 
-def _only_blanks(arguments: list[nodes.Expr]) -> None:
+def _check_strips_whitespace(arguments: list[nodes.Expr]) -> None:
     """Raise unless what is stripped from a text is white space."""
-    if not all(str(constant(argument) or "?").isspace() for argument in arguments):
-        raise Unknown
+    if not all(str(constant_value(argument) or "?").isspace() for argument in arguments):
+        raise UnknownDependency
 
 
 def _is_constant(node: nodes.Node) -> bool:
@@ -186,17 +188,17 @@ def _is_constant(node: nodes.Node) -> bool:
 
 def _is_role(node: nodes.Node) -> bool:
     named = isinstance(node, nodes.Getattr) and node.attr == "role"
-    return named or (isinstance(node, nodes.Getitem) and constant(node.arg) == "role")
+    return named or (isinstance(node, nodes.Getitem) and constant_value(node.arg) == "role")
 
 
-_IN_LISTS = frozenset(("tool_calls",))
+_LIST_ATTRIBUTES = frozenset(("tool_calls",))
 """Attributes of messages that are lists or absent."""
-_KEEPING = frozenset(("list", "reverse", "select", "reject", "selectattr", "rejectattr"))
+_LIST_FILTERS = frozenset(("list", "reverse", "select", "reject", "selectattr", "rejectattr"))
 """Filters that make a list of a list."""
 _ANYTHING = nodes.Getattr(nodes.Name("?", "load"), "?", "load")
 
 
-class Unknown(Exception):
+class UnknownDependency(Exception):
     """What the template writes may depend on more than can be known."""
 
 
@@ -204,23 +206,25 @@ class TemplateNames:
     """The names of a template, and which of them are lists, messages and numbers."""
 
     def __init__(self, tree: nodes.Template) -> None:
-        self._set = _assignments(tree)
-        self._lists = self._all_from("messages", "tools", "documents")
-        self._given = self._all_from("tools", "documents")
+        self._assigned_values = _assignments(tree)
+        self._lists = self._names_of_lists("messages", "tools", "documents")
+        self._other_lists = self._names_of_lists("tools", "documents")
         loops: dict[str, list[bool]] = {}
         for loop in tree.find_all(nodes.For):
-            for target in names(loop.target):
+            for target in target_names(loop.target):
                 loops.setdefault(target, []).append(self.is_list(loop.iter))
-        self.elements = {name for name, all_lists in loops.items() if all(all_lists)} - self._set.keys()
+        self.elements = {
+            name for name, all_lists in loops.items() if all(all_lists)
+        } - self._assigned_values.keys()
         """Names that only ever hold elements of lists."""
 
-    def _all_from(self, *lists: str) -> set[str]:
+    def _names_of_lists(self, *lists: str) -> set[str]:
         """The names that only ever hold these lists or parts of them."""
-        names_left = {*lists, *self._set}
+        names_left = {*lists, *self._assigned_values}
         while wrong := {
             name
             for name in names_left
-            if not all(_is_list(value, names_left) for value in self._set.get(name, ()))
+            if not all(_is_list(value, names_left) for value in self._assigned_values.get(name, ()))
         }:
             names_left -= wrong
         return names_left
@@ -229,43 +233,47 @@ class TemplateNames:
         """Whether a value is the messages, the tools, the calls in a message, or some of these."""
         return _is_list(node, self._lists)
 
-    def is_given(self, node: nodes.Node | None) -> bool:
+    def is_independent_of_messages(self, node: nodes.Node | None) -> bool:
         """Whether a list is independent of how many messages there are."""
-        return _is_list(node, self._given)
+        return _is_list(node, self._other_lists)
 
-    def is_fixed(self, node: nodes.Node) -> bool:
+    def is_constant_name(self, node: nodes.Node) -> bool:
         """Whether a name is only set to constants."""
-        values = self._set.get(place(node) or "")
+        values = self._assigned_values.get(dotted_name(node) or "")
         return bool(values) and all(isinstance(value, nodes.Const) or is_negative(value) for value in values or ())
 
-    def counts(self, node: nodes.Node | None, within: frozenset[str] = frozenset()) -> bool:
+    def is_count(self, node: nodes.Node | None, within: frozenset[str] = frozenset()) -> bool:
         """Whether a value is a number or boolean that depends only on places and lengths of lists."""
         if isinstance(node, nodes.Const):
             return isinstance(node.value, int)
         if isinstance(node, nodes.Add | nodes.Sub | nodes.Mod | nodes.FloorDiv):
-            return self.counts(node.left, within) and self.counts(node.right, within)
+            return self.is_count(node.left, within) and self.is_count(node.right, within)
         if isinstance(node, nodes.Filter):
             return is_length(node) and self.is_list(node.node)
-        name = place(node) if node is not None else None
+        name = dotted_name(node) if node is not None else None
         if node is None or name is None:
             return node is not None and is_negative(node)
         if name.startswith("loop."):
-            return name not in ("loop.previtem", "loop.nextitem") and "loop" not in self._set
+            return name not in ("loop.previtem", "loop.nextitem") and "loop" not in self._assigned_values
         if name in within:
             return True
-        values = self._set.get(name)
-        return bool(values) and all(self.counts(value, within | {name}) for value in values or ())
+        values = self._assigned_values.get(name)
+        return bool(values) and all(self.is_count(value, within | {name}) for value in values or ())
 
 
 def _is_list(node: nodes.Node | None, lists: set[str]) -> bool:
     if isinstance(node, nodes.Name):
         return node.name in lists
     if isinstance(node, nodes.Filter):
-        return node.name in _KEEPING and _is_list(node.node, lists)
+        return node.name in _LIST_FILTERS and _is_list(node.node, lists)
     if isinstance(node, nodes.Getattr):
-        return node.attr in _IN_LISTS
+        return node.attr in _LIST_ATTRIBUTES
     if isinstance(node, nodes.Getitem):
-        return _is_list(node.node, lists) if isinstance(node.arg, nodes.Slice) else constant(node.arg) in _IN_LISTS
+        return (
+            _is_list(node.node, lists)
+            if isinstance(node.arg, nodes.Slice)
+            else constant_value(node.arg) in _LIST_ATTRIBUTES
+        )
     return False
 
 
@@ -274,14 +282,14 @@ def _assignments(tree: nodes.Template) -> dict[str, list[nodes.Node]]:
     assigned: dict[str, list[nodes.Node]] = {}
 
     def put(target: nodes.Node, value: nodes.Node) -> None:
-        for name in names(target):
+        for name in target_names(target):
             assigned.setdefault(name, []).append(value)
 
     for node in tree.find_all(nodes.Assign):
-        put(node.target, node.node if place(node.target) else _ANYTHING)
+        put(node.target, node.node if dotted_name(node.target) else _ANYTHING)
         if isinstance(node.node, nodes.Call) and getattr(node.node.node, "name", "") == "namespace":
             for pair in node.node.kwargs:
-                assigned.setdefault(f"{place(node.target)}.{pair.key}", []).append(pair.value)
+                assigned.setdefault(f"{dotted_name(node.target)}.{pair.key}", []).append(pair.value)
     for block in tree.find_all(nodes.AssignBlock):
         put(block.target, _ANYTHING)
     for target in (name for macro in tree.find_all(nodes.Macro) for name in macro.args):
@@ -292,13 +300,13 @@ def _assignments(tree: nodes.Template) -> dict[str, list[nodes.Node]]:
     return assigned
 
 
-def names(target: nodes.Node) -> Iterator[str]:
+def target_names(target: nodes.Node) -> Iterator[str]:
     """The names in the target of an assignment."""
     if isinstance(target, nodes.Tuple):
         for item in target.items:
-            yield from names(item)
+            yield from target_names(item)
     else:
-        yield place(target) or "?"
+        yield dotted_name(target) or "?"
 
 
 def is_length(node: nodes.Node | None) -> bool:
@@ -308,14 +316,14 @@ def is_length(node: nodes.Node | None) -> bool:
 
 def is_negative(node: nodes.Node) -> bool:
     """Whether an expression is a negative constant."""
-    return isinstance(node, nodes.Neg) and isinstance(constant(node.node), int)
+    return isinstance(node, nodes.Neg) and isinstance(constant_value(node.node), int)
 
 
 _FROM_END = frozenset(("loop.length", "loop.revindex", "loop.revindex0"))
-_NEAR = frozenset((0, 1, None))
+_NEAR_OFFSETS = frozenset((0, 1, None))
 
 
-class _Distances:
+class _MessageCounts:
     """Checks every number in a template that depends on how many messages there are."""
 
     def __init__(self, tree: nodes.Template) -> None:
@@ -327,101 +335,103 @@ class _Distances:
         for compare in self._tree.find_all(nodes.Compare):
             left: nodes.Node = compare.expr
             for operand in compare.ops:
-                self._compared(left, operand.expr)
-                self._compared(operand.expr, left)
+                self._check_comparison(left, operand.expr)
+                self._check_comparison(operand.expr, left)
                 left = operand.expr
         for kind in (nodes.Add, nodes.Sub):
             for sum_ in self._tree.find_all(kind):
-                if self._is_far(sum_) or _is_place(sum_):
-                    _among(_NEAR, sum_.left, sum_.right)
+                if self._contains_count(sum_) or _contains_loop_index(sum_):
+                    _check_offsets(_NEAR_OFFSETS, sum_.left, sum_.right)
         for output in self._tree.find_all(nodes.Output):
             for part in output.nodes:
-                self._written(part)
+                self._check_output(part)
         for item in self._tree.find_all(nodes.Getitem):
             if self._values.is_list(item.node):
                 # The first, the second, the last message, one next to another, or all from there.
                 place_ = item.arg
                 parts = (place_.start, place_.stop, place_.step) if isinstance(place_, nodes.Slice) else (place_,)
-                _among(frozenset((0, 1, -1, None)), *(part for part in parts if part is not None))
+                _check_offsets(frozenset((0, 1, -1, None)), *(part for part in parts if part is not None))
         for loop in self._tree.find_all(nodes.For):
             if loop.test is not None and any(
-                (place(node) in ("loop.previtem", "loop.nextitem")) for node in loop.find_all(nodes.Getattr)
+                (dotted_name(node) in ("loop.previtem", "loop.nextitem")) for node in loop.find_all(nodes.Getattr)
             ):
-                raise Unknown
+                raise UnknownDependency
             index = loop.iter.arg if isinstance(loop.iter, nodes.Getitem) else None
             is_stepped = isinstance(index, nodes.Slice) and index.step is not None
             if not is_stepped and not (isinstance(loop.iter, nodes.Filter) and loop.iter.name == "reverse"):
                 continue
             for compare in loop.find_all(nodes.Compare):
                 sides = [compare.expr, *(operand.expr for operand in compare.ops)]
-                if any(map(_is_place, sides)) and not all(constant(side) in _NEAR for side in sides):
-                    raise Unknown
+                if any(map(_contains_loop_index, sides)) and not all(
+                    constant_value(side) in _NEAR_OFFSETS for side in sides
+                ):
+                    raise UnknownDependency
         # A number of messages goes nowhere else.
         for node in self._tree.find_all(
             (nodes.Mod, nodes.Div, nodes.FloorDiv, nodes.List, nodes.Tuple, nodes.Dict)
         ):
-            self._none(node)
+            self._refuse_counts(node)
         for call in self._tree.find_all(nodes.Call):
             name = getattr(call.node, "name", "")
             if name != "namespace":
-                self._none(*call.args, *(pair.value for pair in call.kwargs))
+                self._refuse_counts(*call.args, *(pair.value for pair in call.kwargs))
             if name == "range" and not all(isinstance(arg, nodes.Const) or is_negative(arg) for arg in call.args):
-                raise Unknown
+                raise UnknownDependency
         for filter_ in self._tree.find_all(nodes.Filter):
-            self._none(*filter_.args, *(pair.value for pair in filter_.kwargs))
+            self._refuse_counts(*filter_.args, *(pair.value for pair in filter_.kwargs))
         for test in self._tree.find_all(nodes.Test):
-            self._none(*test.args, *([test.node] if test.args or test.name in ("odd", "even") else []))
+            self._refuse_counts(*test.args, *([test.node] if test.args or test.name in ("odd", "even") else []))
 
-    def _compared(self, node: nodes.Node, other: nodes.Node) -> None:
+    def _check_comparison(self, node: nodes.Node, other: nodes.Node) -> None:
         """A number of messages may be compared with a place, with nothing or with 0, but with no other
         constant."""
-        number = constant(other)
-        if not isinstance(number, int) or isinstance(number, bool) or not self._is_far(node):
+        number = constant_value(other)
+        if not isinstance(number, int) or isinstance(number, bool) or not self._contains_count(node):
             return
         if number != 0 or not is_length(node):
-            raise Unknown
+            raise UnknownDependency
 
-    def _written(self, node: nodes.Node) -> None:
+    def _check_output(self, node: nodes.Node) -> None:
         """Raise if an expression that is written holds a number of messages; conditions may hold one."""
         if isinstance(node, nodes.Compare | nodes.Test):
             return
-        if self._is_end(node):
-            raise Unknown
+        if self._is_message_count(node):
+            raise UnknownDependency
         for child in node.iter_child_nodes():
-            self._written(child)
+            self._check_output(child)
 
-    def _none(self, *parts: nodes.Node) -> None:
-        if any(map(self._is_far, parts)):
-            raise Unknown
+    def _refuse_counts(self, *parts: nodes.Node) -> None:
+        if any(map(self._contains_count, parts)):
+            raise UnknownDependency
 
-    def _is_far(self, node: nodes.Node) -> bool:
+    def _contains_count(self, node: nodes.Node) -> bool:
         """Whether a value is made from a number of messages."""
-        return self._is_end(node) or any(map(self._is_far, node.iter_child_nodes()))
+        return self._is_message_count(node) or any(map(self._contains_count, node.iter_child_nodes()))
 
-    def _is_end(self, node: nodes.Node) -> bool:
+    def _is_message_count(self, node: nodes.Node) -> bool:
         """Whether a value is a number that depends on how many messages there are."""
         if isinstance(node, nodes.Filter):
-            return is_length(node) and not self._values.is_given(node.node)
-        name = place(node)
+            return is_length(node) and not self._values.is_independent_of_messages(node.node)
+        name = dotted_name(node)
         if name is None or (name.startswith("loop.") and name not in _FROM_END):
             return False
-        return name in _FROM_END or (self._values.counts(node) and not self._values.is_fixed(node))
+        return name in _FROM_END or (self._values.is_count(node) and not self._values.is_constant_name(node))
 
 
-def _among(allowed: frozenset[int | None], *parts: nodes.Node) -> None:
+def _check_offsets(allowed: frozenset[int | None], *parts: nodes.Node) -> None:
     for part in parts:
-        inner = constant(part.node if isinstance(part, nodes.Neg) else part)
+        inner = constant_value(part.node if isinstance(part, nodes.Neg) else part)
         if isinstance(inner, int) and (-inner if isinstance(part, nodes.Neg) else inner) not in allowed:
-            raise Unknown
+            raise UnknownDependency
 
 
-def _is_place(node: nodes.Node) -> bool:
+def _contains_loop_index(node: nodes.Node) -> bool:
     """Whether a value is made from the place of an element."""
-    return any((place(part) or "").startswith("loop.") for part in (node, *node.find_all(nodes.Getattr)))
+    return any((dotted_name(part) or "").startswith("loop.") for part in (node, *node.find_all(nodes.Getattr)))
 
 
-_ASKED = "add_generation_prompt"
-_PARTS = (
+_GENERATION_PROMPT_FLAG = "add_generation_prompt"
+_DETERMINISTIC_NODES = (
     *(
         nodes.If,
         nodes.Output,
@@ -435,10 +445,10 @@ _PARTS = (
     *(nodes.And, nodes.Or, nodes.Not, nodes.Add, nodes.Concat, nodes.CondExpr),
 )
 """Nodes that always write the same if their names have the same values."""
-_TESTS = frozenset(("defined", "undefined", "none", "true", "false", "string", "boolean"))
+_DETERMINISTIC_TESTS = frozenset(("defined", "undefined", "none", "true", "false", "string", "boolean"))
 
 
-def opener_of(tree: nodes.Template) -> tuple[nodes.Template, tuple[str, ...]] | None:
+def find_generation_prompt(tree: nodes.Template) -> tuple[nodes.Template, tuple[str, ...]] | None:
     """The part that writes the generation prompt, and the variables it depends on; None if messages may matter
     too.
 
@@ -447,10 +457,10 @@ def opener_of(tree: nodes.Template) -> tuple[nodes.Template, tuple[str, ...]] | 
     last = tree.body[-1] if tree.body else None
     if not isinstance(last, nodes.If) or last.elif_ or last.else_:
         return None
-    if not isinstance(last.test, nodes.Name) or last.test.name != _ASKED:
+    if not isinstance(last.test, nodes.Name) or last.test.name != _GENERATION_PROMPT_FLAG:
         return None
     names = list(tree.find_all(nodes.Name))
-    if sum(name.name == _ASKED for name in names) != 1:
+    if sum(name.name == _GENERATION_PROMPT_FLAG for name in names) != 1:
         return None
     # Names that the template sets or loops over may differ between conversations.
     changing = {name.name for name in names if name.ctx != "load"} | {"messages", "loop"}
@@ -459,9 +469,9 @@ def opener_of(tree: nodes.Template) -> tuple[nodes.Template, tuple[str, ...]] | 
     if not all(
         part.name not in changing
         if isinstance(part, nodes.Name)
-        else part.name in _TESTS
+        else part.name in _DETERMINISTIC_TESTS
         if isinstance(part, nodes.Test)
-        else isinstance(part, _PARTS)
+        else isinstance(part, _DETERMINISTIC_NODES)
         for part in parts
     ):
         return None

@@ -1,8 +1,8 @@
 """Marks the texts of messages with private-use characters, to find them in what the template writes.
 
-Each marked text gets its own pair of characters from the two private planes of Unicode, inside its outer white
-space, since templates trim. Marks change what some templates do, so a result counts only if removing the marks
-leaves exactly the text that the template writes without them.
+Each text gets its own pair of characters from the two private planes of Unicode, inside its outer white space,
+since templates trim. Marks change what some templates do, so a result counts only if removing the marks leaves
+exactly what the template writes without them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tito_audit.render.renderer import Chat
 
 _FIRST = 0xF0000
 _PLANE = 0xFFFE  # the last two code points of a plane are not characters
-_MOST = _PLANE  # how many pairs both planes hold together
+_MAX_PAIRS = _PLANE  # how many pairs both planes hold together
 _MARK = re.compile("[\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
 _OPEN, _CLOSE = "<think>", "</think>"
 _SPACE = re.compile(r"\s*")
@@ -39,14 +39,14 @@ class SpanKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Marking:
-    """Which texts to mark; templates that check how a text begins tolerate fewer marks."""
+    """Which texts to mark; templates that test how a text begins tolerate fewer marks."""
 
     assistant_only: bool
     tool_calls: bool
 
 
 class MarkedText(NamedTuple):
-    """A marked text, as found in the rendered text."""
+    """Where a marked text is in the rendered text."""
 
     start: int
     end: int
@@ -55,66 +55,63 @@ class MarkedText(NamedTuple):
 
 
 class _Marker:
-    """Hands out pairs of marks and remembers the message and kind of each."""
+    """Hands out pairs of marks; remembers the message and kind of each."""
 
     def __init__(self) -> None:
         self.owners: list[tuple[int, SpanKind]] = []
 
-    def around(self, text: str, index: int, kind: SpanKind) -> str:
-        """The text with a new pair inside its outer white space; blank text is unchanged."""
+    def mark_text(self, text: str, index: int, kind: SpanKind) -> str:
+        """The text with a new pair of marks inside its outer white space; blank text is unchanged."""
         body = text.strip()
         if not body:
             return text
         number = len(self.owners)
         self.owners.append((index, kind))
-        marked = f"{_character(2 * number)}{body}{_character(2 * number + 1)}"
+        marked = f"{_mark_character(2 * number)}{body}{_mark_character(2 * number + 1)}"
         if len(body) == len(text):
             return marked
         at = len(text) - len(text.lstrip())
         return f"{text[:at]}{marked}{text[at + len(body) :]}"
 
-    def inside(self, value: Any, index: int, kind: SpanKind) -> Any:
-        """A JSON value with every text in it marked, except keys."""
+    def mark_texts_in(self, value: Any, index: int, kind: SpanKind) -> Any:
+        """A JSON value with every text marked, except keys."""
         if isinstance(value, str):
-            return self.around(value, index, kind)
+            return self.mark_text(value, index, kind)
         if isinstance(value, dict):
-            return {key: self.inside(item, index, kind) for key, item in value.items()}
+            return {key: self.mark_texts_in(item, index, kind) for key, item in value.items()}
         if isinstance(value, list):
-            return [self.inside(item, index, kind) for item in value]
+            return [self.mark_texts_in(item, index, kind) for item in value]
         return value
 
 
 def mark(chat: Chat, marking: Marking, answers: Collection[int]) -> tuple[Chat, list[tuple[int, SpanKind]]]:
-    """The messages with marks, and the message and kind of each pair, by number.
-
-    `answers` are the messages that were sampled.
-    """
+    """The messages with marks, and the message and kind of each pair; `answers` are the sampled messages."""
     marker = _Marker()
     out: Chat = []
     for index, message in enumerate(chat):
         if index in answers or not marking.assistant_only:
-            message = _marked(message, index, marker, marking, answer=index in answers)
+            message = _mark_message(message, index, marker, marking, answer=index in answers)
         out.append(message)
     return out, marker.owners
 
 
-def _marked(
+def _mark_message(
     message: dict[str, Any], index: int, marker: _Marker, marking: Marking, *, answer: bool
 ) -> dict[str, Any]:
-    """One message with marks around its reasoning, contents and tool calls, in that order."""
+    """A message with marks around reasoning, contents and tool calls, in that order."""
     out = dict(message)
     reasoning = message.get("reasoning_content")
     if isinstance(reasoning, str):
-        # The same reasoning has several names, and the template may read any of them.
-        marked = marker.around(reasoning, index, SpanKind.REASONING)
+        # The reasoning is there under several names, and the template may read any.
+        marked = marker.mark_text(reasoning, index, SpanKind.REASONING)
         out |= {
             key: marked for key in ("reasoning_content", "thinking", "reasoning") if message.get(key) == reasoning
         }
     content = message.get("content")
     if isinstance(content, str):
-        # Content with one pair of marks, or two if it includes reasoning, since templates cut between them.
+        # Two pairs if the content includes reasoning, since templates cut it there
         if not answer or _CLOSE not in content:
-            marked_content = marker.around(content, index, SpanKind.CONTENT)
+            marked_content = marker.mark_text(content, index, SpanKind.CONTENT)
         else:
             start = content.find(_OPEN) + len(_OPEN)
             if start < len(_OPEN) or content.find(_CLOSE, start) < 0:
@@ -122,33 +119,33 @@ def _marked(
             end = content.find(_CLOSE, start)
             space = _SPACE.match(content, end + len(_CLOSE))
             assert space is not None
-            thought = marker.around(content[start:end], index, SpanKind.REASONING)
-            rest = marker.around(content[space.end() :], index, SpanKind.CONTENT)
+            thought = marker.mark_text(content[start:end], index, SpanKind.REASONING)
+            rest = marker.mark_text(content[space.end() :], index, SpanKind.CONTENT)
             marked_content = f"{content[:start]}{thought}{content[end : space.end()]}{rest}"
         out["content"] = marked_content
     elif isinstance(content, list):
         out["content"] = [
-            {**part, "text": marker.around(part["text"], index, SpanKind.CONTENT)}
+            {**part, "text": marker.mark_text(part["text"], index, SpanKind.CONTENT)}
             if isinstance(part, dict) and isinstance(part.get("text"), str)
             else part
             for part in content
         ]
     if marking.tool_calls and isinstance(message.get("tool_calls"), list):
-        out["tool_calls"] = [_marked_call(call, index, marker) for call in message["tool_calls"]]
+        out["tool_calls"] = [_mark_call(call, index, marker) for call in message["tool_calls"]]
     return out
 
 
-def _marked_call(call: Any, index: int, marker: _Marker) -> Any:
+def _mark_call(call: Any, index: int, marker: _Marker) -> Any:
     if not isinstance(call, dict):
         return call
     if isinstance(call.get("function"), dict):
-        return {**call, "function": _marked_call(call["function"], index, marker)}
+        return {**call, "function": _mark_call(call["function"], index, marker)}
     named = {key: call[key] for key in ("name", "arguments") if key in call}
-    return {**call, **marker.inside(named, index, SpanKind.TOOL_CALL)}
+    return {**call, **marker.mark_texts_in(named, index, SpanKind.TOOL_CALL)}
 
 
 def has_marks(text: str) -> bool:
-    """Whether a text holds characters used as marks."""
+    """Whether a text holds characters that are used as marks."""
     if text.isascii():
         return False
     data = text.encode("utf-8", "surrogatepass")  # characters of these planes begin with one of two bytes
@@ -156,15 +153,15 @@ def has_marks(text: str) -> bool:
 
 
 def unmark(text: str, owners: list[tuple[int, SpanKind]], wanted: str) -> list[MarkedText] | None:
-    """What the marks in a text enclose, in order; None if a pair was separated.
+    """What the marks in a text enclose, in order.
 
-    Also None if the text without its marks is not `wanted`, which holds none.
+    None if the marks of a pair are not next to each other, or if the text without marks is not `wanted`.
     """
     pieces: list[str] = []
     enclosed: list[MarkedText] = []
     at = length = 0
     opened: tuple[int, int] | None = None
-    for position, number in _marks(text):
+    for position, number in _find_marks(text):
         pieces.append(text[at:position])
         length += position - at
         at = position + 1
@@ -180,7 +177,8 @@ def unmark(text: str, owners: list[tuple[int, SpanKind]], wanted: str) -> list[M
     return enclosed if opened is None and "".join(pieces) == wanted else None
 
 
-def _marks(text: str) -> Iterator[tuple[int, int]]:
+def _find_marks(text: str) -> Iterator[tuple[int, int]]:
+    """The position and number of each mark in a text."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     places = np.flatnonzero(codes >= _FIRST)
     for place, code in zip(places.tolist(), (codes[places] - _FIRST).tolist(), strict=True):
@@ -188,7 +186,7 @@ def _marks(text: str) -> Iterator[tuple[int, int]]:
             yield place, code if code < _PLANE else code - 2
 
 
-def _character(number: int) -> str:
-    if number >= 2 * _MOST:
+def _mark_character(number: int) -> str:
+    if number >= 2 * _MAX_PAIRS:
         raise OverflowError("more texts than there are marks")
     return chr(_FIRST + number if number < _PLANE else _FIRST + number + 2)

@@ -1,4 +1,4 @@
-"""Values read from recorded text: what stands there where a template writes the date, a system prompt or tools."""
+"""Reads values from recorded text, where a template writes dates, arguments, system prompts or tools."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tito_audit.render.renderer import Renderer
 from tito_audit.tokens.vocab import Vocabulary
 
 MARK = "qzvargumentzvq"
-"""A placeholder for a value to be read; no template treats it specially."""
+"""Rendered in place of a value, to find where the template writes it; no template treats it specially."""
 
 
-def between(text: str, mark: str, recorded: str, longest: int) -> Iterator[str]:
-    """The possible values in a recorded text where the rendered one has a mark, the likeliest first."""
+def read_between(text: str, mark: str, recorded: str, longest: int) -> Iterator[str]:
+    """The texts up to `longest` that a recorded text may have in place of a mark, the likeliest first."""
     pieces = text.split(mark)
     if len(pieces) < 2:
         return
@@ -44,8 +44,11 @@ def between(text: str, mark: str, recorded: str, longest: int) -> Iterator[str]:
             yield value
 
 
-def at_mark(marked: str, recorded: str, following: Callable[[str], str]) -> str | None:
-    """The text at the only mark; None unless all before it is as rendered, and `following` of the rest follows."""
+def read_at_mark(marked: str, recorded: str, following: Callable[[str], str]) -> str | None:
+    """The recorded text in place of the only MARK of `marked`.
+
+    None unless it follows exactly what is rendered before the mark, and `following(rendered rest)` follows it.
+    """
     before, _, after = marked.partition(MARK)
     if marked.count(MARK) != 1 or not recorded.startswith(before):
         return None
@@ -53,8 +56,8 @@ def at_mark(marked: str, recorded: str, following: Callable[[str], str]) -> str 
     return recorded[len(before) : end] if end > len(before) else None
 
 
-def plain_value(text: str) -> Sequence[object]:
-    """The value that a template writes as this text: a number if it is one, else a string."""
+def parse_plain_value(text: str) -> Sequence[object]:
+    """The values that a template may write as this text: a number if it is one, and the string."""
     try:
         number = json.loads(text)
     except ValueError:
@@ -80,20 +83,19 @@ _TURN_ENDS = frozenset(
 
 
 @memoized
-def named_ends(vocabulary: Vocabulary) -> frozenset[int]:
+def turn_end_ids(vocabulary: Vocabulary) -> frozenset[int]:
     """The control tokens of a vocabulary that end a turn in published templates."""
     return frozenset(i for i in vocabulary.special_ids if vocabulary.piece(i) in _TURN_ENDS)
 
 
-# Dates that templates write by `strftime_now`
-
+# Dates that templates write with `strftime_now`
 
 _OPEN, _CLOSE = "\ue0d0", "\ue0d1"
 _ASKED = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
 _FORMAT = re.compile(r"""strftime_now\(\s*(?:"([^"\\]{1,100})"|'([^'\\]{1,100})')\s*\)""")
 _DIRECTIVE = re.compile(r"%([-#]?)(.)", re.DOTALL)
 _WHOLE = {"F": "%Y-%m-%d", "D": "%m/%d/%y", "T": "%H:%M:%S", "R": "%H:%M", "h": "%b", "e": "%d"}
-"""Directives that abbreviate others, or that `strptime` knows by another name."""
+"""Directives that abbreviate others, or that `strptime` spells otherwise."""
 _NUMBER, _NAME = r"[0-9]{1,2}", r"[^\W\d_]{1,20}\.?"
 _WRITTEN = {
     **dict.fromkeys("dmHIMSy", _NUMBER),
@@ -103,35 +105,35 @@ _WRITTEN = {
     "f": "[0-9]{6}",
     "p": "[AaPp][Mm]",
 }
-"""What directives write, in the locale that templates run in."""
+"""What directives write, as regular expressions."""
 _SAMPLE = datetime(1987, 11, 28, 17, 43, 21)
 """A date whose text is about as long as any."""
 
 
 @dataclass(frozen=True, slots=True)
-class Probe(Clock):
-    """A clock that shows where a template writes the date: it returns the format between two marks."""
+class ProbeClock(Clock):
+    """A clock that writes a date format between two marks, to show where a template writes the date."""
 
     at: datetime = datetime.min
 
     def __call__(self, format: str) -> str:
-        """The format, marked."""
+        """The format between marks, in place of the date."""
         return f"{_OPEN}{format}{_CLOSE}"
 
 
-PROBE = Probe()
+PROBE = ProbeClock()
 
 
 @lru_cache(maxsize=64)
-def formats_of(source: str) -> tuple[str, ...]:
-    """The formats in which a template asks for the date, if it names them."""
+def strftime_formats(source: str) -> tuple[str, ...]:
+    """The formats that a template passes to `strftime_now` as literals."""
     return tuple(dict.fromkeys(call[1] or call[2] for call in _FORMAT.finditer(source)))
 
 
-def date_in(probed: str, recorded: str) -> datetime | None:
-    """The date on which a template wrote a recorded text; None if the text has no date in these places.
+def read_date(probed: str, recorded: str) -> datetime | None:
+    """The date in a recorded text where `probed`, rendered with PROBE, has marks; None if it has none there.
 
-    `probed` is what the template writes with a `Probe`. The texts may differ after the last date.
+    Up to the last date, all other text must be equal.
     """
     values: dict[str, str] = {}
     at = before = 0
@@ -139,7 +141,7 @@ def date_in(probed: str, recorded: str) -> datetime | None:
         literal = probed[before : mark.start()]
         if not recorded.startswith(literal, at):
             return None
-        expression, directives = _pattern(mark[1])
+        expression, directives = _compile_date_format(mark[1])
         match = expression.match(recorded, at + len(literal)) if expression is not None else None
         if match is None:
             return None
@@ -147,20 +149,23 @@ def date_in(probed: str, recorded: str) -> datetime | None:
             if values.setdefault(directive, text) != text:
                 return None
         at, before = match.end(), mark.end()
-    return _parsed(values) if values else None
+    return _parse_date(values) if values else None
 
 
-def date_near(probed: str, recorded: str) -> datetime | None:
-    """The same where other text differs too: each part of the date is read between what stands around it."""
+def read_date_near(probed: str, recorded: str) -> datetime | None:
+    """The date in a recorded text that may differ from `probed` elsewhere too; None if it is not found.
+
+    A date without its year is placed by its weekday.
+    """
     values: dict[str, str] = {}
     marks = {mark[1]: mark[0] for mark in _ASKED.finditer(probed)}
     for form in sorted(marks, key=lambda form: (-form.count("%"), form)):
-        (expression, directives), longest = _pattern(form), 2 * len(_SAMPLE.strftime(form)) + 20
-        text = next(between(probed, marks[form], recorded, longest), None)
+        (expression, directives), longest = _compile_date_format(form), 2 * len(_SAMPLE.strftime(form)) + 20
+        text = next(read_between(probed, marks[form], recorded, longest), None)
         match = expression.fullmatch(text) if expression is not None and text is not None else None
         if match is not None and not values.keys() & set(directives):
             values |= zip(directives, match.groups(), strict=True)
-    moment, weekday = _parsed(values), values.get("A", values.get("a"))
+    moment, weekday = _parse_date(values), values.get("A", values.get("a"))
     if moment is None or weekday is None:
         return moment
     for year in (moment.year, *range(2015, 2040)):
@@ -173,18 +178,18 @@ def date_near(probed: str, recorded: str) -> datetime | None:
     return None
 
 
-def dates_in(text: str, formats: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Where a text holds dates in these formats, by its characters."""
-    for expression, directives in map(_pattern, formats):
+def find_dates(text: str, formats: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """`[start, end)` of each date in one of these formats, in characters."""
+    for expression, directives in map(_compile_date_format, formats):
         for match in expression.finditer(text) if expression is not None else ():
-            if _parsed(dict(zip(directives, match.groups(), strict=True))) is not None:
+            if _parse_date(dict(zip(directives, match.groups(), strict=True))) is not None:
                 yield match.span()
 
 
 @lru_cache(maxsize=64)
-def _pattern(format: str) -> tuple[re.Pattern[str] | None, tuple[str, ...]]:
-    """A date format as a regular expression with a group for each directive, and these; None if it has directives
-    other than those for date and time."""
+def _compile_date_format(format: str) -> tuple[re.Pattern[str] | None, tuple[str, ...]]:
+    """A regular expression with a group for each directive of a format, and the directives; None if it has others
+    than those of date and time."""
     whole = _DIRECTIVE.sub(lambda directive: _WHOLE.get(directive[2], directive[0]), format)
     directives = [directive[2] for directive in _DIRECTIVE.finditer(whole)]
     if not directives or not _WRITTEN.keys() >= set(directives) - {"%"}:
@@ -196,8 +201,8 @@ def _pattern(format: str) -> tuple[re.Pattern[str] | None, tuple[str, ...]]:
     return re.compile(text), tuple(directive for directive in directives if directive != "%")
 
 
-def _parsed(values: dict[str, str]) -> datetime | None:
-    """The moment that values of directives name; None if they name none."""
+def _parse_date(values: dict[str, str]) -> datetime | None:
+    """The moment named by values of `strftime` directives; None if there is none."""
     if not values:
         return None
     try:
@@ -207,59 +212,53 @@ def _parsed(values: dict[str, str]) -> datetime | None:
 
 
 def has_clock(renderer: Renderer) -> bool:
-    """Whether its templates may write the date."""
+    """Whether the templates of a renderer may write the date."""
     return any("strftime_now" in template.source for template in renderer.templates.values())
 
 
 def date_formats(renderer: Renderer) -> tuple[str, ...]:
-    """The formats in which its templates ask for the date."""
-    return tuple(form for template in renderer.templates.values() for form in formats_of(template.source))
+    """The date formats of the templates of a renderer."""
+    return tuple(form for template in renderer.templates.values() for form in strftime_formats(template.source))
 
 
 _AROUND = 16
-"""Characters on either side of a date that both texts have to share."""
+"""Characters around a date that both texts must share."""
 
 
 class TextInContext(Protocol):
-    """One side of a difference, with the text around it."""
+    """One side of a difference, with the bytes around it."""
 
     @property
-    def before(self) -> bytes:
-        """What precedes it."""
-
+    def before(self) -> bytes: ...
     @property
-    def data(self) -> bytes:
-        """The difference itself."""
-
+    def data(self) -> bytes: ...
     @property
-    def after(self) -> bytes:
-        """What follows it."""
+    def after(self) -> bytes: ...
 
 
-def other_date(recorded: TextInContext, other: TextInContext, formats: tuple[str, ...]) -> tuple[str, str] | None:
-    """The two dates that the sides of a difference lie in, with the same text around them; None without them."""
-    was, now = _date_at(recorded, formats), _date_at(other, formats)
+def differing_dates(
+    recorded: TextInContext, other: TextInContext, formats: tuple[str, ...]
+) -> tuple[str, str] | None:
+    """The two dates in which a difference lies, if the text around them is equal; else None."""
+    was, now = _date_around(recorded, formats), _date_around(other, formats)
     return None if was is None or now is None or was[0] == now[0] or was[1:] != now[1:] else (was[0], now[0])
 
 
-def _date_at(side: TextInContext, formats: tuple[str, ...]) -> tuple[str, str, str] | None:
-    """The date that a difference lies in, and what stands next to it; None where it lies in none."""
+def _date_around(side: TextInContext, formats: tuple[str, ...]) -> tuple[str, str, str] | None:
+    """The date in which a difference lies, and the text before and after it; None if it lies in none."""
     before, own, after = (data.decode("utf-8", "replace") for data in (side.before, side.data, side.after))
     text, start, end = before + own + after, len(before), len(before) + len(own)
-    for first, last in dates_in(text, formats):
+    for first, last in find_dates(text, formats):
         if first <= start and end <= last:
             return text[first:last], text[max(first - _AROUND, 0) : first], text[last : last + _AROUND]
     return None
 
 
-# Tools that prompts hold
-
-
 _DECODER = json.JSONDecoder()
 
 
-def tools_in(text: str) -> list[ToolSpec]:
-    """Every tool definition that a text holds as JSON, in order."""
+def find_tools(text: str) -> list[ToolSpec]:
+    """The tool definitions that a text holds as JSON, in order, up to 256."""
     tools: list[ToolSpec] = []
     at = text.find("{")
     while at >= 0 and len(tools) < 256:
@@ -268,7 +267,7 @@ def tools_in(text: str) -> list[ToolSpec]:
             value, end = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError):
             value = None
-        inner = inner_tool(value) if isinstance(value, dict) else {}
+        inner = unwrap_tool(value) if isinstance(value, dict) else {}
         named = isinstance(inner.get("name"), str) and "arguments" not in inner
         if named and ("parameters" in inner or "description" in inner or inner is not value):
             tools.append(value)
@@ -278,7 +277,7 @@ def tools_in(text: str) -> list[ToolSpec]:
     return tools
 
 
-def inner_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The definition itself, without what wraps it."""
+def unwrap_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool definition without its wrapper `{"type": "function", "function": …}`."""
     inner = tool.get("function")
     return inner if isinstance(inner, Mapping) else tool

@@ -1,8 +1,8 @@
-"""Whether a template only appends: each prompt starts with the one before it and what was sampled for that.
+"""Whether a template is append-only: each prompt starts with the previous prompt and the answer sampled for it.
 
-What a model samples is taken from the template itself: the last answer as the template writes it, from after the
+The sampled answer is taken from the template itself: what it writes for the last answer, from the end of the
 generation prompt to the token that ends the turn. So an answer breaks here only if the template rewrites it once
-something follows, not because a model spaced it differently (see `returns.py`).
+something follows, not because a model spaced it differently (see `round_trips.py`).
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from tito_audit.errors import RenderError
 from tito_audit.record.message import Message
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.spans import common_start
-from tito_audit.templates.probes import ANSWER, PROBES, USER, Probe, answer_kind, answering, probe
+from tito_audit.templates.probes import ANSWER, PROBES, USER, Probe, answer_kind, assistant, make_probe
 
-_RUN = re.compile(r"(?:<[^<>\s]{1,40}>|\[[A-Z_/]{2,20}\])+")
-"""What may end a turn if the tokenizer is unknown."""
-_TAIL = re.compile(r"(?:\s*<[^<>\s]{1,40}>)+\s*\Z")
-"""Tokens at the end of a text."""
-_PIECES = re.compile(r"</?think>")
-_SIMPLE = probe("one answer", [{"role": "user", "content": USER}, answering(ANSWER)])
+_TAG_RUN = re.compile(r"(?:<[^<>\s]{1,40}>|\[[A-Z_/]{2,20}\])+")
+"""Tags that may end a turn if the tokenizer is unknown."""
+_FINAL_TAGS = re.compile(r"(?:\s*<[^<>\s]{1,40}>)+\s*\Z")
+"""Tags at the end of a text."""
+_THINK_TAG = re.compile(r"</?think>")
+_ONE_ANSWER = make_probe("one answer", [{"role": "user", "content": USER}, assistant(ANSWER)])
 
 
-class Fate(StrEnum):
-    """What became of a sampled answer in the next prompt."""
+class StepOutcome(StrEnum):
+    """What becomes of a sampled answer in the next prompt."""
 
     KEPT = "kept"
     """The next prompt starts with the prompt before it and all that was sampled."""
     BROKEN = "broken"
-    """It does not."""
+    """The next prompt starts otherwise."""
     UNKNOWN = "unknown"
-    """It starts with the prompt before it; what was sampled is unknown from the template."""
+    """The next prompt starts with the prompt before it, but the template does not show what was sampled."""
     LEFT_OUT = "left out"
     """The template never writes a part of the answer, so what was sampled cannot come back."""
     REFUSED = "refused"
@@ -52,23 +52,23 @@ class Step:
     """The index of the answer's message."""
     until: int
     """How many messages the next prompt holds."""
-    outcome: Fate
+    outcome: StepOutcome
     prompt: str = ""
-    """The prompt that the answer was sampled for; texts are "" for a step that was kept."""
+    """The prompt that the answer was sampled for; this and the next two texts are "" for a step that was kept."""
     sampled: str = ""
-    """The answer as sampled, its end token included; "" if unknown."""
+    """The answer as sampled, with its end token; "" if unknown."""
     after: str = ""
     """The next prompt."""
     at: int | None = None
-    """How many characters `prompt + sampled` and `after` share, if it is broken."""
+    """Where `prompt + sampled` and `after` begin to differ, if the step is broken."""
     refusal: str | None = None
-    """What the template, or Jinja, said when it refused."""
+    """The error of the template or of Jinja, if it refused."""
     left_out: tuple[str, ...] = ()
     """The parts of the answer that the template never writes: `reasoning`, `text`, `tool calls`."""
 
     @property
-    def kind(self) -> str:
-        """What the answer consists of."""
+    def answer_kind(self) -> str:
+        """What the answer consists of, in words."""
         return answer_kind(self.message)
 
     @property
@@ -77,95 +77,99 @@ class Step:
         return self.probe.messages[self.answer]
 
     @property
-    def next(self) -> str:
+    def next_speaker(self) -> str:
         """Who speaks after the answer: `user`, `tool`, `system`, or `assistant` if the model is called again."""
         if self.until == self.answer + 1:
             return "assistant"
         return self.probe.messages[self.answer + 1].speaker
 
     @property
-    def seen(self) -> str:
+    def prompt_and_sampled(self) -> str:
         """The prompt and what was sampled for it."""
         return self.prompt + self.sampled
 
 
 @dataclass(frozen=True, slots=True)
-class AppendOnly:
-    """What became of every answer in some conversations."""
+class AppendCheck:
+    """The steps of some conversations: what becomes of each answer."""
 
     steps: tuple[Step, ...]
 
     @property
-    def holds(self) -> bool:
-        """Whether it appends to every answer that it writes, and writes at least one that is not empty."""
-        judged = [step for step in self.steps if step.outcome not in (Fate.REFUSED, Fate.LEFT_OUT)]
+    def is_append_only(self) -> bool:
+        """Whether the template keeps every answer that it writes, and writes at least one that is not empty."""
+        judged = [step for step in self.steps if step.outcome not in (StepOutcome.REFUSED, StepOutcome.LEFT_OUT)]
         written = any(step.message.text or step.message.reasoning or step.message.tool_calls for step in judged)
-        return written and all(step.outcome is Fate.KEPT for step in judged)
+        return written and all(step.outcome is StepOutcome.KEPT for step in judged)
 
     @property
     def broken(self) -> tuple[Step, ...]:
-        """The steps that the template writes but does not keep, or may not keep."""
-        return tuple(step for step in self.steps if step.outcome in (Fate.BROKEN, Fate.UNKNOWN))
+        """The steps whose answer the template does not keep, or may not keep."""
+        return tuple(step for step in self.steps if step.outcome in (StepOutcome.BROKEN, StepOutcome.UNKNOWN))
 
     @property
     def left_out(self) -> tuple[Step, ...]:
-        """The steps whose answers the template writes without a part."""
-        return tuple(step for step in self.steps if step.outcome is Fate.LEFT_OUT)
+        """The steps whose answer the template writes without some part."""
+        return tuple(step for step in self.steps if step.outcome is StepOutcome.LEFT_OUT)
 
     @property
     def refused(self) -> tuple[Step, ...]:
         """The steps that the template refused."""
-        return tuple(step for step in self.steps if step.outcome is Fate.REFUSED)
+        return tuple(step for step in self.steps if step.outcome is StepOutcome.REFUSED)
 
-    def by_next(self) -> Mapping[str, AppendOnly]:
-        """The steps by who speaks after the answer."""
-        names = dict.fromkeys(step.next for step in self.steps)
-        return {name: AppendOnly(tuple(step for step in self.steps if step.next == name)) for name in names}
-
-    def by_kind(self) -> Mapping[tuple[str, str], AppendOnly]:
-        """The steps by what the answer consists of and who speaks after it."""
-        names = dict.fromkeys((step.kind, step.next) for step in self.steps)
+    def by_speaker(self) -> Mapping[str, AppendCheck]:
+        """The steps by who speaks after the answer: users, tools, systems, assistants, then any others."""
+        names = {step.next_speaker: None for step in self.steps}
+        ordered = [
+            name for name in dict.fromkeys(("user", "tool", "system", "assistant", *names)) if name in names
+        ]
         return {
-            name: AppendOnly(tuple(step for step in self.steps if (step.kind, step.next) == name))
+            name: AppendCheck(tuple(step for step in self.steps if step.next_speaker == name)) for name in ordered
+        }
+
+    def by_kind(self) -> Mapping[tuple[str, str], AppendCheck]:
+        """The steps by what the answer consists of and who speaks after it."""
+        names = dict.fromkeys((step.answer_kind, step.next_speaker) for step in self.steps)
+        return {
+            name: AppendCheck(tuple(step for step in self.steps if (step.answer_kind, step.next_speaker) == name))
             for name in names
         }
 
 
-def append_only(renderer: Renderer, probes: Iterable[Probe] = PROBES) -> AppendOnly:
-    """What becomes of each answer of these conversations once something follows it."""
+def check_append_only(renderer: Renderer, probes: Iterable[Probe] = PROBES) -> AppendCheck:
+    """Check what becomes of each answer of these conversations once something follows it."""
     ends = turn_ends(renderer)
     steps: list[Step] = []
     for conversation in probes:
         answers = [index for index, message in enumerate(conversation.messages) if message.sampled]
         for answer, until in pairwise([*answers, len(conversation.messages)]):
             if answer + 1 < len(conversation.messages) and answer > 0:
-                steps.append(_step(renderer, conversation, answer, until, ends))
-    return AppendOnly(tuple(steps))
+                steps.append(_check_step(renderer, conversation, answer, until, ends))
+    return AppendCheck(tuple(steps))
 
 
 def answer_tail(renderer: Renderer) -> str:
-    """What a template writes after an answer, without the white space around it."""
-    return (_SIMPLE.text(renderer, opens=False) or "").partition(ANSWER)[2].strip()
+    """What a template writes after an answer, stripped."""
+    return (_ONE_ANSWER.try_render(renderer, opens=False) or "").partition(ANSWER)[2].strip()
 
 
 def turn_ends(renderer: Renderer) -> tuple[str, ...]:
-    """The texts that a turn may end with: the tokenizer's end tokens, and what the template writes after an
-    answer."""
+    """The texts that may end a turn: the tokenizer's end tokens, and what the template writes after an answer."""
     tail = answer_tail(renderer)
     tokens = sorted(filter(None, renderer.control_texts), key=len, reverse=True)
-    run = re.compile(f"(?:{'|'.join(map(re.escape, tokens))})+") if tokens else _RUN
+    run = re.compile(f"(?:{'|'.join(map(re.escape, tokens))})+") if tokens else _TAG_RUN
     match = run.search(tail)
     end = match.group() if match is not None else tail if len(tail) <= 40 else ""
     return tuple(dict.fromkeys((*renderer.end_texts, *([end] if end else []))))
 
 
 def sampled_text(written: str, prompt: str, ends: Sequence[str]) -> tuple[str, bool]:
-    """The part of a rendered conversation that a model sampled after a prompt, and whether it ends a turn.
+    """What a model sampled after the prompt in a rendered conversation, and whether that includes an end of turn.
 
-    Of several tokens at its end, the first one that ends turns counts: the others end the conversation.
+    If several tags end the text, the first one that ends turns counts: the others end the conversation.
     """
     rest = written[len(prompt) :]
-    tail = _TAIL.search(rest)
+    tail = _FINAL_TAGS.search(rest)
     last = max((rest.rfind(end) for end in ends if end and rest.rstrip().endswith(end)), default=-1)
     start = min(tail.start() if tail is not None else len(rest), last if last >= 0 else len(rest))
     places = [(at, -len(end)) for end in ends if end and (at := rest.find(end, start)) >= 0]
@@ -175,12 +179,12 @@ def sampled_text(written: str, prompt: str, ends: Sequence[str]) -> tuple[str, b
     return rest[: at - length], True
 
 
-def unwritten(answer: Message, written: str) -> tuple[str, ...]:
-    """The parts of an answer that a text does not hold."""
-    parts = [("text", _PIECES.split(answer.text)), ("reasoning", [answer.reasoning or ""])]
+def missing_parts(answer: Message, written: str) -> tuple[str, ...]:
+    """Which parts of an answer a text lacks: `text`, `reasoning`, `tool calls`."""
+    parts = [("text", _THINK_TAG.split(answer.text)), ("reasoning", [answer.reasoning or ""])]
     missing = [name for name, pieces in parts if any(piece.strip() not in written for piece in pieces)]
     for call in answer.tool_calls:
-        # Its name and the texts among its arguments, each in whatever syntax
+        # The name and the string arguments, in any syntax
         arguments, texts = call.arguments, [[call.name]]
         if isinstance(arguments, str):
             try:
@@ -195,21 +199,21 @@ def unwritten(answer: Message, written: str) -> tuple[str, ...]:
     return tuple(missing)
 
 
-def _step(renderer: Renderer, conversation: Probe, answer: int, until: int, ends: Sequence[str]) -> Step:
-    """What becomes of one answer in the prompt of the next call."""
+def _check_step(renderer: Renderer, conversation: Probe, answer: int, until: int, ends: Sequence[str]) -> Step:
+    """What becomes of one answer in the next prompt, which holds `until` messages."""
     try:
         prompt, after = (conversation.render(renderer, count) for count in (answer, until))
     except RenderError as error:
-        return Step(conversation, answer, until, Fate.REFUSED, refusal=str(error))
-    written = conversation.text(renderer, answer + 1, opens=False)
+        return Step(conversation, answer, until, StepOutcome.REFUSED, refusal=str(error))
+    written = conversation.try_render(renderer, answer + 1, opens=False)
     if written is None or not written.startswith(prompt):
-        outcome = Fate.UNKNOWN if after.startswith(prompt) else Fate.BROKEN
+        outcome = StepOutcome.UNKNOWN if after.startswith(prompt) else StepOutcome.BROKEN
         return Step(conversation, answer, until, outcome, prompt, "", after, common_start(prompt, after))
-    missing = unwritten(conversation.messages[answer], written[len(prompt) :])
+    missing = missing_parts(conversation.messages[answer], written[len(prompt) :])
     if missing:
-        return Step(conversation, answer, until, Fate.LEFT_OUT, left_out=missing)
+        return Step(conversation, answer, until, StepOutcome.LEFT_OUT, left_out=missing)
     sampled, ended = sampled_text(written, prompt, ends)
-    if not ended and not renderer.end_texts and _TAIL.search(sampled):
+    if not ended and not renderer.end_texts and _FINAL_TAGS.search(sampled):
         sampled, ended = sampled.rstrip(), True  # without a tokenizer any token may end a turn
     if ended:
         appended = after.startswith(prompt + sampled)
@@ -220,6 +224,6 @@ def _step(renderer: Renderer, conversation: Probe, answer: int, until: int, ends
         appended = end is not None or (not ends and after.startswith(prompt + body))
         sampled = body + (end or (ends[0] if ends else ""))
     if appended:
-        return Step(conversation, answer, until, Fate.KEPT)
+        return Step(conversation, answer, until, StepOutcome.KEPT)
     at = common_start(prompt + sampled, after)
-    return Step(conversation, answer, until, Fate.BROKEN, prompt, sampled, after, at)
+    return Step(conversation, answer, until, StepOutcome.BROKEN, prompt, sampled, after, at)
