@@ -59,7 +59,7 @@ def nothing_fast() -> Iterator[None]:
     with ExitStack() as stack:
         for target, name, instead in (
             (sys.modules["tito_audit.run.rows"], "number_columns", lambda _: {}),
-            (formats, "_possible", lambda _: tuple((format, False) for format in formats.all_formats())),
+            (formats, "_candidate_formats", lambda _: tuple((format, False) for format in formats.all_formats())),
             (rendered, "render_fast", nothing),
             (rendered, "turn_reader", nothing),
             (logprob_values, "logprob_values_on_mask", nothing),

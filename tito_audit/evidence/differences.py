@@ -252,9 +252,9 @@ class SharedStart(NamedTuple):
 
     cuts: int
     """How many cuts of the text; the last one is that control token. 0: nothing is shared."""
-    first: int
+    recorded_at: int
     """The index of the control token in the recorded ids."""
-    other: int
+    canonical_at: int
     """Its index in the ids of the text."""
     characters: int
     """Where it begins in the text."""
@@ -309,10 +309,10 @@ def compare_text(
     before are paired again without a look inside. For `open_end` and `after` see `align`.
     """
     shared = NOTHING_SHARED if previous is None else previous.shared_start(text, recorded, reference.vocabulary)
-    ids = reference.encode_as(text[shared.characters :], recorded[shared.first :], goes_on=open_end)
+    ids = reference.encode_as(text[shared.characters :], recorded[shared.recorded_at :], goes_on=open_end)
     base = previous.canonical if previous is not None and shared.cuts else None
     if base is not None:
-        ids = np.concatenate([base.ids[: shared.other], ids])
+        ids = np.concatenate([base.ids[: shared.canonical_at], ids])
     canonical = KnownText(reference.tokenizer.control_tokens, text, ids, base, shared.cuts)
     return compare_ids(canonical, recorded, reference, previous, shared, open_end=open_end, after=after)
 
@@ -379,13 +379,16 @@ def compare_between_controls(
         blocks = align_pair(own, theirs)
         differing += stretches(own, theirs, blocks, (recorded, low, canonical_ids, c_low))
     earlier = previous if previous is not None and shared.cuts else Comparison(canonical, recorded)
-    every = [*(pair for pair in earlier.pairs if pair[1] <= shared.first), *pairs]
-    old = [text for text in earlier.texts or () if text[0] <= shared.first]
+    every = [*(pair for pair in earlier.pairs if pair[1] <= shared.recorded_at), *pairs]
+    old = [text for text in earlier.texts or () if text[0] <= shared.recorded_at]
     if old or texts:
         if reference.has_bytes_of(canonical_ids, canonical.text):
             data, rest = canonical.text.encode(), canonical.text[shared.characters :].encode()
         else:
-            data, rest = vocabulary.bytes_of(canonical_ids), vocabulary.bytes_of(canonical_ids[shared.other :])
+            data, rest = (
+                vocabulary.bytes_of(canonical_ids),
+                vocabulary.bytes_of(canonical_ids[shared.canonical_at :]),
+            )
         for checked, part, others in ((texts, data, [*old, *texts]), (old, rest, texts)):
             for _, differs, written in checked:
                 if differs in part or part.count(written) > sum([text.count(written) for _, _, text in others]):
@@ -397,7 +400,7 @@ def _pair_texts(
     recorded: Ids, canonical: Ids, shared: SharedStart, vocabulary: Vocabulary, *, open_end: bool
 ) -> list[Pair] | None:
     """The texts between control tokens that differ, after the shared start; None if they cannot be paired."""
-    own, theirs = recorded[shared.first :], canonical[shared.other :]
+    own, theirs = recorded[shared.recorded_at :], canonical[shared.canonical_at :]
     data, other_data = own.tobytes(), theirs.tobytes()
     if data == other_data or (open_end and other_data.startswith(data)):
         return []
@@ -415,5 +418,5 @@ def _pair_texts(
             elif not (open_end and start == len(own)):
                 return None
         start, other = end + 1, other_end + 1
-    first, other = shared.first, shared.other
+    first, other = shared.recorded_at, shared.canonical_at
     return [(a + first, b + first, c + other, d + other) for a, b, c, d in pairs]

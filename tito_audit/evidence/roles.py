@@ -58,7 +58,7 @@ _ENDS: Mapping[str, bytes] = {
     **dict.fromkeys(("<|end_header_id|>", "<|header_end|>"), b"\n\n"),
     **dict.fromkeys(("<|im_sep|>", "<|im_middle|>", "<|end_of_role|>"), b""),
 }
-_SPEAKERS: Mapping[str, RoleToken] = {
+_ROLE_TOKENS: Mapping[str, RoleToken] = {
     "<｜User｜>": RoleToken("user"),
     "<｜Assistant｜>": RoleToken(ASSISTANT),
     "<｜tool▁outputs▁begin｜>": RoleToken("tool"),
@@ -89,7 +89,7 @@ class Headers:
     openers: Mapping[str, Opener] = field(default_factory=lambda: _OPENERS)
     ends: Mapping[str, bytes] = field(default_factory=lambda: _ENDS)
     """Control tokens that end a header, each with the text that the template writes after it."""
-    named: Mapping[str, RoleToken] = field(default_factory=lambda: _SPEAKERS)
+    role_tokens: Mapping[str, RoleToken] = field(default_factory=lambda: _ROLE_TOKENS)
     word: bytes = b"model"
     """The template's name for the role that answers."""
     given: bytes = b""
@@ -100,7 +100,7 @@ class Headers:
     @property
     def literals(self) -> frozenset[str]:
         """The texts of control tokens in headers."""
-        return frozenset((*self.openers, *self.ends, *self.named, TOOL_END))
+        return frozenset((*self.openers, *self.ends, *self.role_tokens, TOOL_END))
 
     def speaker(self, header: bytes, opener: str) -> str | None:
         """Who speaks after a header with these words; None for a header without words."""
@@ -148,7 +148,7 @@ def headers_of(generation_prompt: str, control_texts: Sequence[str], speakers: S
     if word:
         openers = {before[-2]: Opener(), **headers.openers}
         return replace(headers, openers=openers, ends={**headers.ends, literal: close}, word=word)
-    return replace(headers, named={**headers.named, literal: RoleToken(ASSISTANT, close)})
+    return replace(headers, role_tokens={**headers.role_tokens, literal: RoleToken(ASSISTANT, close)})
 
 
 TEMPLATE, UNKNOWN = "template", "unknown"
@@ -327,15 +327,15 @@ class _RoleReader:
         elif literal in headers.openers and self._opens(at, literal):
             self._role, self._opener = UNKNOWN, literal
             of_control = ASSISTANT if self._sampled_header else TEMPLATE
-        elif literal in headers.named or literal == TOOL_END:
+        elif literal in headers.role_tokens or literal == TOOL_END:
             self._opener = None
             if literal in (_GROUP, _GROUP_END):
                 self._grouped = literal == _GROUP
             if literal == TOOL_END and self._grouped:
                 of_control = TEMPLATE
             else:
-                named = headers.named.get(literal, RoleToken(ASSISTANT))
-                self._role, self._close = headers.speakers.speaker(named.role), named.close
+                token = headers.role_tokens.get(literal, RoleToken(ASSISTANT))
+                self._role, self._close = headers.speakers.speaker(token.role), token.close
                 self._note_answer_start(at + 1)
                 of_control = GENERATION_PROMPT if self._role == ASSISTANT else TEMPLATE
         elif literal in headers.ends and self._opener is not None:
