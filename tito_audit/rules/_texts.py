@@ -138,8 +138,11 @@ def without_prefill(evidence: Evidence, number: int, text: str) -> str:
 @memoized
 def _prefills(evidence: Evidence) -> dict[int | None, str]:
     """The prefill of each turn that has one."""
-    prefills = [each for each in evidence.differences if each.known_cause is PREFILL]
-    return {each.turn: each.recorded.data.decode("utf-8", "replace").strip() for each in prefills}
+    prefills: dict[int | None, str] = {}
+    for each in evidence.differences:
+        if each.known_cause is PREFILL:
+            prefills[each.turn] = each.recorded.data.decode("utf-8", "replace").strip()
+    return prefills
 
 
 @memoized

@@ -86,8 +86,7 @@ def another_unit(evidence: Evidence) -> Iterator[Hit]:
         ratio = decimal(float(np.median(own[other < 0] / other[other < 0])), 3)
         message = f"`{wrong}` holds logarithms of {base}: its values are those of `{right}` times {ratio}"
         start, end = int(pair.at[0]), int(pair.at[-1]) + 1
-        recorded = head(evidence, pair.ids[start:end])
-        yield Hit(pair.where, start, end, message, pair.turn, base, recorded=recorded)
+        yield Hit(pair.where, start, end, message, pair.turn, base, recorded=head(evidence, pair.ids[start:end]))
     if _zigzags_early(evidence):
         return
     # The values of all calls, or of the row, may be sums up to each token.
