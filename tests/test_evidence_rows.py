@@ -272,7 +272,7 @@ def settled(view: RowView | None, rollout: Rollout, tokenizer: Tokenizer, render
     """The view with its turn ends as mask and logprobs show them, which is judged elsewhere."""
     row = rollout.training_row
     reference = Reference(tokenizer, renderer)
-    return None if view is None or row is None else judge_view(view, row, reference.end_ids(), reference.text)[0]
+    return None if view is None or row is None else judge_view(view, row, reference.end_ids(), reference.decode)[0]
 
 
 def unique(differences: list[Difference]) -> list[Difference]:

@@ -173,7 +173,7 @@ def test_a_text_is_borne_out_by_the_ids_that_spell_it(seed: int) -> None:
         if len(other):
             other[dice.randrange(len(other))] = 300
         for recorded in (other, ids, ids[:-1], np.append(ids, np.int32(300))):
-            assert reference.spells(recorded, text) == (reference.text(recorded) == text)
+            assert reference.spells(recorded, text) == (reference.decode(recorded) == text)
     broken = toy.toy_tokenizer().vocabulary.ids_of_bytes(b"\xe2")[0]
     assert not reference.spells(np.array([broken], np.int32), "\ufffd"), "the bytes were lost on the way"
 
@@ -212,7 +212,7 @@ def grown_and_whole(dice: random.Random) -> int:
         places = [wanted.index(stated(one)) for one in found]
         assert places == sorted(set(places)), "what is found is found in the whole too, in order"
         assert {one.key for at, one in enumerate(every) if at not in places} <= known, "the rest was found before"
-        if reference.text(recorded) != text:
+        if reference.decode(recorded) != text:
             assert before.texts is None or before.texts
         elif before.texts is not None:
             assert places == list(range(left_out, len(every)))
@@ -269,7 +269,7 @@ def test_of_texts_that_differ_alone_the_same_is_found_as_of_the_whole(seed: int)
     open_end, after = dice.random() < 0.5, dice.choice((0, 0, dice.randrange(len(recorded))))
     if open_end:
         encoded = np.append(encoded, np.array(encode("<|im_end|>\n" * dice.randrange(3)), np.int32))
-    whole = reference.text(encoded)
+    whole = reference.decode(encoded)
     known = KnownText(reference.tokenizer.control_tokens, whole, encoded)
     changed = compare_between_controls(known, recorded, reference, open_end=open_end, after=after)
     event("alone" if changed is not None else "whole")

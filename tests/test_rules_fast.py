@@ -21,7 +21,7 @@ from tests.tiers import examples
 from tito_audit.errors import RecordError
 from tito_audit.evidence.judgement import row_mask_slide
 from tito_audit.evidence.logprob_values import IMPOSSIBLE
-from tito_audit.evidence.logprobs import shifts, verified_parts
+from tito_audit.evidence.logprobs import logprob_shifts, verified_parts
 from tito_audit.evidence.masks import (
     exact_mask_slide,
     left_out,
@@ -318,7 +318,7 @@ def test_slides_that_are_cut_off_are_those_of_the_simple_form(evidence: Evidence
 def test_shifts_against_calls_hold_every_wrong_value_and_no_turn_without_one(evidence: Evidence) -> None:
     row, view, _, _ = parts(evidence)
     wrong = simple_wrong(row, view)
-    found = shifts(evidence)
+    found = logprob_shifts(evidence)
     assert {one.turn for one in found} >= {turn for turn, _ in marked_turns(view, wrong)}
     if any(one.offset for one in found):
         return  # turns with values that are exact only at the offset moved with them
@@ -345,7 +345,7 @@ def test_values_that_are_no_logprobs_are_found_wherever_they_enter_the_loss(
         runs = [(0, len(mask))]
     else:
         runs = simple_runs(mask & view.sampled)
-        if shifts(evidence):
+        if logprob_shifts(evidence):
             assert [*hits("LPR503", evidence), *hits("LPR505", evidence)] == []
             return
     finite = np.isfinite(logprobs)
@@ -402,7 +402,7 @@ def simple_constant(logprobs: Logprobs, stands_in: Mask, stretches: Runs) -> boo
 @given(rows(calls=True))
 def test_zeros_are_proven_wrong_by_the_calls_outside_of_constant_stretches(evidence: Evidence) -> None:
     _, view, mask, logprobs = parts(evidence)
-    if shifts(evidence):
+    if logprob_shifts(evidence):
         return
     assert view.expected_logprobs is not None
     expected = view.expected_logprobs

@@ -56,9 +56,9 @@ class Chains:
     links: tuple[Link, ...]
     """In turn order."""
     completions: tuple[tuple[CompletionSpan, ...], ...]
-    """For turn k, the completions known to be in its prompt + completion, in order."""
+    """For each turn, the completions known to be in its prompt + completion, in order."""
     seen: tuple[Ids | None, ...]
-    """For turn k, its prompt + completion; None without ids."""
+    """For each turn, its prompt + completion; None without ids."""
     differences: Sequence[Difference]
     """Where later prompts hold other tokens than those seen or sampled before."""
 
@@ -81,64 +81,64 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
     completions: list[tuple[CompletionSpan, ...]] = []
     differences: list[Difference] = []
     earlier = Histories()
-    for k, turn in enumerate(turns):
+    for number, turn in enumerate(turns):
         differing: Sequence[Stretch] = []
         link = None
         if turn.prompt_ids is not None and earlier:
-            link, differing = _link_turn(rollout, k, earlier, completions, reference)
+            link, differing = _link_turn(rollout, number, earlier, completions, reference)
             links.append(link)
         if link is not None and (parent := link.parent) is not None:
             for stretch in differing:
                 if not len(stretch.canonical.ids):
-                    effect = f"turn {k} did not see these tokens"
+                    effect = f"turn {number} did not see these tokens"
                 elif not len(stretch.recorded.ids):
-                    effect = f"turn {k} saw tokens that turn {parent} lacks"
+                    effect = f"turn {number} saw tokens that turn {parent} lacks"
                 else:
                     same = stretch.recorded.data == stretch.canonical.data
-                    effect = f"turn {k} saw the {'re-encoded' if same else 'rewritten'} tokens"
+                    effect = f"turn {number} saw the {'re-encoded' if same else 'rewritten'} tokens"
                 spans = completions[parent]
-                new = difference(stretch, Against.NEXT_PROMPT, Severity.ERROR, effect, parent, spans, k)
+                new = difference(stretch, Against.NEXT_PROMPT, Severity.ERROR, effect, parent, spans, number)
                 differences.append(new)
         spans = ()
         if turn.prompt_ids is not None and turn.completion_ids is not None:
             if link is not None and link.kind is LinkKind.CONTINUES and link.parent is not None:
                 spans = completions[link.parent]
             start, end = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.completion_ids)
-            spans = (*spans, CompletionSpan(k, start, end, turn.message_index))
+            spans = (*spans, CompletionSpan(number, start, end, turn.message_index))
         completions.append(spans)
-        if turn.prompt_ids is not None and (tokens := seen[k]) is not None:
-            earlier.add(History(k, turn.prompt_ids, tokens))
+        if turn.prompt_ids is not None and (tokens := seen[number]) is not None:
+            earlier.add(History(number, turn.prompt_ids, tokens))
     return Chains(tuple(links), tuple(completions), seen, differences)
 
 
 def _link_turn(
     rollout: Rollout,
-    k: int,
+    number: int,
     earlier: Histories,
     completions: Sequence[tuple[CompletionSpan, ...]],
     reference: Reference | None,
 ) -> tuple[Link, Sequence[Stretch]]:
-    """The link of turn k to the turns before it, and the stretches where its prompt differs from what was seen."""
-    prompt = rollout.turns[k].prompt_ids
+    """The link of a turn to the turns before it, and the stretches where its prompt differs from what was seen."""
+    prompt = rollout.turns[number].prompt_ids
     assert prompt is not None
-    link = link_by_ids(k, prompt, earlier)
+    link = link_by_ids(number, prompt, earlier)
     if link is not None:
         return link, []
     if reference is None:
-        return link_without_text(k, prompt, earlier), []
+        return link_without_text(number, prompt, earlier), []
     last = earlier.last
     whole = KnownText(reference.tokenizer.control_tokens, "", prompt)
     changed = compare_between_controls(whole, last.seen, reference, open_end=True)
     if changed is not None and not changed[1].texts:
-        return broken_link(k, prompt, last, LinkKind.RETOKENIZED), starting_before(changed[0], len(last.seen))
+        return broken_link(number, prompt, last, LinkKind.RETOKENIZED), starting_before(changed[0], len(last.seen))
     data, last_data = reference.pieces(prompt), reference.pieces(last.seen)
     if data.data.startswith(last_data.data):
         differing = stretches_in_history(last_data, data, 0, frozenset())
-        return broken_link(k, prompt, last, LinkKind.RETOKENIZED), differing
+        return broken_link(number, prompt, last, LinkKind.RETOKENIZED), differing
     last_prompt = reference.vocabulary.bytes_of(last.prompt)
     inside = data.data.startswith(last_prompt)
-    goes_on = messages_changed(rollout, last.turn, k, last_prompt, data.data) is False
-    if goes_on or write_one_conversation(rollout, last.turn, k):
+    goes_on = messages_changed(rollout, last.turn, number, last_prompt, data.data) is False
+    if goes_on or write_one_conversation(rollout, last.turn, number):
         parent = earlier.closest(prompt)
     else:
         parent = earlier.longest_prefix_or_closest(prompt)
@@ -146,9 +146,9 @@ def _link_turn(
         resumed = last if inside and len(last.prompt) >= len(parent.seen) else None
         resumed = resumed or _find_resumed_call(data, parent, earlier, completions, reference)
         if resumed is None:
-            return sibling_link(k, prompt, parent, last), []
+            return sibling_link(number, prompt, parent, last), []
         parent = last if starts_with(last.prompt, parent.seen) else resumed
-    return _link_by_text(rollout, k, last if inside else parent, data, completions, reference)
+    return _link_by_text(rollout, number, last if inside else parent, data, completions, reference)
 
 
 def _find_resumed_call(
@@ -179,7 +179,7 @@ def _find_resumed_call(
 
 def _link_by_text(
     rollout: Rollout,
-    k: int,
+    number: int,
     parent: History,
     prompt: Pieces,
     by_turn: Sequence[tuple[CompletionSpan, ...]],
@@ -198,16 +198,18 @@ def _link_by_text(
         ends = _turn_end_bytes(reference)
         if not (
             (followed and all(map(tools_differ, differing)))
-            or write_one_conversation(rollout, parent.turn, k)
+            or write_one_conversation(rollout, parent.turn, number)
             or any(contains_answer(prompt.data, seen, completion, ends) for completion in completions)
         ):
             alone = "its prompt does not share even its first message with any earlier call"
-            return broken_link(k, prompt.ids, parent, LinkKind.ORPHAN, alone), []
-    changed = messages_changed(rollout, parent.turn, k, reference.vocabulary.bytes_of(parent.prompt), prompt.data)
+            return broken_link(number, prompt.ids, parent, LinkKind.ORPHAN, alone), []
+    changed = messages_changed(
+        rollout, parent.turn, number, reference.vocabulary.bytes_of(parent.prompt), prompt.data
+    )
     what = describe_history_edit(differing, seen, prompt, completions, rollout, reference)
     if changed or (what is not None and (changed is None or what.endswith(INSERTED))):
-        return broken_link(k, prompt.ids, parent, LinkKind.REWRITTEN, what or "messages changed"), []
-    return broken_link(k, prompt.ids, parent, LinkKind.TEMPLATE), differing
+        return broken_link(number, prompt.ids, parent, LinkKind.REWRITTEN, what or "messages changed"), []
+    return broken_link(number, prompt.ids, parent, LinkKind.TEMPLATE), differing
 
 
 def _turn_end_bytes(reference: Reference) -> list[bytes]:
@@ -232,9 +234,9 @@ def stretches_in_history(
 def _end_of_diverged_answer(seen: Pieces, prompt: Pieces, diverges_at: int, end_ids: frozenset[int]) -> int:
     """The prompt token at which an answer ends whose text diverges from what was seen at byte `diverges_at`."""
     ends = np.fromiter(end_ids, np.int64)
-    is_end = np.isin(prompt.ids, ends)
+    is_turn_end = np.isin(prompt.ids, ends)
     later = prompt.end > diverges_at
-    closers, openers = ((tokens & later).nonzero()[0] for tokens in (is_end, prompt.control & ~is_end))
+    closers, openers = ((tokens & later).nonzero()[0] for tokens in (is_turn_end, prompt.control & ~is_turn_end))
     rest = seen.ids[int(seen.end.searchsorted(diverges_at, side="right")) :]
     if len(rest) and len(openers) and np.isin(rest, ends).all():  # only the end of the answer is missing
         first = int(later.argmax())

@@ -84,9 +84,9 @@ def answers_to_reencode(
                 break
         else:
             prompt = call.prompt_ids if call.prompt_ids is not None else empty_ids()
-            tail = prompt[reference.tail_start(prompt) :]
+            tail = prompt[reference.last_control_token(prompt) :]
             ids = np.concatenate([tail, call.completion_ids])
-            answers.append(CompletionInContext(number, ids, len(tail), reference.text(ids)))
+            answers.append(CompletionInContext(number, ids, len(tail), reference.decode(ids)))
     return answers
 
 

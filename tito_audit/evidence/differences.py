@@ -63,7 +63,7 @@ def stretches(
     at token `first`. Places then count from their start.
     """
     differing = blocks.differing_blocks() if isinstance(blocks, Blocks) else blocks
-    few = len(differing) * _WINDOW < len(recorded.data)
+    keep_own = len(differing) * _WINDOW < len(recorded.data)
     ids, first, others, c_first = within or (recorded.ids, 0, canonical.ids, 0)
     return [
         Stretch(
@@ -72,8 +72,8 @@ def stretches(
             end + first,
             c_start + c_first,
             c_end + c_first,
-            _text_side(recorded, start, end, few),
-            _text_side(canonical, c_start, c_end, few),
+            _text_side(recorded, start, end, keep_own),
+            _text_side(canonical, c_start, c_end, keep_own),
             equal_around(ids, (start + first, end + first), others, (c_start + c_first, c_end + c_first)),
         )
         for block in differing
@@ -101,9 +101,9 @@ def equal_around(
     return before, after
 
 
-def _text_side(pieces: Pieces, start: int, end: int, few: bool) -> TextSide:
-    """One side of a stretch. If there are few, each keeps only its own text; many share the whole sequence."""
-    if not few:
+def _text_side(pieces: Pieces, start: int, end: int, keep_own: bool) -> TextSide:
+    """One side of a stretch: with `keep_own` only the text around it, else the whole sequence, which all share."""
+    if not keep_own:
         return TextSide(pieces, start, end)
     near, low = pieces.with_context(start, end)
     return TextSide(near, start - low, end - low)
@@ -252,9 +252,9 @@ class SharedStart(NamedTuple):
 
     cuts: int
     """How many cuts of the text; the last one is that control token. 0: nothing is shared."""
-    first: int
+    recorded_at: int
     """The index of the control token in the recorded ids."""
-    other: int
+    canonical_at: int
     """Its index in the ids of the text."""
     characters: int
     """Where it begins in the text."""
@@ -296,56 +296,58 @@ class Comparison:
 def compare_text(
     text: str,
     recorded: Ids,
-    before: Comparison | None,
+    previous: Comparison | None,
     reference: Reference,
     *,
     open_end: bool = False,
     after: int = 0,
 ) -> tuple[Sequence[Stretch], Comparison]:
-    """Where recorded ids differ from today's ids of a text, beyond the part compared `before`; and the comparison.
+    """Where recorded ids differ from today's ids of a text, after what `previous` compared; and the comparison.
 
     Texts between control tokens that both sides have are compared alone, so nothing before a shared control token
     affects what follows it. If more than that differs, the whole text is aligned, and ranges that were paired
     before are paired again without a look inside. For `open_end` and `after` see `align`.
     """
-    shared = before.shared_start(text, recorded, reference.vocabulary) if before is not None else NOTHING_SHARED
-    own = recorded[shared.first :]
-    canonical = encoded = reference.encode_as(text[shared.characters :], own, goes_on=open_end)
-    base = before.canonical if before is not None and shared.cuts else None
+    shared = NOTHING_SHARED if previous is None else previous.shared_start(text, recorded, reference.vocabulary)
+    ids = reference.encode_as(text[shared.characters :], recorded[shared.recorded_at :], goes_on=open_end)
+    base = previous.canonical if previous is not None and shared.cuts else None
     if base is not None:
-        canonical = np.concatenate([base.ids[: shared.other], encoded])
-    whole = KnownText(reference.tokenizer.control_tokens, text, canonical, base, shared.cuts)
-    return compare_ids(whole, recorded, reference, before, shared, open_end=open_end, after=after)
+        ids = np.concatenate([base.ids[: shared.canonical_at], ids])
+    canonical = KnownText(reference.tokenizer.control_tokens, text, ids, base, shared.cuts)
+    return compare_ids(canonical, recorded, reference, previous, shared, open_end=open_end, after=after)
 
 
 def compare_ids(
-    whole: KnownText,
+    canonical: KnownText,
     recorded: Ids,
     reference: Reference,
-    before: Comparison | None = None,
+    previous: Comparison | None = None,
     shared: SharedStart = NOTHING_SHARED,
     *,
     open_end: bool = False,
     after: int = 0,
 ) -> tuple[Sequence[Stretch], Comparison]:
     """What `compare_text` returns, for a text whose ids are known."""
-    changed = compare_between_controls(whole, recorded, reference, before, shared, open_end=open_end, after=after)
+    changed = compare_between_controls(
+        canonical, recorded, reference, previous, shared, open_end=open_end, after=after
+    )
     if changed is not None:
         return changed
     known_pairs: Sequence[Pair] = ()
-    if before is not None:  # in the common start, pairs differ as they did before
-        size, other_size = common_prefix(recorded, before.recorded), common_prefix(whole.ids, before.canonical.ids)
-        known_pairs = [pair for pair in before.pairs if pair[1] < size and pair[3] < other_size]
-    both, pairs = (reference.pieces(recorded), reference.pieces(whole.ids)), list[Pair]()
+    if previous is not None:  # in the common start, pairs differ as they did before
+        size = common_prefix(recorded, previous.recorded)
+        other_size = common_prefix(canonical.ids, previous.canonical.ids)
+        known_pairs = [pair for pair in previous.pairs if pair[1] < size and pair[3] < other_size]
+    both, pairs = (reference.pieces(recorded), reference.pieces(canonical.ids)), list[Pair]()
     blocks = align(*both, open_end=open_end, compare_from=after, known_pairs=known_pairs, pairs=pairs)
-    return stretches(*both, blocks), Comparison(whole, recorded, pairs, None)
+    return stretches(*both, blocks), Comparison(canonical, recorded, pairs, None)
 
 
 def compare_between_controls(
-    whole: KnownText,
+    canonical: KnownText,
     recorded: Ids,
     reference: Reference,
-    before: Comparison | None = None,
+    previous: Comparison | None = None,
     shared: SharedStart = NOTHING_SHARED,
     *,
     open_end: bool = False,
@@ -356,8 +358,8 @@ def compare_between_controls(
     None unless both sides have the same control tokens in the same order, with text between the same ones, and no
     text that differs occurs elsewhere on the other side: only then does `align` pair texts at the same place.
     """
-    vocabulary, canonical = reference.vocabulary, whole.ids
-    pairs = _pair_texts(recorded, canonical, shared, vocabulary, open_end=open_end)
+    vocabulary, canonical_ids = reference.vocabulary, canonical.ids
+    pairs = _pair_texts(recorded, canonical_ids, shared, vocabulary, open_end=open_end)
     if pairs is None:
         return None
     differing: list[Stretch] = []
@@ -366,7 +368,7 @@ def compare_between_controls(
         # A difference keeps the control tokens around the text as its context.
         low, c_low = max(start - 1, 0), max(other - 1, 0)
         own = reference.pieces(recorded[low : end + 1].copy())
-        theirs = reference.pieces(canonical[c_low : other_end + 1].copy())
+        theirs = reference.pieces(canonical_ids[c_low : other_end + 1].copy())
         if own.data != theirs.data:
             written = theirs.bytes_of(other - c_low, other_end - c_low)
             texts.append((end, own.bytes_of(start - low, end - low), written))
@@ -375,27 +377,30 @@ def compare_between_controls(
         if 0 in vocabulary.byte_lengths(own.ids) or 0 in vocabulary.byte_lengths(theirs.ids):
             return None  # `align` joins tokens without bytes to the one before them
         blocks = align_pair(own, theirs)
-        differing += stretches(own, theirs, blocks, (recorded, low, canonical, c_low))
-    earlier = before if before is not None and shared.cuts else Comparison(whole, recorded)
-    every = [*(pair for pair in earlier.pairs if pair[1] <= shared.first), *pairs]
-    old = [text for text in earlier.texts or () if text[0] <= shared.first]
+        differing += stretches(own, theirs, blocks, (recorded, low, canonical_ids, c_low))
+    earlier = previous if previous is not None and shared.cuts else Comparison(canonical, recorded)
+    every = [*(pair for pair in earlier.pairs if pair[1] <= shared.recorded_at), *pairs]
+    old = [text for text in earlier.texts or () if text[0] <= shared.recorded_at]
     if old or texts:
-        if reference.has_bytes_of(canonical, whole.text):
-            data, rest = whole.text.encode(), whole.text[shared.characters :].encode()
+        if reference.has_bytes_of(canonical_ids, canonical.text):
+            data, rest = canonical.text.encode(), canonical.text[shared.characters :].encode()
         else:
-            data, rest = vocabulary.bytes_of(canonical), vocabulary.bytes_of(canonical[shared.other :])
+            data, rest = (
+                vocabulary.bytes_of(canonical_ids),
+                vocabulary.bytes_of(canonical_ids[shared.canonical_at :]),
+            )
         for checked, part, others in ((texts, data, [*old, *texts]), (old, rest, texts)):
             for _, differs, written in checked:
                 if differs in part or part.count(written) > sum([text.count(written) for _, _, text in others]):
                     return None
-    return differing, Comparison(whole, recorded, every, [*old, *texts])
+    return differing, Comparison(canonical, recorded, every, [*old, *texts])
 
 
 def _pair_texts(
     recorded: Ids, canonical: Ids, shared: SharedStart, vocabulary: Vocabulary, *, open_end: bool
 ) -> list[Pair] | None:
     """The texts between control tokens that differ, after the shared start; None if they cannot be paired."""
-    own, theirs = recorded[shared.first :], canonical[shared.other :]
+    own, theirs = recorded[shared.recorded_at :], canonical[shared.canonical_at :]
     data, other_data = own.tobytes(), theirs.tobytes()
     if data == other_data or (open_end and other_data.startswith(data)):
         return []
@@ -413,5 +418,5 @@ def _pair_texts(
             elif not (open_end and start == len(own)):
                 return None
         start, other = end + 1, other_end + 1
-    first, other = shared.first, shared.other
+    first, other = shared.recorded_at, shared.canonical_at
     return [(a + first, b + first, c + other, d + other) for a, b, c, d in pairs]

@@ -93,7 +93,7 @@ def gather(
     if reference is not None and rollout.stated.converted_tools:
         rollout = replace(rollout, tools=tools_as_sent(rollout, reference.vocabulary))
     unrelated: list[Unrelated] = []
-    if reference is not None and rollout.turns and messages_are_unrelated(rollout, reference.text):
+    if reference is not None and rollout.turns and messages_are_unrelated(rollout, reference.decode):
         unrelated.append(UNRELATED_MESSAGES)
         rollout = _without_messages(rollout, _OF_OTHERS)
     chains = chain_turns(rollout, reference)
@@ -105,7 +105,7 @@ def gather(
         if renderer is not None:
             texts, errors, confirmed = render_texts(rollout, chains, reference)
         answers = answers_to_reencode(rollout, chains, reference, confirmed)
-    row, row_differences, row_error, unrelated_part, unused = _compare_row(rollout, chains, reference)
+    view, row_differences, row_error, unrelated_part, unused = _compare_row(rollout, chains, reference)
     if unused:
         rollout = _without_messages(rollout, unused)
     if unrelated_part is not None:
@@ -115,33 +115,33 @@ def gather(
         else:
             because = "the training row is not of them"
             rollout = replace(rollout, stated=rollout.stated.not_used(Unread.CALLS, because))
-    judged = None
-    if row is not None and rollout.training_row is not None and reference is not None:
-        of_sft = (rollout.training_row.logprobs is None or rollout.stated.kind is not None) and is_sft(rollout)
-        row = with_trained_edges(row, rollout.training_row, reference) if of_sft else row
-        row, judged = judge_view(row, rollout.training_row, reference.end_ids(), reference.text, conventions)
-        row = with_sampled_ends(row) if of_sft else row
+    row, judged = rollout.training_row, None
+    if view is not None and row is not None and reference is not None:
+        of_sft = (row.logprobs is None or rollout.stated.kind is not None) and is_sft(rollout)
+        view = with_trained_edges(view, row, reference) if of_sft else view
+        view, judged = judge_view(view, row, reference.end_ids(), reference.decode, conventions)
+        view = with_sampled_ends(view) if of_sft else view
     differences: Sequence[Difference] = merge_duplicates((*chains.differences, *row_differences))
     if reference is not None:
         from_encoding = reencoded_differences(rollout, answers, reference) if answers else ()
         from_template = rendered_differences(rollout, chains, texts, reference) if texts else ()
         groups = [group for group in (from_encoding, from_template) if group]
         if differences or groups:
-            differences = _combine_differences(differences, groups, reference, rollout.training_row)
+            differences = _combine_differences(differences, groups, reference, row)
             differences = with_known_causes(rollout, differences, reference)
-    rendered = bool(texts) or (row is not None and not rollout.turns and bool(rollout.messages))
+    rendered = bool(texts) or (view is not None and not rollout.turns and bool(rollout.messages))
     compared = frozenset(texts)
     if rendered and not texts and renderer is not None and row_error is None:
         compared = frozenset((None,))
     return Evidence(
         rollout,
         reference.vocabulary if reference else None,
-        _find_needs_met(rollout, reference, renderer, sampled_known=row is not None, rendered=rendered),
+        _find_needs_met(rollout, reference, renderer, sampled_known=view is not None, rendered=rendered),
         bos_id=tokenizer.bos_id if tokenizer else None,
         end_ids=reference.end_ids() if reference else frozenset(),
         differences=tuple(differences),
         links=chains.links,
-        row=row,
+        row=view,
         rendered=compared,
         render_errors=errors if row_error is None else (*errors, (None, row_error)),
         date_formats=date_formats(renderer) if differences and renderer is not None else (),

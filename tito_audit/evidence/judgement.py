@@ -23,9 +23,9 @@ from tito_audit.evidence.logprob_values import (
     logprob_values_on_mask,
     wrapped_places,
 )
-from tito_audit.evidence.masks import exact_mask_slide, is_end, possible_spans, sampled_turns, slide_back
+from tito_audit.evidence.masks import exact_mask_slide, is_turn_end, possible_spans, sampled_turns, slide_back
 from tito_audit.evidence.model import Evidence, RowView, SampledSpan, Verified
-from tito_audit.evidence.readings import Fit, Readings
+from tito_audit.evidence.readings import Readings, SlideFit
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.reading import NO_CONVENTIONS, Conventions, Slide
@@ -36,7 +36,7 @@ _THINK = re.compile(r"\s*<think>\s*(?:</think>\s*)?")
 
 
 JUDGEMENT = "judgement"
-"""The key of the judgement in the memo of the evidence."""
+"""The key of the judgement in the memo of its evidence, where `gather` may put it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Judgement:
     """None if values of the logprob column and its fill cannot be told apart."""
     departures: int | None = 0
     """How many departures from the usual a reading without fault supposes; None if there is no such reading."""
-    fits: tuple[Fit, ...] = ()
+    fits: tuple[SlideFit, ...] = ()
     """Every slide that explains the row, the simplest first; of a plausible row, only slides of the whole row."""
     may_lack_values: bool = False
     """Whether both columns may be in place, with logprobs missing that the loss needs."""
@@ -67,7 +67,7 @@ class Judgement:
         return self.departures is not None
 
     @property
-    def fit(self) -> Fit | None:
+    def fit(self) -> SlideFit | None:
         """The slide of a faulty row, if a single one explains it."""
         return self.fits[0] if len(self.fits) == 1 and not self.is_plausible and not self.may_lack_values else None
 
@@ -95,7 +95,10 @@ class Judgement:
 
 def judgement(evidence: Evidence) -> Judgement | None:
     """The judgement of the training row; None without a row, or if nothing says what was sampled."""
-    return evidence.once(JUDGEMENT, _judge_row)
+    if JUDGEMENT not in evidence.memo:
+        evidence.memo[JUDGEMENT] = _judge_row(evidence)
+    judged: Judgement | None = evidence.memo[JUDGEMENT]
+    return judged
 
 
 def _judge_row(evidence: Evidence) -> Judgement | None:
@@ -219,20 +222,20 @@ def judge_spans(
     departures = readings.departures_in_place()
     explains_mask = True
     if departures is not None:
-        fits = readings.slides(of_row=True)
+        fits = readings.find_fits(of_row=True)
     else:
-        fits = readings.slides()
+        fits = readings.find_fits()
         if not fits and not readings.may_lack_values and values is not None:
             # Try without the values that `np.roll` may have carried to an end of the row.
             real = values.real.copy()
             for far in (MAX_SLIDE, -MAX_SLIDE):
                 real[wrapped_places(spans, far, len(real))] = False
             without_wrapped = Readings(spans, mask, replace(values, real=real), covered, stated)
-            fits = without_wrapped.slides()
+            fits = without_wrapped.find_fits()
             if fits or without_wrapped.may_lack_values:
                 readings = without_wrapped
         if not fits and not readings.may_lack_values and mask is not None and values is not None:
-            explains_mask, fits = False, readings.slides(with_mask=False)
+            explains_mask, fits = False, readings.find_fits(with_mask=False)
             if readings.values_in_place:
                 fits = []  # only the mask is wrong
     assumed = [fit for fit in fits if fit.slide == stated.slide]
@@ -331,7 +334,7 @@ def _judge_exact_row(row: TrainingRow, spans: tuple[SampledSpan, ...]) -> Judgem
 
 def _spans_by_roles(view: RowView, row: TrainingRow, end_ids: frozenset[int]) -> tuple[SampledSpan, ...]:
     """The spans sampled according to roles or messages, each with its possible ends."""
-    spans = possible_spans(view.sampled, lambda place: is_end(place, row.token_ids, view, end_ids))
+    spans = possible_spans(view.sampled, lambda place: is_turn_end(place, row.token_ids, view, end_ids))
     return _apply_finish_reasons(spans, row)
 
 

@@ -65,10 +65,10 @@ def verified_parts(evidence: Evidence) -> Verified:
         return Verified.NOTHING if turns else evidence.verified
     columns = [turn.completion_logprobs for turn in turns if turn.completion_logprobs is not None]
     values = np.concatenate([np.empty(0), *columns])
-    if (
-        not len(values)
-        or not LOWEST_LOGPROB < np.minimum.reduce(values) <= (highest := np.maximum.reduce(values)) <= 0
-    ):
+    if not len(values):
+        return Verified.NOTHING
+    lowest, highest = np.minimum.reduce(values), np.maximum.reduce(values)
+    if not LOWEST_LOGPROB < lowest <= highest <= 0:
         return Verified.NOTHING
     if any([len(column) > 1 and column[0] == column[1] for column in columns]):  # noqa: C419  # a list is quicker
         return Verified.NOTHING
@@ -77,7 +77,7 @@ def verified_parts(evidence: Evidence) -> Verified:
 
 
 @memoized
-def shifts(evidence: Evidence) -> list[LogprobShift]:
+def logprob_shifts(evidence: Evidence) -> list[LogprobShift]:
     """The ranges of the row whose logprobs provably belong to other tokens."""
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.logprobs is None:
@@ -102,17 +102,8 @@ def shifts(evidence: Evidence) -> list[LogprobShift]:
     spans = [judged.spans[number] for number in judged.fit.answers] if judged.fit else [*judged.spans]
     trained = row.loss_mask if row.loss_mask is not None else judged.values.real
     lost = int((trained & ~judged.values.real).sum())
-    shift = LogprobShift(
-        spans[0].start,
-        spans[-1].ends[-1],
-        None,
-        judged.slide.logprobs,
-        False,
-        lost,
-        slides,
-        judged.may_lack_values,
-    )
-    return [shift]
+    start, end, offset = spans[0].start, spans[-1].ends[-1], judged.slide.logprobs
+    return [LogprobShift(start, end, None, offset, False, lost, slides, judged.may_lack_values)]
 
 
 def _shifts_against_calls(
@@ -212,7 +203,7 @@ def slides_against_mask(row: TrainingRow) -> tuple[Slide, ...]:
     lacks = values.clear_fill and bool((row.loss_mask & ~values.real).any())
     if readings.values_in_place and not lacks:
         return ()
-    return tuple(fit.slide for fit in readings.slides(of_row=True))
+    return tuple(fit.slide for fit in readings.find_fits(of_row=True))
 
 
 def _spans_of_runs(mask: Mask) -> list[SampledSpan]:

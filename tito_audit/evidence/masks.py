@@ -88,7 +88,7 @@ def _any_inside_turns(tokens: Mask, evidence: Evidence, first: int) -> bool:
     assert row is not None
     assert view is not None
     places = (tokens.nonzero()[0] + first).tolist()
-    return any(not is_end(place, row.token_ids, view, evidence.end_ids) for place in places)
+    return any(not is_turn_end(place, row.token_ids, view, evidence.end_ids) for place in places)
 
 
 def may_be_inverted(evidence: Evidence) -> bool:
@@ -165,12 +165,12 @@ def sampled_turns(evidence: Evidence) -> list[tuple[int | None, list[tuple[int, 
     return [(key if key >= 0 else None, spans) for key, spans in turns.items()]
 
 
-def possible_spans(sampled: Mask, is_end: Callable[[int], bool]) -> tuple[SampledSpan, ...]:
-    """The sampled runs, each with its possible ends; `is_end` says whether a token of the row ends a turn."""
+def possible_spans(sampled: Mask, is_turn_end: Callable[[int], bool]) -> tuple[SampledSpan, ...]:
+    """The sampled runs, each with its possible ends; `is_turn_end` says whether a token of the row ends a turn."""
     spans = []
     for start, stop in trained_runs(sampled):
         first = stop
-        while first > start and is_end(first - 1):
+        while first > start and is_turn_end(first - 1):
             first -= 1
         if first == stop < len(sampled):
             first = max(stop - 1, start)  # no turn end: the last token may be the template's
@@ -178,7 +178,7 @@ def possible_spans(sampled: Mask, is_end: Callable[[int], bool]) -> tuple[Sample
     return tuple(spans)
 
 
-def is_end(position: int, ids: Ids, view: RowView, end_ids: frozenset[int]) -> bool:
+def is_turn_end(position: int, ids: Ids, view: RowView, end_ids: frozenset[int]) -> bool:
     """Whether a row token ends a turn by its id or its role."""
     return int(ids[position]) in end_ids or ends_turn(view.roles, position)
 
@@ -212,12 +212,12 @@ def left_out(evidence: Evidence) -> LeftOut | None:
         if not trained.any():
             continue
         untrained = int(trained.argmax())
-        ended = is_end(end - 1, row.token_ids, view, evidence.end_ids)
+        ended = is_turn_end(end - 1, row.token_ids, view, evidence.end_ids)
         if untrained < end - start - ended:  # a shorter answer shows nothing
             first.add(untrained)
         if ended:
             ends.append(AnswerEnds.TRAINED if trained[-1] else AnswerEnds.KEPT)
-        elif end < len(mask) and is_end(end, row.token_ids, view, evidence.end_ids) and not view.proven:
+        elif end < len(mask) and is_turn_end(end, row.token_ids, view, evidence.end_ids) and not view.proven:
             ends.append(AnswerEnds.TRAINED if mask[end] else AnswerEnds.OPEN)
         places.append((start, end))
     if not places:
@@ -227,7 +227,7 @@ def left_out(evidence: Evidence) -> LeftOut | None:
     keeps_ends = AnswerEnds.KEPT in ends and AnswerEnds.TRAINED not in ends
     for start, end in places:
         tokens[start : start + count] = True
-        tokens[end - 1] |= keeps_ends and is_end(end - 1, row.token_ids, view, evidence.end_ids)
+        tokens[end - 1] |= keeps_ends and is_turn_end(end - 1, row.token_ids, view, evidence.end_ids)
     # An open end counts only if all are open: where others are known, it was appended.
     decided = {end for end in ends if end is not AnswerEnds.OPEN}
     of_row = (

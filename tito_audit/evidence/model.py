@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Flag, StrEnum, auto
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from tito_audit.align.blocks import BlockKind
 from tito_audit.align.pieces import Pieces
@@ -20,8 +20,6 @@ from tito_audit.record.rollout import Rollout
 from tito_audit.record.speakers import DEFAULT_SPEAKERS, Speakers
 from tito_audit.record.trainings import TrainedAgain
 from tito_audit.tokens.vocab import Vocabulary
-
-T = TypeVar("T")
 
 
 class Against(StrEnum):
@@ -233,8 +231,8 @@ class Evidence:
     """What the run trains more than once in this rollout; () if its rows were not compared."""
     speakers: Speakers = DEFAULT_SPEAKERS
     """Which roles were sampled, as the settings say."""
-    memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """Results that several rules share, see `once`."""
+    memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What several rules derive from the evidence, see `memoized`."""
 
     @property
     def generated_in_row(self) -> Mask | None:
@@ -253,13 +251,6 @@ class Evidence:
     def verified(self) -> Verified:
         """What is proven right in the training row."""
         return self.row.verified if self.row is not None else Verified.NOTHING
-
-    def once(self, name: str, work: Callable[[Evidence], T]) -> T:
-        """What `work` returns for this evidence, computed at the first call and kept under `name`."""
-        if name not in self.memo:
-            self.memo[name] = work(self)
-        value: T = self.memo[name]
-        return value
 
     def sequence(self, where: Where, turn: int | None) -> Ids | None:
         """`[N]` the recorded ids that token ranges of this place index; None if they were not recorded."""

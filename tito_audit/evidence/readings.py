@@ -26,7 +26,7 @@ _Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class SlideFit:
     """A slide that explains a row, and what was trained before it slid."""
 
     slide: Slide
@@ -131,7 +131,7 @@ class Readings:
         """Whether both columns may be in place, with logprobs missing that the loss needs."""
         return self.mask_in_place and self.values_in_place and self.lacks_values
 
-    def ends(self, fit: Fit | None) -> tuple[int | None, ...]:
+    def ends(self, fit: SlideFit | None) -> tuple[int | None, ...]:
         """Where the sampling of each answer ended, by its mask and values, if they slid by `fit`.
 
         None if that is open: a certain end may have a logprob that equals the fill.
@@ -148,12 +148,12 @@ class Readings:
         pairs = zip(np.maximum(ends, self.least).tolist(), sure.tolist(), strict=True)
         return tuple(end if fits else None for end, fits in pairs)
 
-    def slides(self, *, of_row: bool = False, with_mask: bool = True) -> list[Fit]:
+    def find_fits(self, *, of_row: bool = False, with_mask: bool = True) -> list[SlideFit]:
         """Every slide that explains the row, the simplest first; `of_row`: only those of the whole row.
 
         Without `with_mask` only the logprobs are explained.
         """
-        explained: dict[Slide, Fit] = {}
+        explained: dict[Slide, SlideFit] = {}
         with_mask = with_mask and self.mask is not None
         masks: dict[int, dict[int, _Column]] = {}
         columns: dict[int, dict[int, _Column]] = {}
@@ -241,7 +241,7 @@ class Readings:
 
     def _fits_of_any_shape(
         self, masks: dict[int, _Column], columns: dict[int, _Column], runs: int, *, of_row: bool
-    ) -> Iterator[Fit]:
+    ) -> Iterator[SlideFit]:
         """The slides, of every shape, that one convention allows."""
         by_mask = {far: _possible_shapes(masks.get(0, mask), mask, runs, of_row) for far, mask in masks.items()}
         if not any(shapes.any() for shapes in by_mask.values()):
@@ -265,7 +265,7 @@ class Readings:
                     if fit is not None:
                         yield fit
 
-    def _fit_slide(self, mask: _Column, column: _Column, chosen: _Flags, far: int, shift: int) -> Fit | None:
+    def _fit_slide(self, mask: _Column, column: _Column, chosen: _Flags, far: int, shift: int) -> SlideFit | None:
         """The slide of the chosen answers; None if it moves nothing, or if trained tokens would have no value."""
         trains = mask.ends > mask.starts
         if self.clear_fill and (trains & ((mask.ends > column.ends) | (mask.starts < column.starts))).any():
@@ -290,7 +290,7 @@ class Readings:
         departures = bool(far) + bool(shift) + bool(first or last != TO_END) + of_mask
         inside = (chosen & shown).nonzero()[0]
         answers = range(int(inside[0]), int(inside[-1]) + 1)
-        return Fit(Slide(far, shift, first, last), answers, departures, mask.starts, ends)
+        return SlideFit(Slide(far, shift, first, last), answers, departures, mask.starts, ends)
 
 
 def _possible_shapes(rest: _Column, moved: _Column, entries: int, of_row: bool) -> _Flags:

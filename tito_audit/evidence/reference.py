@@ -66,7 +66,7 @@ class Reference:
     def spells(self, ids: Ids, text: str) -> bool:
         """Whether these ids decode to exactly this text; False for a text with U+FFFD, which may stand for any
         broken character."""
-        return "\ufffd" not in text and self.text(ids) == text
+        return "\ufffd" not in text and self.decode(ids) == text
 
     @property
     def reencodes_exactly(self) -> bool:
@@ -76,7 +76,7 @@ class Reference:
             return False
         return vocabulary.special_ids.issubset(tokenizer.control_tokens.tokens.values())
 
-    def tail_start(self, prompt: Ids) -> int:
+    def last_control_token(self, prompt: Ids) -> int:
         """The index of a prompt's last control token, 0 without one: what follows may merge with a completion."""
         end, size = len(prompt), 64
         while end:
@@ -87,7 +87,7 @@ class Reference:
             end, size = start, 4 * size
         return 0
 
-    def text(self, ids: Ids) -> str:
+    def decode(self, ids: Ids) -> str:
         """The text of these ids, control tokens as their literal text."""
         return self.vocabulary.text(ids)
 

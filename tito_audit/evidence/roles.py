@@ -28,7 +28,7 @@ class Opener(NamedTuple):
     """The role if the words after the token name none, or there are none."""
 
 
-class Speaker(NamedTuple):
+class RoleToken(NamedTuple):
     """A control token that is a role by itself."""
 
     role: str
@@ -58,25 +58,25 @@ _ENDS: Mapping[str, bytes] = {
     **dict.fromkeys(("<|end_header_id|>", "<|header_end|>"), b"\n\n"),
     **dict.fromkeys(("<|im_sep|>", "<|im_middle|>", "<|end_of_role|>"), b""),
 }
-_SPEAKERS: Mapping[str, Speaker] = {
-    "<｜User｜>": Speaker("user"),
-    "<｜Assistant｜>": Speaker(ASSISTANT),
-    "<｜tool▁outputs▁begin｜>": Speaker("tool"),
-    "<｜tool▁output▁begin｜>": Speaker("tool"),
-    "<｜tool▁outputs▁end｜>": Speaker(ASSISTANT),
-    "<|user|>": Speaker("user", b"\n"),
-    "<|assistant|>": Speaker(ASSISTANT, b"\n"),
-    "<|system|>": Speaker("system", b"\n"),
-    "<|observation|>": Speaker("tool", b"\n"),
-    "<|CHATBOT_TOKEN|>": Speaker(ASSISTANT),
-    "<|USER_TOKEN|>": Speaker("user"),
-    "<|SYSTEM_TOKEN|>": Speaker("system"),
-    "[INST]": Speaker("user"),
-    "[/INST]": Speaker(ASSISTANT),
-    "[SYSTEM_PROMPT]": Speaker("system"),
-    "[AVAILABLE_TOOLS]": Speaker("system"),
-    "[TOOL_RESULTS]": Speaker("tool"),
-    "[/TOOL_RESULTS]": Speaker(ASSISTANT),
+_ROLE_TOKENS: Mapping[str, RoleToken] = {
+    "<｜User｜>": RoleToken("user"),
+    "<｜Assistant｜>": RoleToken(ASSISTANT),
+    "<｜tool▁outputs▁begin｜>": RoleToken("tool"),
+    "<｜tool▁output▁begin｜>": RoleToken("tool"),
+    "<｜tool▁outputs▁end｜>": RoleToken(ASSISTANT),
+    "<|user|>": RoleToken("user", b"\n"),
+    "<|assistant|>": RoleToken(ASSISTANT, b"\n"),
+    "<|system|>": RoleToken("system", b"\n"),
+    "<|observation|>": RoleToken("tool", b"\n"),
+    "<|CHATBOT_TOKEN|>": RoleToken(ASSISTANT),
+    "<|USER_TOKEN|>": RoleToken("user"),
+    "<|SYSTEM_TOKEN|>": RoleToken("system"),
+    "[INST]": RoleToken("user"),
+    "[/INST]": RoleToken(ASSISTANT),
+    "[SYSTEM_PROMPT]": RoleToken("system"),
+    "[AVAILABLE_TOOLS]": RoleToken("system"),
+    "[TOOL_RESULTS]": RoleToken("tool"),
+    "[/TOOL_RESULTS]": RoleToken(ASSISTANT),
 }
 _PREFILL = re.compile(r"<\|?(?:\w+:)?think(?:ing)?\b|<\|?START_THINKING|\[THINK\]")
 
@@ -89,7 +89,7 @@ class Headers:
     openers: Mapping[str, Opener] = field(default_factory=lambda: _OPENERS)
     ends: Mapping[str, bytes] = field(default_factory=lambda: _ENDS)
     """Control tokens that end a header, each with the text that the template writes after it."""
-    named: Mapping[str, Speaker] = field(default_factory=lambda: _SPEAKERS)
+    role_tokens: Mapping[str, RoleToken] = field(default_factory=lambda: _ROLE_TOKENS)
     word: bytes = b"model"
     """The template's name for the role that answers."""
     given: bytes = b""
@@ -100,7 +100,7 @@ class Headers:
     @property
     def literals(self) -> frozenset[str]:
         """The texts of control tokens in headers."""
-        return frozenset((*self.openers, *self.ends, *self.named, TOOL_END))
+        return frozenset((*self.openers, *self.ends, *self.role_tokens, TOOL_END))
 
     def speaker(self, header: bytes, opener: str) -> str | None:
         """Who speaks after a header with these words; None for a header without words."""
@@ -117,12 +117,12 @@ class Headers:
         default = self.openers[opener].role
         return own if default is None else self.speakers.speaker(default)
 
-    def knows(self, header: bytes, opener: str) -> bool:
+    def is_header(self, header: bytes, opener: str) -> bool:
         """Whether these words, after a token that opens messages, are a header with a known role."""
         speaker = self.speaker(header, opener)
         return speaker is not None and unknown_role_name(speaker) is None
 
-    def own_words(self, header: bytes, opener: str) -> int:
+    def given_header_size(self, header: bytes, opener: str) -> int:
         """How many bytes of a header were given, if the model writes the rest; 0 if it does not."""
         match = _WORD.match(header) if opener == HARMONY else None
         return match.end() if match is not None else 0
@@ -148,7 +148,7 @@ def headers_of(generation_prompt: str, control_texts: Sequence[str], speakers: S
     if word:
         openers = {before[-2]: Opener(), **headers.openers}
         return replace(headers, openers=openers, ends={**headers.ends, literal: close}, word=word)
-    return replace(headers, named={**headers.named, literal: Speaker(ASSISTANT, close)})
+    return replace(headers, role_tokens={**headers.role_tokens, literal: RoleToken(ASSISTANT, close)})
 
 
 TEMPLATE, UNKNOWN = "template", "unknown"
@@ -327,15 +327,15 @@ class _RoleReader:
         elif literal in headers.openers and self._opens(at, literal):
             self._role, self._opener = UNKNOWN, literal
             of_control = ASSISTANT if self._sampled_header else TEMPLATE
-        elif literal in headers.named or literal == TOOL_END:
+        elif literal in headers.role_tokens or literal == TOOL_END:
             self._opener = None
             if literal in (_GROUP, _GROUP_END):
                 self._grouped = literal == _GROUP
             if literal == TOOL_END and self._grouped:
                 of_control = TEMPLATE
             else:
-                named = headers.named.get(literal, Speaker(ASSISTANT))
-                self._role, self._close = headers.speakers.speaker(named.role), named.close
+                token = headers.role_tokens.get(literal, RoleToken(ASSISTANT))
+                self._role, self._close = headers.speakers.speaker(token.role), token.close
                 self._note_answer_start(at + 1)
                 of_control = GENERATION_PROMPT if self._role == ASSISTANT else TEMPLATE
         elif literal in headers.ends and self._opener is not None:
@@ -353,7 +353,7 @@ class _RoleReader:
         goes_on = literal == HARMONY and at == self._answered + 1
         self._sampled_header = goes_on and self._headers.speaker(self._line_after(at), literal) == ASSISTANT
         in_message = self._role not in (UNKNOWN, TEMPLATE) and self._opener is None
-        return not in_message or self._headers.knows(self._line_after(at), literal)
+        return not in_message or self._headers.is_header(self._line_after(at), literal)
 
     def read_text(self, start: int, end: int, data: bytes) -> None:
         """Give a run of text tokens their role; the tokens of a header are template."""
@@ -381,7 +381,7 @@ class _RoleReader:
         assert opener is not None
         line, newline, _ = data.partition(b"\n")
         self._role = self._headers.speaker(line, opener) or UNKNOWN
-        sampled = self._headers.own_words(line, opener) if self._role == ASSISTANT else 0
+        sampled = self._headers.given_header_size(line, opener) if self._role == ASSISTANT else 0
         if sampled or newline:
             self._opener = None
         if sampled:

@@ -68,7 +68,7 @@ def _has_markers(pieces: Pieces, reference: Reference) -> bool:
     rest = pieces.slice(first, len(pieces))
     if (rest.control & ~np.isin(rest.ids, list(reference.end_ids()))).any():
         return True
-    return holds_marker(reference.text(rest.ids[~rest.control]))
+    return holds_marker(reference.decode(rest.ids[~rest.control]))
 
 
 def with_answer_starts(view: RowView, rollout: Rollout, recorded: Pieces, blocks: Blocks) -> RowView:
@@ -320,7 +320,7 @@ def compare_row_to_itself(rollout: Rollout, reference: Reference) -> RowComparis
     assert row is not None
     recorded = reference.pieces(row.token_ids)
     view = _view_by_roles(recorded, rollout, reference)
-    encoded = reference.encode_as(reference.text(row.token_ids), row.token_ids)
+    encoded = reference.encode_as(reference.decode(row.token_ids), row.token_ids)
     if same_ids(encoded, row.token_ids):
         return RowComparison(view)
     canonical = reference.pieces(encoded)
@@ -438,7 +438,7 @@ def compare_row_to_request(rollout: Rollout, reference: Reference) -> RowCompari
     if row is None or answer is None:
         return None
     itself, (start, end) = compare_row_to_itself(rollout, reference), answer
-    before = reference.text(row.token_ids[:start])
+    before = reference.decode(row.token_ids[:start])
     questions = [full_text(message).strip() for message in rollout.messages if message.speaker in ("user", "tool")]
     if questions and not any(
         question in before
@@ -451,7 +451,7 @@ def compare_row_to_request(rollout: Rollout, reference: Reference) -> RowCompari
     while text_end > start and int(row.token_ids[text_end - 1]) in reference.end_ids():
         text_end -= 1
     role = next((message.role for message in rollout.messages if message.sampled), "assistant")
-    wire = {"role": role, "content": reference.text(row.token_ids[start:text_end])}
+    wire = {"role": role, "content": reference.decode(row.token_ids[start:text_end])}
     view = itself.view
     headless = (view is None or not view.sampled[start]) and end == len(row.token_ids)
     closing = row.token_ids[:0]

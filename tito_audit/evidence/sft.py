@@ -12,6 +12,7 @@ from tito_audit.evidence.model import Against, Evidence, RowView
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, Roles
 from tito_audit.record.column import ColumnRole
+from tito_audit.record.memo import memoized
 from tito_audit.record.rollout import Rollout, TrainingRow, effective_loss_mask
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
@@ -71,7 +72,7 @@ def with_trained_edges(view: RowView, row: TrainingRow, reference: Reference) ->
             last += 1
         if first and mask[first - 1] and not view.sampled[first - 1]:
             first = start
-        if reference.text(row.token_ids[end:last]).strip():
+        if reference.decode(row.token_ids[end:last]).strip():
             last = end
         elif end < last == len(mask) - 1 and mask[last] and closing[last]:
             last += 1  # an end of sequence after the last turn
@@ -101,9 +102,10 @@ def sft_facts(evidence: Evidence) -> dict[str, int]:
     row = evidence.rollout.training_row
     if row is None or (row.logprobs is not None and evidence.rollout.stated.kind is None):
         return {}  # as nearly every row
-    return evidence.once("sft facts", _count_facts) if is_sft(evidence.rollout) else {}
+    return _count_facts(evidence) if is_sft(evidence.rollout) else {}
 
 
+@memoized
 def _count_facts(evidence: Evidence) -> dict[str, int]:
     row, view = evidence.rollout.training_row, evidence.row
     if row is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tito_audit.evidence.judgement import Judgement, judge_spans, judgement
-from tito_audit.evidence.logprobs import shifts, slides_against_mask
+from tito_audit.evidence.logprobs import logprob_shifts, slides_against_mask
 from tito_audit.evidence.masks import left_out
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.sft import sft_facts
@@ -27,7 +27,7 @@ def _row_witness(evidence: Evidence) -> Witness | None:
     if row is None:
         return None
     if judged is None or view is None:
-        slides = () if shifts(evidence) else slides_against_mask(row)
+        slides = () if logprob_shifts(evidence) else slides_against_mask(row)
         return Witness(Verdict.OPEN, slides, slides) if slides else None
     if judged.exact:
         ended = zip(judged.spans, judged.ends, strict=True)

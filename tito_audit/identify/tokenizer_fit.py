@@ -220,7 +220,7 @@ def roundtrip_share(ids: Sequence[Ids], reference: Reference) -> float:
     same = number = 0
     for sequence in ids:
         recorded = sequence[:_ENCODED]
-        again = reference.encode(reference.text(recorded))
+        again = reference.encode(reference.decode(recorded))
         common = Counter(recorded.tolist()) & Counter(again.tolist())
         same += common.total()
         number += max(len(recorded), len(again))

@@ -9,7 +9,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.evidence.judgement import judgement, may_have_slid
 from tito_audit.evidence.logprob_values import IMPOSSIBLE
-from tito_audit.evidence.logprobs import shifts
+from tito_audit.evidence.logprobs import logprob_shifts
 from tito_audit.evidence.masks import WholeMask, whole_mask
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Mask
@@ -107,7 +107,7 @@ def _with_sentinel(evidence: Evidence, row: TrainingRow, choices: RepairChoices,
     part = _cut_to_column(unused, column, row)
     if part is None:
         return row
-    if shifts(evidence) or may_have_slid(evidence):
+    if logprob_shifts(evidence) or may_have_slid(evidence):
         raise RecordError(
             f"column {column.name!r} may be shifted, and the values that show it would be overwritten: run "
             "`realign` first"

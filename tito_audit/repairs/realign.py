@@ -10,7 +10,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.evidence.judgement import judgement, restored_logprobs, restored_mask, row_mask_slide
 from tito_audit.evidence.logprob_values import IMPOSSIBLE, first_covered
-from tito_audit.evidence.logprobs import ROUNDING, shifts
+from tito_audit.evidence.logprobs import ROUNDING, logprob_shifts
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, expand
@@ -28,7 +28,7 @@ def _logprobs_moved_back(evidence: Evidence) -> tuple[Logprobs, Mask, bool] | No
 
     RecordError if they are wrong and no offset is proven to put them right.
     """
-    shifted, row, view = shifts(evidence), evidence.rollout.training_row, evidence.row
+    shifted, row, view = logprob_shifts(evidence), evidence.rollout.training_row, evidence.row
     if not shifted or row is None or row.logprobs is None:
         return None
     offset = shifted[0].offset
@@ -166,7 +166,7 @@ def _fits(evidence: Evidence, finding: Finding) -> bool:
     if finding.code.startswith("MSK"):
         return row_mask_slide(evidence) != 0
     if finding.code == "LPR502":
-        return any(shift.offset for shift in shifts(evidence))
+        return any(shift.offset for shift in logprob_shifts(evidence))
     return finding.hit.cause in ("one too many", "one too few")
 
 
@@ -290,7 +290,7 @@ def _with_logprobs_back(evidence: Evidence, row: TrainingRow, progress: _Progres
         return row
     logprobs, lost, by_calls = moved
     proof = "as the calls prove" if by_calls else _describe_proof(evidence, "prove")
-    notes = [f"the logprobs were moved by {-shifts(evidence)[0].offset:+d}, {proof}"]
+    notes = [f"the logprobs were moved by {-logprob_shifts(evidence)[0].offset:+d}, {proof}"]
     left = None
     lost = lost if row.loss_mask is None else lost & row.loss_mask
     if count := int(lost.sum()):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.evidence.logprobs import shifts
+from tito_audit.evidence.logprobs import logprob_shifts
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.column import Alignment, Column, ColumnRole
@@ -74,7 +74,7 @@ def rescore(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
     same = all(new is old for new, old in zip(turns, evidence.rollout.turns, strict=True))
     if same and row is evidence.rollout.training_row:
         return None
-    if shifts(evidence):
+    if logprob_shifts(evidence):
         raise RecordError("the row's logprobs are off their tokens, or may be: run `realign` first")
     rollout = replace(evidence.rollout, training_row=row, turns=tuple(turns))
     notes = [f"{many(filled, 'sampled token')} without a logprob got one from {scores.source}"] if filled else []

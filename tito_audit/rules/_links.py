@@ -103,10 +103,8 @@ def _sides_at_break(link: Link, evidence: Evidence, prompt: Ids, start: int) -> 
 def _difference_at_break(
     link: Link, evidence: Evidence, prompt: Ids, seen: Ids, completion_start: int
 ) -> tuple[int, int] | None:
-    """Where the difference that breaks a link ends, in the prompt and in what was seen before.
-
-    None if no difference begins where they part, or if it is too long to show.
-    """
+    """Where the difference that breaks a link ends, in the prompt and in what was seen before; None if no
+    difference begins where they part, or if it is too long to show."""
     for number in _differences_by_turn(evidence).get(link.turn, ()):
         difference = evidence.explained[number].difference
         if difference.turn != link.parent or difference.where is not Where.COMPLETION:

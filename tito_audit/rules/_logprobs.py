@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from tito_audit.evidence.logprob_values import IMPOSSIBLE, LOWEST_LOGPROB
-from tito_audit.evidence.logprobs import ROUNDING, shifts
+from tito_audit.evidence.logprobs import ROUNDING, logprob_shifts
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import ColumnRole
@@ -176,7 +176,7 @@ def sampled_values(evidence: Evidence) -> list[SampledValues]:
     in_loss = effective_loss_mask(row) if row.loss_mask is not None else view.sampled if view is not None else None
     if in_loss is not None:
         spans = trained_runs(in_loss if view is None else in_loss & view.sampled)
-        expected, shifted = view.expected_logprobs if view is not None else None, bool(shifts(evidence))
+        expected, shifted = view.expected_logprobs if view is not None else None, bool(logprob_shifts(evidence))
         ids, values = row.token_ids, row.logprobs
         parts.append(SampledValues(Where.ROW, None, ids, values, in_loss, spans, row.sentinel, expected, shifted))
     return parts

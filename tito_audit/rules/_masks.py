@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tito_audit.evidence.judgement import judgement, row_mask_slide
-from tito_audit.evidence.masks import is_end, left_out, sampled_turns, trained_as_sampled, whole_mask
+from tito_audit.evidence.masks import is_turn_end, left_out, sampled_turns, trained_as_sampled, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.roles import GENERATION_PROMPT, TURN_END, UNKNOWN, unclear_roles, unclear_tokens
 from tito_audit.record.arrays import Ids, Mask
@@ -102,12 +102,12 @@ def judged_mask(evidence: Evidence) -> JudgedMask | None:
         missing, added = np.zeros(len(trained), np.bool_), np.zeros(len(trained), np.bool_)
         for _, ranges in sampled_turns(evidence):
             last = ranges[-1][1] - 1
-            if not trained[last] and is_end(last, row.token_ids, view, evidence.end_ids):
+            if not trained[last] and is_turn_end(last, row.token_ids, view, evidence.end_ids):
                 missing[last] = any(trained[start:end].any() for start, end in ranges)
         missing &= ~on_purpose & ~in_slide
         follows = np.concatenate(([False], view.sampled[:-1]))
         for position in (trained & ~view.sampled & follows).nonzero()[0].tolist():
-            added[position] = is_end(position, row.token_ids, view, evidence.end_ids)
+            added[position] = is_turn_end(position, row.token_ids, view, evidence.end_ids)
         added &= ~rewritten & ~in_slide
     return JudgedMask(
         ids=row.token_ids,

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, partial
+from operator import itemgetter
 
 import numpy as np
 
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.prompts import PREFILL
-from tito_audit.record.arrays import Ids, Offsets
+from tito_audit.record.arrays import Offsets
 from tito_audit.record.memo import memoized
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Turn
-from tito_audit.tokens.vocab import Prefix, Vocabulary
+from tito_audit.tokens.vocab import Prefix
 
 _BROKEN = "\ufffd"
 _BROKEN_RUN = re.compile(f"{_BROKEN}+")
@@ -109,10 +110,7 @@ def decodings(evidence: Evidence, number: int, text: str) -> list[Decoding]:
     whole = _whole_decodings(evidence, number)
     if _BROKEN not in text and _BROKEN not in whole[0].text:
         return whole
-    return whole + evidence.once(
-        f"broken decodings {number}",
-        lambda _: [broken for of in whole for broken in _decode_broken(vocabulary, ids, of.kept_at)],
-    )
+    return whole + _broken_decodings(evidence, number)
 
 
 @memoized
@@ -134,15 +132,17 @@ def _whole_decodings(evidence: Evidence, number: int) -> list[Decoding]:
 
 def without_prefill(evidence: Evidence, number: int, text: str) -> str:
     """The text of an answer without the prefill that its prompt ends with, which was not sampled."""
-    prefills: dict[int | None, str] = evidence.once(
-        "prefills",
-        lambda evidence: {
-            each.turn: each.recorded.data.decode("utf-8", "replace").strip()
-            for each in evidence.differences
-            if each.known_cause is PREFILL
-        },
-    )
-    return text.lstrip().removeprefix(prefills.get(number, ""))
+    return text.lstrip().removeprefix(_prefills(evidence).get(number, ""))
+
+
+@memoized
+def _prefills(evidence: Evidence) -> dict[int | None, str]:
+    """The prefill of each turn that has one."""
+    prefills: dict[int | None, str] = {}
+    for each in evidence.differences:
+        if each.known_cause is PREFILL:
+            prefills[each.turn] = each.recorded.data.decode("utf-8", "replace").strip()
+    return prefills
 
 
 @memoized
@@ -235,12 +235,8 @@ def first_difference(evidence: Evidence, number: int, text: str) -> tuple[int, s
     ids = evidence.rollout.turns[number].completion_ids
     assert evidence.vocabulary is not None
     assert ids is not None
-    best, *others = decodings(evidence, number, text)
-    prefix = _common_prefix(best.text, text)
-    for decoding in others:
-        common = _common_prefix(decoding.text, text)
-        if common > prefix:
-            best, prefix = decoding, common
+    ways = decodings(evidence, number, text)
+    prefix, best = max(((_common_prefix(way.text, text), way) for way in ways), key=itemgetter(0))
     ends = evidence.vocabulary.byte_lengths(ids[best.kept_at]).cumsum()
     kept = int(ends.searchsorted(len(text[:prefix].encode("utf-8", "surrogatepass")), side="right"))
     position = int(best.kept_at[kept]) if kept < len(best.kept_at) else len(ids)
@@ -255,29 +251,36 @@ def _normalize(text: str) -> str:
     return _BROKEN_RUN.sub(_BROKEN, composed) if _BROKEN in composed else composed
 
 
-def _decode_broken(vocabulary: Vocabulary, ids: Ids, kept_at: Offsets) -> Iterator[Decoding]:
-    """The kept ids as decoders write them that treat broken characters in other ways.
+@memoized
+def _broken_decodings(evidence: Evidence, number: int) -> list[Decoding]:
+    """The ways to decode the completion of a turn that treat broken characters otherwise.
 
     Each token on its own; each run of partial or byte tokens together; without broken characters; and without the
     last tokens, which streams hold back while they end in a broken character.
     """
-    alone: list[str] = []
-    together: list[str] = []
-    run, byte_ids = b"", vocabulary.byte_ids
-    for token, data in ((int(i), vocabulary.token_bytes(int(i))) for i in ids[kept_at]):
-        alone.append(data.decode("utf-8", "replace"))
-        if token in byte_ids if byte_ids else alone[-1].encode() != data:
-            run += data
-        else:
-            together += (_decode_strictly(run), alone[-1])
-            run = b""
-    for text in ("".join(alone), "".join((*together, _decode_strictly(run)))):
-        yield Decoding(partial(str, text), kept_at)
-    yield Decoding(partial(vocabulary.bytes_of(ids[kept_at]).decode, "utf-8", "ignore"), kept_at)
-    for size in range(len(kept_at) - 1, -1, -1):
-        if not alone[size].endswith(_BROKEN):
-            break
-        yield Decoding(partial(vocabulary.text, ids[kept_at[:size]]), kept_at[:size])
+    vocabulary, ids = evidence.vocabulary, evidence.rollout.turns[number].completion_ids
+    assert vocabulary is not None
+    assert ids is not None
+    ways: list[Decoding] = []
+    for kept_at in [whole.kept_at for whole in _whole_decodings(evidence, number)]:
+        alone: list[str] = []
+        together: list[str] = []
+        run, byte_ids = b"", vocabulary.byte_ids
+        for token, data in ((int(i), vocabulary.token_bytes(int(i))) for i in ids[kept_at]):
+            alone.append(data.decode("utf-8", "replace"))
+            if token in byte_ids if byte_ids else alone[-1].encode() != data:
+                run += data
+            else:
+                together += (_decode_strictly(run), alone[-1])
+                run = b""
+        texts = "".join(alone), "".join((*together, _decode_strictly(run)))
+        ways += [Decoding(partial(str, text), kept_at) for text in texts]
+        ways.append(Decoding(partial(vocabulary.bytes_of(ids[kept_at]).decode, "utf-8", "ignore"), kept_at))
+        for size in range(len(kept_at) - 1, -1, -1):
+            if not alone[size].endswith(_BROKEN):
+                break
+            ways.append(Decoding(partial(vocabulary.text, ids[kept_at[:size]]), kept_at[:size]))
+    return ways
 
 
 def _decode_strictly(run: bytes) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tito_audit.align.mismatch import LogprobColumns, active_limits
 from tito_audit.evidence.logprob_values import IMPOSSIBLE, LOWEST_LOGPROB
-from tito_audit.evidence.logprobs import ROUNDING, shifts
+from tito_audit.evidence.logprobs import ROUNDING, logprob_shifts
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
@@ -60,7 +60,7 @@ def logprob_pairs(evidence: Evidence) -> list[LogprobPair]:
     """Each trainer's column paired with the sampler's, in the row, else in the calls."""
     row, view = evidence.rollout.training_row, evidence.row
     with_both: list[LogprobPair] = []
-    if row is not None and row.logprobs is not None and not shifts(evidence):
+    if row is not None and row.logprobs is not None and not logprob_shifts(evidence):
         inside = effective_loss_mask(row)
         if inside is None:
             inside = np.ones(len(row.token_ids), np.bool_) if view is None else view.sampled

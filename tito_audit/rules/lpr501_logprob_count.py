@@ -76,7 +76,7 @@ def logprob_count(evidence: Evidence) -> Iterator[Hit]:
                 fits.setdefault(int(row.loss_mask.sum()), "trained token")
                 count = len(column.values)
                 if not (row.prompt_length or evidence.rollout.turns) and from_first + 1 < count < full - 1:
-                    # It may cover a response that begins before its first trained token.
+                    # The column may cover a response that begins before the first trained token.
                     message = (
                         f"`{column.name}` has {counted(count, 'entry', 'entries')} for {full:,} tokens; a "
                         f"response of that length would begin {counted(count - from_first, 'token')} before the "

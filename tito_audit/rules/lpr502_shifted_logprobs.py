@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tito_audit.evidence.logprobs import LogprobShift, shifts
+from tito_audit.evidence.logprobs import LogprobShift, logprob_shifts
 from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
@@ -57,7 +57,7 @@ def shifted_logprobs(evidence: Evidence) -> Iterator[Hit]:
     row = evidence.rollout.training_row
     if row is None:
         return
-    for shift in shifts(evidence):
+    for shift in logprob_shifts(evidence):
         start, end = shift.start, shift.end
         recorded = head(evidence, row.token_ids[start:end])
         cause = f"shifted by {shift.offset:+d}" if shift.offset else "other values than the calls recorded"

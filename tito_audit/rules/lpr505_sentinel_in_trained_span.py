@@ -107,7 +107,7 @@ def _hit(
 
 
 def _suspicious_zeros(evidence: Evidence, values: SampledValues) -> Iterator[tuple[int, int, bool]]:
-    """Runs of exact zeros too long for chance, and whether nothing else explains them either."""
+    """(start, end, whether it looks like padding) of runs of exact zeros that are too long for chance."""
     marked = values.zeros & values.trained
     if not marked.any():
         return

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tito_audit.evidence.logprob_values import IMPOSSIBLE, LOWEST_LOGPROB
-from tito_audit.evidence.logprobs import ROUNDING, shifts
+from tito_audit.evidence.logprobs import ROUNDING, logprob_shifts
 from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs
@@ -22,9 +22,9 @@ from tito_audit.rules._words import head
 from tito_audit.terminal.words import decimal, percent
 
 _LOW = -8.0
-"""A token that the policy says once in 3,000."""
+"""A logprob below which the policy samples a token less than once in 3,000."""
 _CHANCE = -2.0
-"""Decimal logarithm of the chance below which low values are where tokens drifted because of that."""
+"""Decimal logarithm of the chance below which drift explains where low values lie."""
 
 
 @rule(
@@ -72,7 +72,7 @@ def low_logprobs_where_tokens_drifted(evidence: Evidence) -> Iterator[Hit]:
     this too.
     """
     row, view = evidence.rollout.training_row, evidence.row
-    if row is None or view is None or not view.proven or not view.drifted.any() or shifts(evidence):
+    if row is None or view is None or not view.proven or not view.drifted.any() or logprob_shifts(evidence):
         return
     inside = effective_loss_mask(row)
     if inside is None:
@@ -115,7 +115,7 @@ def low_logprobs_where_tokens_drifted(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _chance(drifted: Logprobs, others: Logprobs) -> float:
-    """The decimal logarithm of the chance that at least so many of the low values fall on the drifted tokens."""
+    """The decimal logarithm of the chance that at least this many of the low values fall on the drifted tokens."""
     low = int((drifted <= _LOW).sum())
     all_low, size, drawn = low + int((others <= _LOW).sum()), len(drifted) + len(others), len(drifted)
     ways = sum(
@@ -127,5 +127,5 @@ def _chance(drifted: Logprobs, others: Logprobs) -> float:
 
 
 def _choose(size: int, drawn: int) -> float:
-    """The natural logarithm of the ways to choose."""
+    """The natural logarithm of the number of ways to draw `drawn` out of `size`."""
     return math.lgamma(size + 1) - math.lgamma(drawn + 1) - math.lgamma(size - drawn + 1)

@@ -19,15 +19,15 @@ from tito_audit.rules._words import counted, head
 from tito_audit.terminal.words import decimal
 
 _ROUNDED = 1.05
-"""What the probabilities of alternatives may add up to, with logprobs rounded to two decimals."""
+"""The most that probabilities of alternatives add up to if logprobs are rounded to two decimals."""
 _FIRST = 16
-"""Values of a stretch that are looked at before all are."""
+"""How many values are looked at before all are."""
 _CHANCE = -9.0
 """Decimal logarithm of the chance below which values that only fall, or only rise, are sums and no accident."""
 _VOCABULARY = math.log(2**18)
-"""Natural logarithm of the most tokens that a sampler has to choose from."""
+"""Natural logarithm of the size of the largest vocabularies."""
 _UNCERTAIN = -0.5
-"""The best alternative of a token with others that matter: a probability of 0.7 in base 2."""
+"""If the best alternative is below this (a probability of 0.7 in base 2), the others matter."""
 
 
 @rule(
@@ -86,8 +86,7 @@ def another_unit(evidence: Evidence) -> Iterator[Hit]:
         ratio = decimal(float(np.median(own[other < 0] / other[other < 0])), 3)
         message = f"`{wrong}` holds logarithms of {base}: its values are those of `{right}` times {ratio}"
         start, end = int(pair.at[0]), int(pair.at[-1]) + 1
-        recorded = head(evidence, pair.ids[start:end])
-        yield Hit(pair.where, start, end, message, pair.turn, base, recorded=recorded)
+        yield Hit(pair.where, start, end, message, pair.turn, base, recorded=head(evidence, pair.ids[start:end]))
     if _zigzags_early(evidence):
         return
     # The values of all calls, or of the row, may be sums up to each token.
@@ -108,9 +107,9 @@ def another_unit(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _impossible_alternatives(evidence: Evidence) -> Iterator[Hit]:
-    """A finding where the alternatives of tokens add up to more than a probability of 1."""
+    """The finding on alternatives of tokens whose probabilities add up to more than 1."""
     if any(not values.all_plausible and (values.in_loss > 0).any() for values in sampled_values(evidence)):
-        return  # LPR504 says it
+        return  # LPR504 reports it
     turns = evidence.rollout.turns
     number = next(number for number, turn in enumerate(turns) if turn.alternatives)
     tops = [np.array(top) for turn in turns for top in turn.alternatives]
@@ -178,7 +177,7 @@ def _describe_sums(together: Sequence[SampledValues]) -> tuple[str, str] | None:
     they never fall and are sums from it on; None if neither holds, or if it may be chance."""
     stretches = [values.logprobs[start:end] for values in together for start, end in values.runs]
     if not any(_zigzags(run[:4]) for run in stretches) and all(np.isfinite(run).all() for run in stretches):
-        chance = 0.0  # its decimal logarithm, that the values, in any order, never rise
+        chance = 0.0  # the decimal logarithm of the chance that values in random order never rise
         for run in stretches:
             _, counts = np.unique(run, return_counts=True)
             orders = math.lgamma(len(run) + 1) - sum(math.lgamma(count + 1) for count in counts.tolist())
@@ -187,7 +186,7 @@ def _describe_sums(together: Sequence[SampledValues]) -> tuple[str, str] | None:
             return None
         if all((run[1:] <= run[:-1]).all() for run in stretches):
             return "rise", "up to"
-        # No sampler draws tokens this unlikely: each has at most this chance times its vocabulary.
+        # No sampler draws tokens this unlikely: the chance of each is at most that times its vocabulary.
         drawn = sum(float(np.minimum(run + _VOCABULARY, 0).sum()) for run in stretches) / math.log(10)
         if drawn < _CHANCE and all((run[1:] >= run[:-1]).all() for run in stretches):
             return "fall", "from"

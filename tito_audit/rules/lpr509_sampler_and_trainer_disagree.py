@@ -27,7 +27,7 @@ _BOUND = math.log(1.05)
 exp(|difference|) below 1.05 (`token_mult_prob_error`, NVIDIA-NeMo/RL `docs/adding-new-models.md`); as exp is
 convex, a mean |difference| above log(1.05) breaks that bound whatever its tokens are."""
 _FEWEST = 8
-"""Tokens from which a mean is judged."""
+"""With fewer tokens no mean is judged."""
 _STRANGE, _ONE_SIDED = 0.5, 0.02
 """What no arithmetic makes of a row within the bound: a token that differs more, and so few tokens that the
 trainer finds likelier."""
@@ -103,12 +103,12 @@ def sampler_and_trainer_disagree(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _check_column(evidence: Evidence, column: list[LogprobPair], mismatches: list[RowMismatch]) -> Iterator[Hit]:
-    """The finding on one trainer's column, of the row or of all calls together; its causes go to `mismatches`."""
+    """The finding on one trainer's column, of the row or of all calls; its causes are added to `mismatches`."""
     differences = [pair.trainer - pair.sampler for pair in column]
     every = np.concatenate(differences)
     apart = np.abs(every)
     far, (sampler, trainer) = int((apart > 1).sum()), column[0].names
-    # The mean stays above the bound with two standard errors taken off.
+    # The mean is above the bound even with two standard errors taken off.
     above = len(apart) >= _FEWEST and apart.mean() - 2 * apart.std(ddof=1) / math.sqrt(len(apart)) > _BOUND
     if not far and not above:
         mismatches.append(_within_bound(evidence, column, every, apart))
@@ -174,7 +174,7 @@ def _explain_mismatch(
 
 
 def _within_bound(evidence: Evidence, column: list[LogprobPair], every: Logprobs, apart: Logprobs) -> RowMismatch:
-    """The causes of a column near the sampler's: numerics, unless something cheap to see says otherwise."""
+    """The causes of the mismatch of a column near the sampler's: numerics, unless a cheap look shows others."""
     above, (sampler, trainer) = (every > 0).sum(), column[0].names
     strange = not apart.any() or apart.max() > _STRANGE or above <= _ONE_SIDED * len(every)
     if strange or evidence.present & (Needs.WEIGHT_VERSIONS | Needs.EXPERTS):

@@ -121,13 +121,13 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
         roles: Counter[str] = Counter()
         for position in range(start, end):
             role = origin[position]
-            if role == ASSISTANT:  # a token of an answer is a prefill where a sampled one follows in it
+            if role == ASSISTANT:  # a prefill, if a sampled token follows in the same answer
                 after = max(after, position)
                 while after < len(origin) and origin[after] == ASSISTANT and not sampled[after]:
                     after += 1
                 role = "prefill" if after < len(origin) and sampled[after] else ASSISTANT
             roles[role] += 1
-        # The role of most of the run; text of a message counts before the scaffold around it.
+        # The most common role of the run, but the text of a message before the scaffold around it.
         leading, *others = (role for role, _ in roles.most_common())
         leading = next((role for role in (leading, *others) if role not in _SCAFFOLD), leading)
         off = bool(mask.in_slide[start:end].all())

@@ -73,7 +73,7 @@ def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _hit_in_turn(evidence: Evidence, mask: JudgedMask, start: int, end: int, turn: int | None) -> Hit:
-    """The finding for a part of a turn that is otherwise trained."""
+    """The finding on an untrained part of a turn that is otherwise trained."""
     verb = "is" if end - start == 1 else "are"
     tokens = counted(end - start, "sampled token")
     if is_sft(evidence.rollout):

@@ -74,7 +74,7 @@ def misfit_columns(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _check_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Iterator[Hit]:
-    """Labels that are not the id of their token: one hit for all if they are those of a neighbour."""
+    """Hits on labels that are not the id of their token; a single one if all are those of a neighbour."""
     assert column.alignment is not None
     labels = expand(
         column.values.astype(np.int64),
@@ -105,5 +105,4 @@ def _check_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Itera
         else:
             message = f"{labels_are} not the id of their token; mask and tokens were made from different sequences"
         cause = f"labels slid by {slide:+d}" if slide else "labels of other tokens"
-        recorded = head(evidence, row.token_ids[start:end])
-        yield Hit(Where.ROW, start, end, message, cause=cause, recorded=recorded)
+        yield Hit(Where.ROW, start, end, message, cause=cause, recorded=head(evidence, row.token_ids[start:end]))

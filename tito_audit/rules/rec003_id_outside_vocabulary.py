@@ -93,7 +93,7 @@ def _check_ids(evidence: Evidence, where: Where, turn: int | None, ids: Ids, ski
             cause = "below zero"
         elif wrong.min() < size:
             cause = "hole in the vocabulary"
-        else:  # embeddings are padded to a round number of rows; no model adds more than this many
+        else:  # embeddings are padded to a round number of rows, never by more than this
             cause = _PADDED if wrong.max() < size + 1024 else "above the vocabulary"
         yield Hit(where, start, end, message, turn, cause, recorded=head(evidence, wrong))
 

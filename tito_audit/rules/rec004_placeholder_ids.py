@@ -19,7 +19,7 @@ from tito_audit.rules._words import head
 
 _CONSTANT = 4
 _UNSURE = -0.3
-"""A mean logprob below this in the second half of 16 repetitions or more is not one of a model in a loop."""
+"""In the second half of 16 or more repetitions, a model in a loop has a higher mean logprob than this."""
 _ONE_ID = "one id repeated"
 _UNDECIDED = "undecided"
 
@@ -64,7 +64,7 @@ def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
     rollout = evidence.rollout
     stated = rollout.stated.dummy_tokens
     for number, turn in enumerate(rollout.turns):
-        # Most ids begin neither as counted nor as they end.
+        # A quick look: most ids neither start at 0 or 1 nor begin as they end.
         for ids in (turn.prompt_ids, turn.completion_ids):
             if ids is not None and len(ids) and (stated or ids[0] <= 1 or ids[0] == ids[-1]):
                 yield from _check_turn(evidence, number, turn, stated)
@@ -92,7 +92,7 @@ def _is_answer_in_loop(row: TrainingRow) -> bool:
 
 
 def _check_turn(evidence: Evidence, number: int, turn: Turn, stated: bool) -> Iterator[Hit]:
-    """The placeholder sequences of a call."""
+    """Hits on a prompt and a completion that are placeholders."""
     prompt, completion = turn.prompt_ids, turn.completion_ids
     dummy_prompt = prompt is not None and _one_id(prompt) and not _repeats_a_piece(turn.prompt_text, len(prompt))
     if prompt is not None and dummy_prompt:
@@ -110,7 +110,7 @@ def _check_turn(evidence: Evidence, number: int, turn: Turn, stated: bool) -> It
 
 
 def _pattern(ids: Ids) -> str | None:
-    """Why a whole sequence looks filled in; None when it does not."""
+    """Why a whole sequence looks like filler; None if it does not."""
     if _one_id(ids):
         return _ONE_ID
     if len(ids) >= 3 and ids[0] in (0, 1) and (np.diff(ids) == 1).all():
@@ -133,7 +133,7 @@ def _was_sampled(evidence: Evidence, number: int, turn: Turn) -> bool | None:
     text = turn.completion_text or (answer.text if answer is not None else "")
     if not text or ids is None:
         return None
-    if evidence.vocabulary is None:  # any text is one piece once
+    if evidence.vocabulary is None:  # any text is one piece repeated once
         return _repeats_a_piece(text, len(ids)) if len(ids) >= _CONSTANT else None
     if turn.completion_text:
         return agreement(evidence, number) is not TextAgreement.DIFFERENT
@@ -141,7 +141,7 @@ def _was_sampled(evidence: Evidence, number: int, turn: Turn) -> bool | None:
 
 
 def _show_a_loop(logprobs: Logprobs) -> bool | None:
-    """Whether logprobs are those of a model in a loop: they differ, and soon come near zero. None if unclear."""
+    """Whether logprobs are those of a model in a loop, which differ and soon come near zero; None if unclear."""
     values = logprobs[np.isfinite(logprobs)]
     if not len(values) or (values == values[0]).all():
         return False if len(values) else None
@@ -149,7 +149,7 @@ def _show_a_loop(logprobs: Logprobs) -> bool | None:
 
 
 def _repeats_a_piece(text: str | None, count: int) -> bool:
-    """Whether a text is the same piece so many times, as one token repeated writes it."""
+    """Whether a text is one piece repeated `count` times, as one token repeated decodes."""
     size, rest = divmod(len(text or ""), count)
     return text is not None and size > 0 and not rest and text == text[:size] * count
 

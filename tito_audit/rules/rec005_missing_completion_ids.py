@@ -18,7 +18,7 @@ from tito_audit.rules._texts import TextAgreement, agreement, answer_of, ids_con
 from tito_audit.rules._words import counted, head, quoted
 
 _EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
-"""What templates put before an answer; it was not sampled, so its ids are not missing."""
+"""Templates put it before an answer: it was not sampled, so its ids are not missing."""
 
 
 @rule("REC005", Severity.ERROR, headline="{n} with missing completion ids")
@@ -77,7 +77,7 @@ def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _check_without_ids(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
-    """A call without ids, if the log shows that it generated something."""
+    """A hit on a call without ids, if the log shows that it generated something."""
     if turn.completion_ids is None and turn.token_texts is not None:
         # Ids can be looked up from the token strings once there is a tokenizer.
         return
@@ -101,7 +101,7 @@ def _check_without_ids(evidence: Evidence, number: int, turn: Turn) -> Iterator[
 
 
 def _check_complete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
-    """Ids that spell only a part of what the log says was generated, or are fewer than the server counted."""
+    """A hit on ids that spell only part of what was generated, or are fewer than the server counted."""
     ids = turn.completion_ids
     assert ids is not None
     answer, usage, severity = answer_of(evidence, turn), turn.usage, Severity.ERROR
@@ -134,7 +134,7 @@ def _check_complete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit
         if usage.reasoning and abs(uncounted - usage.reasoning) <= usage.choices:
             problem, cause = f"{problem}, {usage.reasoning:,} of them reasoning", "reasoning"
             severity = Severity.WARNING
-        elif not usage.alone and length < 5 * len(ids):  # more characters a token has no answer
+        elif not usage.alone and length < 5 * len(ids):  # no answer has more characters a token
             severity = Severity.WARNING  # the count may be of other choices too, which other rows hold
     if problem:
         message = f"the {counted(len(ids), 'completion id')} {problem}; the rest was not recorded"
@@ -143,7 +143,7 @@ def _check_complete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit
 
 
 def _hold_call(evidence: Evidence, number: int, call: ToolCall) -> bool:
-    """Whether the ids hold a call: its name, or its arguments alone where the request named the tool."""
+    """Whether the ids hold a call: its name, or only its arguments if the request named the tool."""
     arguments = call.arguments if isinstance(call.arguments, str) else ""
     return ids_contain(evidence, number, call.name) or (
         len(arguments.strip()) > len("{}") and ids_contain(evidence, number, arguments)

@@ -92,9 +92,9 @@ def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _check_prompt_usage(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
-    """A prompt of another length than the server counted, which counts BOS or not, and images as their tokens.
+    """A hit on a prompt of another length than the server counted; some servers count BOS, others do not.
 
-    Where it counted other completion tokens than the log holds, it may have resumed the answer, or added up calls.
+    If it counted other completion tokens than the log holds, it may have resumed an answer or added up calls.
     """
     usage, prompt, rollout = turn.usage, turn.prompt_ids, evidence.rollout
     if usage is None or prompt is None or not usage.prompt:

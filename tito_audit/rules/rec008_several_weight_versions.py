@@ -20,9 +20,9 @@ from tito_audit.rules._words import counted
 from tito_audit.terminal.words import listed
 
 _NAMED = 4
-"""Versions that a message names."""
+"""How many versions a message names."""
 _LONGEST = 24
-"""Characters of a version that a message shows."""
+"""How many characters of a version a message shows."""
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ def _shorten(version: str) -> str:
 
 
 def _count_versions(rollout: Rollout) -> _VersionCounts | None:
-    """The versions of the row's tokens, else of the calls, else of the rollout as a whole; None if unknown."""
+    """The versions that sampled the row's tokens, else the calls, else the whole rollout; None if unknown."""
     row, stated = rollout.training_row, rollout.stated
     column = None if row is None else version_column(row.columns)
     if row is not None and column is not None:
@@ -139,7 +139,7 @@ def _count_versions(rollout: Rollout) -> _VersionCounts | None:
     named, spans = stated.facts.get("weight_versions"), stated.facts.get("weight_spans")
     if row is not None and isinstance(spans, list | tuple) and spans:
         versions = _VersionCounts()
-        # Spans as tokens of the row: counted from its start or its response, whichever holds more trained ones.
+        # Spans count from the start of the row or of its response: take what covers more trained tokens.
         trained = _sampled(row)
         start = row.prompt_length if row.prompt_length is not None else int(trained.argmax())
         covered = [sum(int(trained[a + by : b + by].sum()) for _, a, b in spans) for by in (0, start)]

@@ -23,12 +23,12 @@ from tito_audit.rule import rule
 from tito_audit.rules._words import counted, head
 
 _MERGED = (1, 4, 9, 16)
-"""Patches that one token stands for: Qwen-VL and GLM-V merge 2 x 2."""
+"""How many patches one token may stand for: Qwen-VL and GLM-V merge 2 x 2."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ImageSequence:
-    """The images of one sequence of ids, and what its messages state of them."""
+    """The images in one sequence of ids, and what its messages state about them."""
 
     where: Where
     turn: int | None
@@ -40,7 +40,7 @@ class _ImageSequence:
 
     @property
     def images(self) -> list[ImageSpan]:
-        """The frames of images, without those of videos."""
+        """The spans of images, without those of videos."""
         return [span for span in self.spans if not span.video]
 
     def hit(self, evidence: Evidence, place: tuple[int, int], message: str, cause: str, severity: Severity) -> Hit:
@@ -110,7 +110,7 @@ def image_placeholders(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _sequences(evidence: Evidence, tokens: ImageTokens) -> Iterator[_ImageSequence]:
-    """Every prompt and the row; without images in the messages only the longest, for what is written twice."""
+    """Every prompt and the row; without images in the messages only the longest, to find any written twice."""
     rollout, row = evidence.rollout, evidence.rollout.training_row
     prompts = [(k, turn.prompt_ids) for k, turn in enumerate(rollout.turns) if turn.prompt_ids is not None]
     stated = bool(evidence.present & Needs.IMAGES)
@@ -147,7 +147,7 @@ def _image_sequence(
 
 
 def _holds_image_tokens(ids: Ids | None, tokens: ImageTokens) -> bool:
-    """Whether a model itself generated image tokens, after which nothing can be counted."""
+    """Whether these generated ids hold image tokens, after which nothing can be counted."""
     return ids is not None and bool(images_in_ids(ids, tokens) or (ids == tokens.pad).any())
 
 
@@ -193,7 +193,7 @@ def _check_sequence(evidence: Evidence, sequence: _ImageSequence) -> Iterator[Hi
 
 
 def _check_repeated_images(evidence: Evidence, sequence: _ImageSequence) -> Iterator[Hit]:
-    """The same image with a run several times as long as elsewhere in the prompt."""
+    """A hit on an image with several times as many placeholders as elsewhere in the prompt."""
     if sequence.stated is None or len(sequence.stated.images) != len(sequence.images):
         return
     first: dict[str, ImageSpan] = {}
@@ -209,7 +209,7 @@ def _check_repeated_images(evidence: Evidence, sequence: _ImageSequence) -> Iter
 
 
 def _check_grids(evidence: Evidence, sequence: _ImageSequence) -> Iterator[Hit]:
-    """The images of a row, or of a single prompt, against the logged grids of their patches."""
+    """A hit if the images of a row, or of a single prompt, do not fit the logged grids of their patches."""
     grids = evidence.rollout.stated.facts.get("image_grid_thw")
     alone = sequence.where is Where.ROW or (
         len(evidence.rollout.turns) == 1 and evidence.rollout.training_row is None

@@ -17,9 +17,9 @@ from tito_audit.rules._beside import TokenSequence, token_sequences
 from tito_audit.rules._words import counted
 
 _MISSING = -1
-"""Where an engine captured nothing."""
+"""What engines write where they captured nothing."""
 _REPEATS = 8
-"""Rows in a run that are too many to be equal by chance, with as many experts in each."""
+"""This many equal rows in a run, of at least as many experts each, are no chance."""
 
 
 @rule(
@@ -89,7 +89,7 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
             count, most = len(routing.experts), max(first, default=0)
             start, end = 0, count
             if count > most:
-                # Without padding on either side: zeros, as in verl's tensors, or the sign for nothing captured.
+                # The rows without padding on either side: zeros, as in verl's tensors, or `_MISSING`.
                 flat = routing.experts.reshape(count, -1)
                 inside = (~((flat == 0).all(axis=1) | (flat == _MISSING).all(axis=1))).nonzero()[0]
                 start, end = (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
@@ -107,15 +107,15 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
                     continue
                 yield sequence.hit(_count_message(sequence, routing), "rows of other tokens")
                 continue
-            # Where rows of the response alone are possible, or an image takes several, their tokens are unknown.
+            # If there may be rows of the response alone, or an image takes several, their tokens are unknown.
             certain = not images and (count in first or (count > most >= end))
             yield from _check_experts(sequence, routing, routing.start if certain else None)
 
 
 def _possible_row_counts(sequence: TokenSequence, routing: Routing) -> tuple[set[int], set[int]]:
-    """How many rows there may be from the first token on, or the stated one; and how many of later tokens alone.
+    """The row counts that fit all tokens, or those from the stated one on; and those that fit later tokens alone.
 
-    What stands behind the last sampled token may have none: SkyRL and verl append it after the last call.
+    Tokens after the last sampled one may have no rows: SkyRL and verl append them after the last call.
     """
     size, sampled = len(sequence.ids), sequence.sampled.nonzero()[0]
     last = int(sampled[-1]) if len(sampled) else size - 1
@@ -141,7 +141,7 @@ def _tokens(sequence: TokenSequence) -> str:
 
 
 def _check_experts(sequence: TokenSequence, routing: Routing, first: int | None) -> Iterator[Hit]:
-    """What is wrong with the experts of a row; where the first row stands, also with those of its tokens."""
+    """Hits on wrong experts; if `first`, the token of the first row, is known, also on rows that do not fit."""
     experts = routing.experts.astype(np.int64)
     if not experts.size:
         return
@@ -165,7 +165,7 @@ def _check_experts(sequence: TokenSequence, routing: Routing, first: int | None)
 
 
 def _check_filled(sequence: TokenSequence, routing: Routing, experts: Offsets, first: int) -> Iterator[Hit]:
-    """Sampled tokens with a row of zeros, or with the row of many others."""
+    """Hits on sampled tokens with a row of zeros, or with the same row as many others."""
     flat = experts.reshape(len(experts), -1)[: max(len(sequence.ids) - first - 1, 0)]
     sampled = sequence.sampled[first : first + len(flat)]
     if experts.shape[2] > 1:

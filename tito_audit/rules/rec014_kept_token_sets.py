@@ -57,7 +57,7 @@ def kept_token_sets(evidence: Evidence) -> Iterator[Hit]:
             if unfit.contradicts_itself and not unfit.is_routing:
                 yield sequence.hit(f"`{unfit.name}` has {unfit.because}", "offsets of other ids")
         for sets in sequence.beside.kept_sets:
-            # Models have more ids than tokenizers, filled up to a round number.
+            # Models have more ids than tokenizers: they are padded to a round number.
             size = 2 * evidence.vocabulary.size if evidence.vocabulary is not None else 1 << 31
             out = sets.ids[(sets.ids < 0) | (sets.ids >= size)]
             if len(out):
@@ -75,7 +75,7 @@ def kept_token_sets(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _places_of_entries(sequence: TokenSequence, count: int) -> Offsets | None:
-    """The token of each set; None if nothing says which tokens so many sets are of."""
+    """The token of each set; None if nothing says which tokens this many sets belong to."""
     size = len(sequence.ids)
     if count == size:
         return np.arange(size)
@@ -89,7 +89,7 @@ def _places_of_entries(sequence: TokenSequence, count: int) -> Offsets | None:
 
 
 def _check_ids(evidence: Evidence, sequence: TokenSequence, sets: KeptSets, places: Offsets) -> Iterator[Hit]:
-    """The sampled tokens that are not in their sets."""
+    """A hit on sampled tokens that are not in their sets."""
     ids = sequence.ids[places]
     judged = sequence.sampled[places] & (np.diff(sets.offsets) > 0)
     wrong = judged & ~_sets_hold(sets, ids)

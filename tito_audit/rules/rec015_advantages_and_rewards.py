@@ -70,7 +70,7 @@ def _check_list(evidence: Evidence, sequence: TokenSequence, name: str, value: A
         if np.isinf(numbers).any() or _holds_nan(value):
             yield sequence.hit(f"`{name}` holds {_worst(numbers)}", "not a finite number")
         return
-    # By token, by turn, one for all, or with zeros as padding behind.
+    # One for each token, each turn, or all; or padded with zeros at the end.
     count, size, places = len(numbers), len(sequence.ids), _places_of_entries(sequence, len(numbers))
     answers = sum(message.sampled for message in evidence.rollout.messages)
     runs = len(trained_runs(sequence.sampled))
@@ -98,14 +98,14 @@ def _check_list(evidence: Evidence, sequence: TokenSequence, name: str, value: A
 
 
 def _holds_nan(value: Any) -> bool:
-    """Whether a list holds NaN; a table's null is NaN in an array, and says nothing."""
+    """Whether a list holds NaN. In an array NaN may be a table's null, which shows nothing."""
     return not isinstance(value, np.ndarray) and any(
         isinstance(entry, float) and entry != entry for entry in value
     )
 
 
 def _places_of_entries(sequence: TokenSequence, count: int) -> Offsets | None:
-    """The token of each entry; None if it has none, or not so many."""
+    """The token of each entry; None if no tokens fit this many entries."""
     size, sampled = len(sequence.ids), sequence.sampled.nonzero()[0]
     if count in (size, size - 1):
         return np.arange(size - count, size)
@@ -117,8 +117,8 @@ def _places_of_entries(sequence: TokenSequence, count: int) -> Offsets | None:
 
 
 def _check_response_length(evidence: Evidence, sequence: TokenSequence, length: Any) -> Iterator[Hit]:
-    """A length that no reading of the mask explains: all from the first trained token on, what is trained, or an
-    answer."""
+    """A hit on a length that is not that of an answer or of what is trained, and does not reach back to the first
+    trained token."""
     row = evidence.rollout.training_row
     trained = sequence.sampled.nonzero()[0]
     if row is None or sequence.turn is not None or type(length) is not int or not len(trained):

@@ -51,7 +51,7 @@ def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
     side = evidence.rollout.stated.side
     if side is None:
         return
-    # The ids of the answer to the end of the row, where they stand, in which call, and where they begin.
+    # The ids from the answer to the end of the row, their sequence and turn, and where they begin in it.
     turns, row = evidence.rollout.turns, evidence.rollout.training_row
     ids, where, start = (turns[0].completion_ids if turns else None), Where.COMPLETION if turns else Where.ROW, 0
     turn = 0 if turns else None
@@ -104,7 +104,7 @@ def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _check_prompt(evidence: Evidence) -> Iterator[Hit]:
-    """What is wrong with a prompt that was not compared with what the template writes."""
+    """Hits on a prompt that could not be compared with what the template writes."""
     turns, vocabulary = evidence.rollout.turns, evidence.vocabulary
     prompt, seen = (turns[0].prompt_ids, turns[0].seen_ids) if turns else (None, None)
     if prompt is None or seen is None or len(prompt) < 2 or evidence.rendered or vocabulary is None:
@@ -127,7 +127,7 @@ def _check_prompt(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _find_untrained_end(evidence: Evidence, ids: Ids, start: int) -> tuple[int, str, str]:
-    """The last token of an answer whose end is not trained, what is wrong, and the cause; "" if nothing is."""
+    """(last token, what is wrong, cause) if the end of an answer is not trained; "" as cause if it is."""
     row, vocabulary = evidence.rollout.training_row, evidence.vocabulary
     if vocabulary is None or not evidence.end_ids or (row is not None and not start):
         return 0, "", ""
@@ -140,7 +140,7 @@ def _find_untrained_end(evidence: Evidence, ids: Ids, start: int) -> tuple[int, 
 
 
 def _find_repeated_end(evidence: Evidence, ids: Ids, start: int) -> tuple[int, int] | None:
-    """The first run of one end token in an answer, all of it trained; None if no end comes twice in a row."""
+    """The first run of one repeated end token in an answer, all of it trained; None if there is none."""
     row = evidence.rollout.training_row
     same = np.isin(ids[1:], list(evidence.end_ids)) & (ids[1:] == ids[:-1])
     if row is not None and row.loss_mask is not None:

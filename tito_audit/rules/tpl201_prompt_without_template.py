@@ -50,7 +50,7 @@ def prompt_without_template(difference: Difference, evidence: Evidence) -> Reaso
     ids, vocabulary = evidence.sequence(difference.where, difference.turn), evidence.vocabulary
     if difference.where is Where.COMPLETION or ids is None or vocabulary is None or not len(ids):
         return None
-    # BOS at its start, and in a row its ends, are no role markers.
+    # BOS at the start is no role marker, nor is a turn end in a row.
     inner = ids[1:] if ids[0] == evidence.bos_id else ids
     if difference.where is Where.ROW:
         inner = inner[~np.isin(inner, list(evidence.end_ids))]

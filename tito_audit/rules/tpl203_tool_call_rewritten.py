@@ -97,7 +97,7 @@ def _fields(call: dict[str, Any]) -> set[str]:
 
 
 def _as_strings(value: Any) -> str:
-    """A value as text in which `true`, `"true"` and `"True"` are the same."""
+    """A value as text in which `true`, `"true"` and `"True"` are equal."""
     text = _canonical_text(value).replace("'", "")
     return text.replace("True", "true").replace("False", "false").replace("None", "null")
 

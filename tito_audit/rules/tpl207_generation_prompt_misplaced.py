@@ -56,7 +56,7 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
     argument.
     """
     if difference.where is Where.ROW:
-        # It lacks an opener of an answer or repeats it, and differs in nothing else.
+        # The row lacks the opener of an answer or repeats it, and differs in nothing else.
         data, lacking = difference.recorded.data, difference.canonical.data
         if (data and lacking) or not _ONLY_HEADER.fullmatch((data or lacking).decode("utf-8", "replace")):
             return None

@@ -11,7 +11,7 @@ from tito_audit.rules._drift import only_turn_ends
 from tito_audit.rules._texts import TextAgreement, agreement
 
 _LATER = frozenset((Against.NEXT_PROMPT, Against.ROW))
-"""Where the other side is later than the recorded one: it has lost or gained what differs."""
+"""The other side is later than the recorded one here: it has lost or gained what differs."""
 
 
 @cause(
@@ -67,7 +67,7 @@ def turn_end_differs(difference: Difference, evidence: Evidence) -> Reason | Non
 
 
 def _cut_at_stop(difference: Difference, evidence: Evidence) -> str | None:
-    """Where a stop string cut a completion, as a clause, if all that differs is the text from there on."""
+    """How a stop string cut a completion, as a clause; None unless only the text from there on differs."""
     if difference.where is not Where.COMPLETION or difference.turn is None or evidence.vocabulary is None:
         return None
     turn, end_ids = evidence.rollout.turns[difference.turn], evidence.end_ids
@@ -94,7 +94,7 @@ def _cut_at_stop(difference: Difference, evidence: Evidence) -> str | None:
 
 
 def _describe_merged_end(difference: Difference, evidence: Evidence) -> str | None:
-    """What happened to an end whose neighbours are one token without it; None if the difference is another."""
+    """ "missing" or "added", for a turn end without which its neighbours are one token; None otherwise."""
     recorded, canonical = (_without_ends(side, evidence) for side in (difference.recorded, difference.canonical))
     if recorded is not None and canonical is not None and recorded[0] == canonical[0]:
         recorded_end, wanted = recorded[1], canonical[1]

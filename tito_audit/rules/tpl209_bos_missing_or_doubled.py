@@ -44,7 +44,7 @@ def bos_missing_or_doubled(difference: Difference, evidence: Evidence) -> Reason
     """
     if evidence.bos_id is None or difference.where is Where.COMPLETION or difference.start:
         return None
-    # The side in question and the one it should equal: the later sequence if there is one, else the recorded.
+    # The side to judge, and the one it should equal: the later sequence is judged if there is one.
     recorded_side, wanted = difference.recorded, difference.canonical
     if difference.against in (Against.ROW, Against.NEXT_PROMPT):
         recorded_side, wanted = wanted, recorded_side

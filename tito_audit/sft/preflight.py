@@ -149,7 +149,7 @@ class Planner:
         problems = list(self._marker_problems(chat))
         for tokens in map(chat.answers.__getitem__, chat.split):
             assert tokens is not None
-            problems.append((Problem.SPLIT, f"{self.reference.text(chat.ids[tokens[0] - 1 : tokens[0]])!r}"))
+            problems.append((Problem.SPLIT, f"{self.reference.decode(chat.ids[tokens[0] - 1 : tokens[0]])!r}"))
         problems += self._prompt_problems(rollout, chat)
         mask = chat.written if chat.marked is None else chat.marked
         if chat.marked is None and None in chat.answers:
@@ -171,7 +171,7 @@ class Planner:
         mask = np.arange(len(ids)) >= start
         problems: list[tuple[Problem, str]] = []
         if start < len(alone):
-            text = self.reference.text
+            text = self.reference.decode
             problems.append((Problem.SPLIT, f"{text(alone[start:])!r} becomes {text(ids[start : start + 1])!r}"))
         problems += self._length_problems([(start, len(ids))])
         whole_fits = self.max_length is None or len(ids) <= self.max_length
@@ -190,7 +190,7 @@ class Planner:
         """Where `{% generation %}` marks other tokens than the assistant wrote, header and white space aside."""
         if chat.marked is None or None in chat.answers:
             return
-        text = self.reference.text
+        text = self.reference.decode
         more = chat.marked & ~chat.written
         for tokens, header in zip(chat.answers, chat.headers, strict=True):
             assert tokens is not None
