@@ -61,7 +61,7 @@ def test_folded_places_cover_what_each_of_them_covers(row: Any, where: Where, da
     folded = FoldedFindings(len(places), 1, len(places), packed) if len(places) > 1 else None
     finding = Finding("TOK101", Severity.ERROR, Place("log.jsonl", 0), hit, folded=folded)
 
-    found = mask._drifted(view, evidence, finding)
+    found = mask._drifted_tokens(view, evidence, finding)
     every = [slow(view, prompts, where, *one) for one in places]
     assert set(found.positions.tolist()) == set().union(*(tokens for tokens, _ in every))
     assert found.first == min(first for _, first in every)
@@ -76,7 +76,7 @@ def test_folded_ranges_cover_what_each_of_them_covers(spans: list[tuple[int, int
     )
     evidence: Any = SimpleNamespace(row=None)
     row: Any = SimpleNamespace(token_ids=range(8), logprobs=None)
-    place = mask._place(evidence, row, finding)
+    place = mask._covered_tokens(evidence, row, finding)
     assert place is not None
     assert place.positions.tolist() == sorted(set().union(*(range(*span) for span in spans)))
     assert place.first == min(start for start, _ in spans)

@@ -65,7 +65,7 @@ def test_a_formats_own_reason_and_a_lack_of_memory_pass_the_guard() -> None:
 def test_an_unexpected_error_is_told_with_the_place_of_our_code() -> None:
     with pytest.raises(ValueError, match="Expecting value") as raised:
         load_python_json("x")
-    assert describe_error(raised.value).endswith(" in record/nesting.py (parsed_by_python)")
+    assert describe_error(raised.value).endswith(" in record/nesting.py (load_python_json)")
     assert describe_error(RecursionError()) == "its values are nested too deeply"
 
 
