@@ -52,7 +52,7 @@ def worlds() -> dict[Path, World]:
         world, folder = World.of_template(name, files[name], Settings()), place / name
         folder.mkdir()
         world.tokenizer.backend.save(str(folder / "tokenizer.json"))
-        ends = {"eos_token": world.shown([world.eos_id])} if world.eos_id is not None else {}
+        ends = {"eos_token": world.decode([world.eos_id])} if world.eos_id is not None else {}
         config = {
             **PLACEHOLDER_TOKENS,
             **ends,
@@ -107,7 +107,8 @@ def compared(
         folder: [
             turn
             for turn in turns_of(world)
-            if turn.new and (not tools_only or all(message.role == "tool" for message in turn.new))
+            if turn.new_messages
+            and (not tools_only or all(message.role == "tool" for message in turn.new_messages))
         ]
         for folder, world in worlds().items()
     }
@@ -117,7 +118,7 @@ def compared(
     same: dict[Path, Counter[bool]] = {}
     for folder, each in turns.items():
         theirs = [
-            None if ids is None else [*turn.seen, *ids]
+            None if ids is None else [*turn.seen_ids, *ids]
             for turn, ids in zip(each, answers[str(folder)], strict=True)
         ]
         same[folder] = Counter(a == b for a, b in zip(ours(worlds()[folder], peer, each), theirs, strict=True))
@@ -152,7 +153,7 @@ def test_the_classes_of_miles_append_what_our_description_appends(tmp_path: Path
                     "messages": plain(turn),
                     "tools": [dict(tool) for tool in turn.probe.tools],
                     "answer": turn.answer + 1,
-                    "seen": list(turn.seen),
+                    "seen": list(turn.seen_ids),
                 }
                 for turn in each
             ],
