@@ -22,7 +22,7 @@ class Plan:
     """Tokens of each corpus of conversations of one length."""
     user_tokens: int = 2_000_000
     """Ids of each user log; recorded ones, most of whose rows have findings, have half as many."""
-    ordinary_rows: int = 600
+    ordinary_rows: int = 300
     """Rows of each ordinary log."""
     every: int = 1
     """One in this many of these logs is measured."""
