@@ -484,6 +484,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
     return {path: Page(path.read_text(encoding="utf-8")) for path in (folder / "html").rglob("*.html")}
 
 
+def test_every_tutorial_is_in_the_menu_of_the_site() -> None:
+    menu = set((ROOT / "docs" / "index.md").read_text(encoding="utf-8").splitlines())
+    assert {f"tutorials/{page.stem}" for page in (ROOT / "docs" / "tutorials").glob("*.md")} <= menu
+
+
 def test_every_page_is_in_the_site(built: dict[Path, Page]) -> None:
     root = next(path for path in built if path.name == "search.html").parent
     made = {path.relative_to(root).with_suffix("").as_posix() for path in built}
