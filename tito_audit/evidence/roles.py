@@ -92,7 +92,7 @@ class Headers:
     role_tokens: Mapping[str, RoleToken] = field(default_factory=lambda: _ROLE_TOKENS)
     word: bytes = b"model"
     """The template's name for the role that answers."""
-    given: bytes = b""
+    prefill: bytes = b""
     """The text of a generation prompt after its header, such as an empty <think> block."""
     ids: frozenset[int] = frozenset()
     """Header tokens that the tokenizer does not mark as special."""
@@ -138,7 +138,7 @@ def headers_of(generation_prompt: str, control_texts: Sequence[str], speakers: S
     parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", head) if control_texts else [head]
     if len(parts) < 3:
         return headers
-    headers = replace(headers, given=generation_prompt[len(head) :].encode())
+    headers = replace(headers, prefill=generation_prompt[len(head) :].encode())
     *before, literal, text = parts[1:]
     word, close = text.strip().encode(), text.encode()
     if word:
@@ -305,7 +305,7 @@ class _RoleReader:
 
     def roles(self) -> Roles:
         """`[N]` the roles of the tokens read."""
-        prefix = self._headers.given
+        prefix = self._headers.prefill
         if prefix and self._answer_starts:
             starts = self._pieces.start
             for begin in self._answer_starts:

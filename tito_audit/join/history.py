@@ -80,15 +80,15 @@ class HashNumbers:
         return at
 
     def find_all(self, hashes: Hashes) -> NDArray[np.uint32]:
-        """`[N]` The number of each hash; 0 where it has none."""
-        slots, known = np.frombuffer(self._slots, np.uint32), np.frombuffer(self.hashes, np.uint64)
+        """`[N]` the number of each hash; 0 where it has none."""
+        slots, slot_hashes = np.frombuffer(self._slots, np.uint32), np.frombuffer(self.hashes, np.uint64)
         numbers = np.zeros(len(hashes), np.uint32)
         for start in range(0, len(hashes), AT_ONCE):
             pending = np.arange(start, min(start + AT_ONCE, len(hashes)))
             at = _first_slots(hashes[pending], len(slots))
             while len(pending):
                 number = slots[at]
-                hit = known[number] == hashes[pending]
+                hit = slot_hashes[number] == hashes[pending]
                 numbers[pending[hit]] = number[hit]
                 further = ~hit & (number != 0)
                 pending, at = pending[further], (at[further] + 1) % len(slots)

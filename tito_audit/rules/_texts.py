@@ -238,8 +238,8 @@ def first_difference(evidence: Evidence, number: int, text: str) -> tuple[int, s
     ways = decodings(evidence, number, text)
     prefix, best = max(((_common_prefix(way.text, text), way) for way in ways), key=itemgetter(0))
     ends = evidence.vocabulary.byte_lengths(ids[best.kept_at]).cumsum()
-    kept = int(ends.searchsorted(len(text[:prefix].encode("utf-8", "surrogatepass")), side="right"))
-    position = int(best.kept_at[kept]) if kept < len(best.kept_at) else len(ids)
+    tokens_kept = int(ends.searchsorted(len(text[:prefix].encode("utf-8", "surrogatepass")), side="right"))
+    position = int(best.kept_at[tokens_kept]) if tokens_kept < len(best.kept_at) else len(ids)
     return position, best.text[prefix:], text[prefix:]
 
 
