@@ -203,7 +203,9 @@ def test_with_a_limit_only_the_first_rows_are_looked_at(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hows", "size", "jobs"), crossed(some(HOWS, 2), [1, 5_000], [2, 2, 3, 3] if DEEP else [2, 3]), ids=named
+    ("hows", "size", "jobs"),
+    crossed(some(HOWS, 2), [1 if DEEP else 300, 5_000], [2, 2, 3, 3] if DEEP else [2, 3]),
+    ids=named,
 )
 def test_the_first_pass_finds_the_same_in_any_number_of_processes(
     hows: Sequence[str], size: int, jobs: int, whole: list[Wire], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
