@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
 from tito_audit.formats._calls import model_name, only_text, same_messages, stop_string
@@ -64,10 +62,41 @@ def read_choice(
     message = None
     if isinstance(logged, Mapping):
         message = as_message({"role": "assistant", **drop_empty_fields(logged)}, "choices[].message")
-    turn = _with_prompt(_turn_without_prompt(tokens, choice, response, message), request, response, choice, number)
+    turn = _turn_without_prompt(tokens, choice, response, message)
+    prompt = request.get("prompt")
+    if isinstance(prompt, list) and prompt and not may_be_token_ids(prompt):
+        # A batch of prompts; the choices of the first prompt come first.
+        prompt = prompt[min(number * len(prompt) // len(choices(response)), len(prompt) - 1)]
+    prompt_text = prompt if isinstance(prompt, str) else first_text(response, ("prompt_text",))
+    if prompt_text is None and "meta_info" not in request:
+        prompt_text = first_text(request, ("text",))
+    copies = (
+        ("prompt_token_ids", response.get("prompt_token_ids")),
+        ("prompt_token_ids", choice.get("prompt_token_ids")),
+        *(
+            ("nvext.engine_data.prompt_token_ids", part.get("prompt_token_ids"))
+            for _, part in nvext_parts(response)
+        ),
+        ("request.prompt_token_ids", request.get("prompt_token_ids")),
+        ("request.input_ids", request.get("input_ids")),
+        ("request.token_ids", request.get("token_ids")),
+        ("request.prompt", prompt if may_be_token_ids(prompt) else None),
+    )
+    where, prompt_ids = next((copy for copy in copies if copy[1] is not None), ("", None))
+    if prompt_ids is None:
+        # SGLang's prompt logprobs hold the ids of the prompt, unless only a part of it was scored.
+        scored = read_sglang_scores(choice, "input_token_logprobs")
+        counted = object_at(choice, "meta_info").get("prompt_tokens")
+        if scored and (not isinstance(counted, int | float) or counted == len(scored)):
+            where, prompt_ids = "meta_info.input_token_logprobs", [token for _, token in scored]
+    turn = replace(
+        turn,
+        prompt_text=prompt_text,
+        prompt_ids=None if prompt_ids is None else as_ids(prompt_ids, where),
+        answer=message if message is not None and message.role == "assistant" else None,
+        usage=read_usage(request, response, choice, tokens.ids),
+    )
     has_tokens = any(part is not None for part in (turn.prompt_ids, tokens.ids, tokens.texts))
-    answer = message if message is not None and message.role == "assistant" else None
-    turn = replace(turn, answer=answer, usage=read_usage(request, response, choice, tokens.ids))
     scores = object_at(choice, "meta_info").get("output_token_logprobs")
     wants_ids = has_tokens or scores is not None or any(choice.get(key) is not None for key in _ID_KEYS)
     return turn, tokens.disagreement or "", wants_ids
@@ -169,7 +198,7 @@ def _turn_without_prompt(
     values, columns = build_call_columns(
         empty_ids() if tokens.ids is None else tokens.ids,
         logprobs=None if tokens.ids is None else tokens.logprobs,
-        other=per_token_lists(choice, _ID_KEYS, _is_number_list),
+        other=per_token_lists(choice, _ID_KEYS),
         sentinel=None if tokens.from_meta_info else UNAVAILABLE_LOGPROB,
     )
     if message is None:
@@ -206,41 +235,6 @@ def _turn_without_prompt(
     )
 
 
-def _with_prompt(
-    turn: Turn, request: Mapping[str, Any], response: Mapping[str, Any], choice: Mapping[str, Any], number: int
-) -> Turn:
-    """The turn with its prompt as ids and as text, from the response, the choice or the request."""
-    prompt = request.get("prompt")
-    if isinstance(prompt, list) and prompt and not may_be_token_ids(prompt):
-        # A batch of prompts; the choices of the first prompt come first.
-        prompt = prompt[min(number * len(prompt) // len(choices(response)), len(prompt) - 1)]
-    text = prompt if isinstance(prompt, str) else first_text(response, ("prompt_text",))
-    if text is None and "meta_info" not in request:
-        text = first_text(request, ("text",))
-    turn = replace(turn, prompt_text=text)
-    places = (
-        ("prompt_token_ids", response.get("prompt_token_ids")),
-        ("prompt_token_ids", choice.get("prompt_token_ids")),
-        *(
-            ("nvext.engine_data.prompt_token_ids", part.get("prompt_token_ids"))
-            for _, part in nvext_parts(response)
-        ),
-        ("request.prompt_token_ids", request.get("prompt_token_ids")),
-        ("request.input_ids", request.get("input_ids")),
-        ("request.token_ids", request.get("token_ids")),
-        ("request.prompt", prompt if may_be_token_ids(prompt) else None),
-    )
-    for name, values in places:
-        if values is not None:
-            return replace(turn, prompt_ids=as_ids(values, name))
-    # SGLang's prompt logprobs hold the ids of the prompt, unless only a part of it was scored.
-    scored = read_sglang_scores(choice, "input_token_logprobs")
-    counted = object_at(choice, "meta_info").get("prompt_tokens")
-    if not scored or (isinstance(counted, int | float) and counted != len(scored)):
-        return turn
-    return replace(turn, prompt_ids=as_ids([token for _, token in scored], "meta_info.input_token_logprobs"))
-
-
 def _logged_versions(choice: Mapping[str, Any], response: Mapping[str, Any], name: str) -> Iterator[object]:
     """The values under `name` in every object where servers write weight versions."""
     yield from (object_at(choice, "meta_info").get(name), choice.get(name))
@@ -250,12 +244,6 @@ def _logged_versions(choice: Mapping[str, Any], response: Mapping[str, Any], nam
 
 def _int_or_zero(value: object) -> int:
     return value if type(value) is int else 0
-
-
-def _is_number_list(value: object) -> bool:
-    if isinstance(value, np.ndarray):
-        return value.ndim == 1 and value.dtype.kind in "iuf"
-    return isinstance(value, list) and all(type(x) in (int, float) for x in value)
 
 
 def choice_sources(row: Row, rollouts: Sequence[Rollout], within: Path = ()) -> Sequence[Sources]:
@@ -423,9 +411,23 @@ def group_into_threads(exchanges: Sequence[Sequence[LoggedCall]]) -> list[list[L
     for conversation in conversations:
         threads.append([])
         for number, exchange in enumerate(conversation):
-            at = _continued_choice(exchange, conversation[number + 1 :])
-            threads[-1].append(exchange[at])
-            other_choices += [[call] for n, call in enumerate(exchange) if n != at]
+            later_prompts = [later[0].prompt for later in conversation[number + 1 :]]
+            continued = next(
+                (
+                    call
+                    for call in exchange
+                    if len(exchange) > 1
+                    and call.answer is not None
+                    and call.prompt
+                    and any(
+                        same_messages(prompt[: len(call.prompt) + 1], (*call.prompt, call.answer))
+                        for prompt in later_prompts
+                    )
+                ),
+                exchange[0],
+            )
+            threads[-1].append(continued)
+            other_choices += [[call] for call in exchange if call is not continued]
     return [*threads, *other_choices]
 
 
@@ -449,13 +451,3 @@ def build_thread(calls: Sequence[LoggedCall], place: Place, name: str, stated: S
         else:
             turns.append(replace(call.turn, prompt_messages=call.prompt or None))
     return Thread(replace(rollout, turns=tuple(reversed(turns))), tuple(call.source for call in calls))
-
-
-def _continued_choice(exchange: Sequence[LoggedCall], after: Sequence[Sequence[LoggedCall]]) -> int:
-    """The number of the choice whose answer a later call was sent; 0 if none was."""
-    for number, call in enumerate(exchange if len(exchange) > 1 else ()):
-        if call.answer is not None and call.prompt:
-            conversation = (*call.prompt, call.answer)
-            if any(same_messages(later[0].prompt[: len(conversation)], conversation) for later in after):
-                return number
-    return 0

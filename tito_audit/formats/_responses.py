@@ -10,8 +10,9 @@ response, a response and its request under two keys, or both merged into one obj
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -150,14 +151,23 @@ def chat_tools(tools: object, where: str) -> tuple[ToolSpec, ...]:
 
 
 def per_token_lists(
-    holder: Mapping[str, Any], read_names: Collection[str], fits: Callable[[object], bool]
+    holder: Mapping[str, Any], read_names: Collection[str], *, of_item: bool = False
 ) -> dict[str, tuple[Any, MovePolicy]]:
-    """Every other list of a choice or an item that may have one entry per token: those that `fits` accepts."""
+    """Every other list of numbers of a choice, or of an item, which may hold flags too but no shorter lists."""
     columns: dict[str, tuple[Any, MovePolicy]] = {}
     for name, value in holder.items():
         if name == "routed_experts" and isinstance(value, list):
             columns[name] = (value, MovePolicy.DROP)
-        elif name not in read_names and fits(value):
+            continue
+        if name in read_names or not isinstance(value, list | np.ndarray):
+            continue
+        if isinstance(value, np.ndarray):
+            fits = value.ndim == 1 and value.dtype.kind in ("iufb" if of_item else "iuf")
+        elif of_item:
+            fits = len(value) > 1 and all(isinstance(entry, int | float) for entry in value)
+        else:
+            fits = all(type(entry) in (int, float) for entry in value)
+        if fits:
             columns[name] = (value, MovePolicy.MOVE)
     return columns
 
@@ -177,8 +187,23 @@ def drop_empty_fields(message: Mapping[str, Any], dropped: Collection[str] = ())
 
 
 def _assistant_messages(run: Sequence[Item], where: str) -> Iterator[ItemMessage]:
-    """The assistant message of each call in a run of items that the model wrote."""
-    for group in _split_into_calls(run):
+    """The assistant message of each call in a run of items that the model wrote.
+
+    If several items hold tokens, a call ends with the item that holds its tokens, or, where that is a text, with
+    the tool calls without tokens that follow it.
+    """
+    ends = [i + 1 for i, item in enumerate(run) if _holds_generation(item)]
+    cuts = [0]
+    for end in ends[:-1]:
+        stop = end
+        if _item_type(run[end - 1]) == "message":
+            while _item_type(run[stop]) == "function_call" and not _holds_generation(run[stop]):
+                stop += 1
+            # Tool calls that end in one with tokens belong to the next call.
+            stop = end if _item_type(run[stop]) == "function_call" else stop
+        cuts.append(stop)
+    for start, stop in pairwise([*cuts, len(run)] if run else ()):
+        group = run[start:stop]
         texts = []
         for item in filter(_is_answer, group):
             content = item.get("content")
@@ -206,27 +231,6 @@ def _assistant_messages(run: Sequence[Item], where: str) -> Iterator[ItemMessage
         if calls:
             wire["tool_calls"] = calls
         yield ItemMessage(as_message(wire, where), tuple(group))
-
-
-def _split_into_calls(run: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    """A run of assistant items, split by call if several items hold tokens.
-
-    A call ends with the item that holds its tokens, or, where that is a text, with the tool calls without tokens
-    that follow it.
-    """
-    ends = [i + 1 for i, item in enumerate(run) if _holds_generation(item)]
-    start = 0
-    for end in ends[:-1]:
-        stop = end
-        if _item_type(run[end - 1]) == "message":
-            while _item_type(run[stop]) == "function_call" and not _holds_generation(run[stop]):
-                stop += 1
-            # Tool calls that end in one with tokens belong to the next call.
-            stop = end if _item_type(run[stop]) == "function_call" else stop
-        yield run[start:stop]
-        start = stop
-    if start < len(run):
-        yield run[start:]
 
 
 def _chat_content(value: object, where: str) -> object:
@@ -382,8 +386,17 @@ def read_generated_tokens(choice: Mapping[str, Any], response: Mapping[str, Any]
         scored = (_list_or_none(part.get("completion_logprobs")) for _, part in beside)
         logprobs = next((("completion_logprobs", column) for column in scored if column is not None), None)
     texts = token_texts(choice.get("logprobs")) if not copies else None
-    ids = next(iter(copies.values()), None)
-    return GeneratedTokens(ids, logprobs, scores is not None, texts, _describe_id_conflict(copies))
+    # The first copy is read, and compared with the others.
+    first, ids = next(iter(copies.items()), ("", None))
+    disagreement = None
+    for name, other in copies.items():
+        if ids is None or other is ids or disagreement is not None or np.array_equal(ids, other):
+            continue
+        disagreement = f"{first} has {len(ids)} ids, {name} has {len(other)}"
+        if len(ids) == len(other):
+            at = int(np.flatnonzero(ids != other)[0])
+            disagreement = f"{first} has id {ids[at]} at position {at}, {name} has {other[at]}"
+    return GeneratedTokens(ids, logprobs, scores is not None, texts, disagreement)
 
 
 def token_texts(logprobs: object) -> tuple[TokenText, ...] | None:
@@ -458,19 +471,6 @@ def read_sglang_scores(choice: Mapping[str, Any], name: str) -> list[tuple[Any, 
     if len(pairs) != len(listed):
         raise RecordError(f"meta_info.{name} is not a list of [logprob, token id, text]")
     return pairs
-
-
-def _describe_id_conflict(copies: Mapping[str, Ids]) -> str | None:
-    """How the first copy of a call's ids, which is the one read, differs from another; None if all agree."""
-    (first_name, ids), *others = copies.items() or [("", np.empty(0))]
-    for name, other in others:
-        if np.array_equal(ids, other):
-            continue
-        if len(ids) != len(other):
-            return f"{first_name} has {len(ids)} ids, {name} has {len(other)}"
-        at = int(np.flatnonzero(ids != other)[0])
-        return f"{first_name} has id {ids[at]} at position {at}, {name} has {other[at]}"
-    return None
 
 
 def _responses_under(value: object, key: str) -> dict[Path, Mapping[str, Any]]:

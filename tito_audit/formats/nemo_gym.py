@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
 from tito_audit.formats._calls import model_name, only_text, same_messages, with_ascending_messages
@@ -210,8 +208,7 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         if len(numbers) < len(rollout.turns):
             if not numbers:
                 raise RecordError("a part of the rollout has no calls, so it has no row")
-            new = apply_edits(new, list(_strip_edits(log_row, numbers)))
-            new = apply_edits(new, list(_cut_edits(log_row, new, numbers)))
+            new = _part_of_row(log_row, new, numbers)
         (again,) = read(new, rollout.place)
         check_written(again, part, rollout)
         rows.append(new)
@@ -234,7 +231,25 @@ def _locate(row: Row, rollout: Rollout) -> _LocatedRow:
     layout, output = read_layout(row), output_path(row)
     if len(layout.calls) != len(rollout.turns):
         raise RecordError("the row holds answers without tokens, so there is no place to write them")
-    items = tuple(_item_paths(value_at(row, output), output, layout))
+    listed, at = value_at(row, output), 0
+    items: list[tuple[Path, ...]] = []
+    for call in layout.calls:
+        paths: list[Path] = []
+        if call.transition is not None:
+            # A list repeats the earlier calls; the last is its own.
+            inner = listed[call.transition]
+            last = len(inner)
+            for item in reversed(call.items):
+                last = next((i for i in range(last - 1, -1, -1) if inner[i] is item), -1)
+                paths.insert(0, (*output, call.transition, last))
+            if last < 0:
+                raise RecordError(f"list {call.transition} of the output holds no call of its own")
+        else:
+            # The output holds the items in the order of the calls.
+            for item in call.items:
+                at = next(i for i in range(at, len(listed)) if listed[i] is item) + 1
+                paths.append((*output, at - 1))
+        items.append(tuple(paths))
     own = {path: number for number, paths in enumerate(items) for path in paths}
     carriers: list[_TokenCarrier] = []
     for path, item in _walk_objects(row, ()):
@@ -250,28 +265,7 @@ def _locate(row: Row, rollout: Rollout) -> _LocatedRow:
                     if same_ids(prompt, turn.prompt_ids) and same_ids(completion, turn.completion_ids)
                 )
         carriers.append((path, item, turns))
-    return _LocatedRow(row, rollout, layout, output, items, tuple(carriers))
-
-
-def _item_paths(output: Sequence[Any], path: Path, layout: GymLayout) -> Iterator[tuple[Path, ...]]:
-    """For each call the paths of its items; the output holds them in the order of the calls."""
-    at = 0
-    for call in layout.calls:
-        paths: list[Path] = []
-        if call.transition is not None:
-            # A list repeats the earlier calls; the last is its own.
-            inner = output[call.transition]
-            last = len(inner)
-            for item in reversed(call.items):
-                last = next((i for i in range(last - 1, -1, -1) if inner[i] is item), -1)
-                paths.insert(0, (*path, call.transition, last))
-            if last < 0:
-                raise RecordError(f"list {call.transition} of the output holds no call of its own")
-        else:
-            for item in call.items:
-                at = next(i for i in range(at, len(output)) if output[i] is item) + 1
-                paths.append((*path, at - 1))
-        yield tuple(paths)
+    return _LocatedRow(row, rollout, layout, output, tuple(items), tuple(carriers))
 
 
 def _walk_objects(value: Any, path: Path) -> Iterator[tuple[Path, Item]]:
@@ -323,39 +317,40 @@ def _item_edits(log_row: _LocatedRow, changes: Mapping[int, CallChange]) -> Iter
             yield Edit(path, new)
 
 
-def _strip_edits(log_row: _LocatedRow, numbers: Collection[int]) -> Iterator[Edit]:
-    """Edits that remove the tokens of calls of other parts; their text stays, since prompts repeat it."""
-    last = max(numbers)
-    for number, call in enumerate(log_row.layout.calls):
+def _part_of_row(log_row: _LocatedRow, row: Row, numbers: Collection[int]) -> Row:
+    """The row without the tokens of calls of other parts; their text stays, since prompts repeat it.
+
+    Its output ends with the last call of the part, and leaves out inner lists of other parts.
+    """
+    calls, last = log_row.layout.calls, max(numbers)
+    for number, call in enumerate(calls):
         between = min(numbers) < number < last and number not in numbers
         if between and call.transition is None and not is_chat_form(log_row.row):
             raise RecordError(
                 f"call {number} is between the calls of one part and belongs to another; in one list of items it "
                 "would read as a call that lost its tokens"
             )
+    tokens: list[Edit] = []
     for path, item, turns in log_row.carriers:
         if path[: len(log_row.output)] == log_row.output and not set(turns) & set(numbers):
             columns = {c.name for n in turns for c in log_row.rollout.turns[n].columns}
-            for name in item:
-                if name in CALL_KEYS or name in columns:
-                    yield Edit((*path, name), ABSENT)
-
-
-def _cut_edits(log_row: _LocatedRow, row: Row, numbers: Collection[int]) -> Iterator[Edit]:
-    """Edits that cut the output after the last call of the part, and leave out inner lists of other parts."""
-    calls, last = log_row.layout.calls, max(numbers)
+            tokens += [Edit((*path, name), ABSENT) for name in item if name in CALL_KEYS or name in columns]
+    row = apply_edits(row, tokens)
     output = value_at(row, log_row.output)
     ends = last == len(calls) - 1
+    cuts: list[Edit] = []
     if calls[last].transition is not None:
         own = {call.transition: number for number, call in enumerate(calls)}
         stop = len(output) if ends else calls[last].transition + 1  # type: ignore[operator]
         left = [inner for i, inner in enumerate(output) if (own[i] in numbers if i in own else i < stop)]
-        yield Edit(log_row.output, left)
+        cuts.append(Edit(log_row.output, left))
     elif not ends:
         stop = int(log_row.items[last][-1][-1]) + 1
-        yield Edit(log_row.output, list(output[:stop]))
+        cuts.append(Edit(log_row.output, list(output[:stop])))
     if not ends and not is_chat_form(log_row.row) and hit_token_limit(request_and_response(log_row.row)[1]):
-        yield Edit((*log_row.output[:-1], "incomplete_details"), None)  # it is said of the last call
+        # It is said of the last call.
+        cuts.append(Edit((*log_row.output[:-1], "incomplete_details"), None))
+    return apply_edits(row, cuts)
 
 
 def _ids(item: Item, name: str) -> Ids | None:
@@ -424,7 +419,7 @@ def _read_turn(call: GymCall, messages: Sequence[Message]) -> Turn:
     values, columns = build_call_columns(
         empty_ids() if completion_ids is None else completion_ids,
         logprobs=None if logprobs is None else ("generation_log_probs", logprobs),
-        other=per_token_lists(token_item, TOKEN_KEYS, _is_numbers),
+        other=per_token_lists(token_item, TOKEN_KEYS, of_item=True),
     )
     return replace(
         turn,
@@ -434,12 +429,6 @@ def _read_turn(call: GymCall, messages: Sequence[Message]) -> Turn:
         columns=columns,
         extras=read_extras(token_item),
     )
-
-
-def _is_numbers(value: object) -> bool:
-    if isinstance(value, np.ndarray):
-        return value.ndim == 1 and value.dtype.kind in "iufb"
-    return isinstance(value, list) and len(value) > 1 and all(isinstance(x, int | float) for x in value)
 
 
 def _any_holds_ids(values: object) -> bool:
