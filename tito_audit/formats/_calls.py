@@ -332,21 +332,20 @@ def stated_facts(row: Mapping[str, Any]) -> Stated:
     group = next((row[name] for name in _GROUP_KEYS if name in row and isinstance(row[name], int | str)), None)
     facts: dict[str, object] = {"id": row["id"]} if isinstance(row.get("id"), str) else {}
     if not _RARE_FACTS.isdisjoint(row):
-        spans = version_spans(row.get("weight_versions"))
-        rare = {"weight_versions": weight_versions(row), "weight_spans": spans, _IMAGE_GRIDS: _image_grids(row)}
+        # The patch grids (time, height, width) of the row's images.
+        inputs = (value for name in _IMAGE_INPUTS if isinstance(value := row.get(name), dict | Mapping))
+        grids: Any = next((grid for holder in (row, *inputs) if is_list(grid := holder.get(_IMAGE_GRIDS))), ())
+        try:
+            sizes = tuple([tuple(int(side) for side in grid) for grid in grids])
+        except (TypeError, ValueError, OverflowError):
+            sizes = ()
+        rare = {
+            "weight_versions": weight_versions(row),
+            "weight_spans": version_spans(row.get("weight_versions")),
+            _IMAGE_GRIDS: sizes if all(len(size) == 3 for size in sizes) else (),
+        }
         facts |= {name: value for name, value in rare.items() if value}
     return Stated(model=named.model, tokenizer=named.tokenizer, group=group, facts=facts)
-
-
-def _image_grids(row: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
-    """The patch grids (time, height, width) of a row's images; () if it has none."""
-    inputs = (value for name in _IMAGE_INPUTS if isinstance(value := row.get(name), dict | Mapping))
-    grids: Any = next((grid for holder in (row, *inputs) if is_list(grid := holder.get(_IMAGE_GRIDS))), ())
-    try:
-        sizes = [tuple(int(side) for side in grid) for grid in grids]
-    except (TypeError, ValueError, OverflowError):
-        return ()
-    return tuple((grid[0], grid[1], grid[2]) for grid in sizes) if all(len(grid) == 3 for grid in sizes) else ()
 
 
 def model_name(value: object) -> str | None:

@@ -464,10 +464,19 @@ def with_logprobs(value: Any, *, layout: Layout, old: Logprobs, new: Logprobs, i
         scores = as_logged(new, was)
         if objects and scores is was:
             return value
-        return [
-            entry if score == before or (is_unknown(score) and is_unknown(before)) else _with_logprob(entry, score)
-            for entry, score, before in zip(value, scores, was, strict=True)
-        ]
+        entries: list[Any] = []
+        for entry, score, before in zip(value, scores, was, strict=True):
+            if score == before or (is_unknown(score) and is_unknown(before)):
+                entries.append(entry)
+            elif isinstance(entry, dict | Mapping):
+                entries.append({**entry, "logprob": score})
+            elif not has_entries(entry):
+                raise RecordError("a token's list of logprobs is empty and has no place for the sampled one")
+            elif isinstance(entry, np.ndarray) and entry.dtype.kind == "f":
+                entries.append(np.array([np.nan if score is None else score, *entry[1:].tolist()], entry.dtype))
+            else:
+                entries.append([score, *to_list(entry[1:])])
+        return entries
     if len(new) == len(old):
         return {**value, "token_logprobs": as_logged(new, value["token_logprobs"])}
     start = _start_of_kept(old, new, [])
@@ -477,17 +486,6 @@ def with_logprobs(value: Any, *, layout: Layout, old: Logprobs, new: Logprobs, i
         if is_list(values) and len(values) == len(old)
     }
     return {**value, **cut}
-
-
-def _with_logprob(entry: Any, value: Any) -> Any:
-    """A token's object or triple with another logprob."""
-    if isinstance(entry, dict | Mapping):
-        return {**entry, "logprob": value}
-    if not has_entries(entry):
-        raise RecordError("a token's list of logprobs is empty and has no place for the sampled one")
-    if isinstance(entry, np.ndarray) and entry.dtype.kind == "f":
-        return np.array([np.nan if value is None else value, *entry[1:].tolist()], entry.dtype)
-    return [value, *to_list(entry[1:])]
 
 
 def _start_of_kept(old: Logprobs, new: Logprobs, also: Sequence[tuple[list[int], list[int]]]) -> int:

@@ -76,7 +76,20 @@ def read_extras(*holders: Mapping[str, Any]) -> TokenExtras:
             own_start = [value.get("start")] if isinstance(value, dict | Mapping) else []
             start = _first_integer([*own_start, *map(values.get, _START_KEYS)])
             parts.append(Routing(name, array, start or 0, _first_integer(map(values.get, _COUNT_KEYS))))
-    parts += _read_kept_sets(values)
+    for name, at in _KEPT_OFFSETS.items():
+        if name in values or at in values:
+            parts.append(_kept_sets(name, values.get(name, ()), values.get(at)))
+    for name in _KEPT_SETS:
+        value = values.get(name)
+        if isinstance(value, dict | Mapping):
+            counts = _decode_integers(value.get("counts"))
+            offsets = value.get("offsets") if isinstance(counts, str) else np.concatenate([[0], np.cumsum(counts)])
+            parts.append(_kept_sets(name, value.get("ids", ()), offsets))
+        elif is_list(value) and all(is_list(entry) or entry is None for entry in value):
+            # Not a mask, which has one number for each token.
+            rows = [[token for token in to_list(() if row is None else row) if token != -1] for row in value]
+            ids = [token for row in rows for token in row]
+            parts.append(_kept_sets(name, ids, np.concatenate([[0], np.cumsum([len(row) for row in rows])])))
     numbers: dict[str, Any] = {}
     for name in (*PER_TOKEN, *REWARDS, "response_length"):
         value = values.get(name)
@@ -152,24 +165,6 @@ def _decode_shaped(data: str | bytes, dtype: str, shape: list[int]) -> NDArray[n
         return f"{len(raw):,} bytes of {dtype}, and their shape {' x '.join(map(str, shape))} is not theirs"
     array: NDArray[np.integer[Any]] = np.frombuffer(raw, dtype).reshape(shape)
     return array if len(shape) in (2, 3) else _UNKNOWN
-
-
-def _read_kept_sets(values: Mapping[str, Any]) -> Iterator[KeptSets | UnreadableExtra]:
-    for name, at in _KEPT_OFFSETS.items():
-        if name in values or at in values:
-            yield _kept_sets(name, values.get(name, ()), values.get(at))
-    for name in _KEPT_SETS:
-        value = values.get(name)
-        if isinstance(value, dict | Mapping):
-            counts = _decode_integers(value.get("counts"))
-            offsets = value.get("offsets") if isinstance(counts, str) else np.concatenate([[0], np.cumsum(counts)])
-            yield _kept_sets(name, value.get("ids", ()), offsets)
-        elif is_list(value):
-            if not all(is_list(entry) or entry is None for entry in value):
-                continue  # a mask with one number for each token
-            rows = [[token for token in to_list(() if row is None else row) if token != -1] for row in value]
-            ids = [token for row in rows for token in row]
-            yield _kept_sets(name, ids, np.concatenate([[0], np.cumsum([len(row) for row in rows])]))
 
 
 def _kept_sets(name: str, ids: Any, offsets: Any) -> KeptSets | UnreadableExtra:

@@ -289,6 +289,8 @@ def with_updated_training_row(row: Row, before: Rollout, after: RepairedRollout,
 _SINGULAR = {"prompt_lengths": "prompt_length", "response_lengths": "response_length", "prompt_lens": "prompt_len"}
 """Lists with one number per sample, and the name of that number in a sample."""
 _CONVERSATIONS = ("messages", "prompt", "completion")
+_LISTS_OF_SAMPLES = frozenset((*_CONVERSATIONS, "tools", *MASKS, *ROW_LOGPROBS, *FLAT_IDS))
+"""Columns that hold a list or null for each sample, if they hold an entry for each."""
 SampleRanges: TypeAlias = tuple[tuple[int, int], ...]
 """The range `[start, end)` of each sample, in order; tokens outside of all ranges are padding."""
 LENGTH_COLUMNS = names_in(
@@ -319,7 +321,14 @@ def split_packed_row(row: Row) -> Samples | None:
             continue
         if (ranges := _column_ranges(row, name, ids, bounds)) is not None:
             per_token[name] = ranges
-        elif _is_per_sample(value, name, len(bounds)):
+            continue
+        if name in _CONVERSATIONS:
+            value = parsed_column(row, name)
+        if (
+            is_list(value)
+            and len(value) == len(bounds)
+            and (name not in _LISTS_OF_SAMPLES or all(entry is None or is_list(entry) for entry in value))
+        ):
             per_sample[_SINGULAR.get(name, name)] = name
         elif name in MASKS or name in ROW_LOGPROBS:
             if value is not None:
@@ -396,17 +405,6 @@ def _column_ranges(row: Row, name: str, ids: str, cuts: SampleRanges) -> SampleR
     return tuple((int(before[start]), int(before[end])) for start, end in cuts)
 
 
-def _is_per_sample(value: Any, name: str, count: int) -> bool:
-    """Whether a column has `count` entries, one per sample; in a column of lists each is a list or null."""
-    if name in _CONVERSATIONS:
-        value = parsed_column({name: value}, name)
-    if not is_list(value) or len(value) != count:
-        return False
-    if name in (*_CONVERSATIONS, "tools", *MASKS, *ROW_LOGPROBS, *FLAT_IDS):
-        return all(entry is None or is_list(entry) for entry in value)
-    return True
-
-
 def find_sample_ranges(row: Row, ids: str) -> SampleRanges | None:
     """The samples of a row whose ids are in column `ids`; None if no column says that there are several.
 
@@ -447,26 +445,16 @@ def _visible_tokens(row: Row, size: int) -> Mask:
     return np.ones(size, np.bool_) if seen is None or len(seen) != size else np.asarray(seen > 0)
 
 
-def _ranges_of_lengths(values: _Integers, name: str, row: Row, size: int) -> SampleRanges | None:
-    if len(values) < 2 or (values < 0).any():
-        return None
-    ends = np.cumsum(values)
-    if ends[-1] > size:
-        raise RecordError(
-            f"{name} counts {ends[-1]} tokens in {len(values)} samples, but the row holds {size}: it is "
-            "unclear where a sample ends"
-        )
-    return _ranges_between([0, *ends.tolist()])
-
-
-def _ranges_of_bounds(values: _Integers, name: str, row: Row, size: int) -> SampleRanges | None:
-    bounds = values[values >= 0]
+def _ranges_by_ends(values: _Integers, name: str, row: Row, size: int) -> SampleRanges | None:
+    """The samples by their lengths, or by their bounds; bounds below 0 are filler."""
+    are_lengths = name in LENGTH_COLUMNS
+    bounds = np.append(0, np.cumsum(values)) if are_lengths else values[values >= 0]
     if len(bounds) < 3 or bounds[0] != 0 or (np.diff(bounds) < 0).any():
         return None
     if bounds[-1] > size:
-        raise RecordError(
-            f"{name} ends at token {bounds[-1]}, but the row holds {size}: it is unclear where a sample ends"
-        )
+        counted = f"counts {bounds[-1]} tokens in {len(values)} samples"
+        says = counted if are_lengths else f"ends at token {bounds[-1]}"
+        raise RecordError(f"{name} {says}, but the row holds {size}: it is unclear where a sample ends")
     return _ranges_between(bounds.tolist())
 
 
@@ -522,8 +510,7 @@ def _ranges_of_segments(values: _Integers, name: str, row: Row, size: int) -> Sa
 
 
 _RANGE_READERS: Mapping[tuple[str, ...], Callable[[_Integers, str, Row, int], SampleRanges | None]] = {
-    LENGTH_COLUMNS: _ranges_of_lengths,
-    BOUND_COLUMNS: _ranges_of_bounds,
+    (*LENGTH_COLUMNS, *BOUND_COLUMNS): _ranges_by_ends,
     ("position_ids",): _ranges_of_positions,
     (*SEGMENT_COLUMNS, _ATTENTION_MASK): _ranges_of_segments,
 }
