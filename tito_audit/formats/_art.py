@@ -146,44 +146,39 @@ def _generation_calls(request: Mapping[str, Any], response: Mapping[str, Any], p
         return
     listed = as_objects(listed, "token_generations is not a list of generations (objects)")
     for number, generation in enumerate(listed):
-        where, indices = f"token_generations[{number}].output_indices", generation.get("output_indices")
-        own: list[int] = as_ids([] if indices is None else indices, where).tolist()
+        where, indices = f"token_generations[{number}]", generation.get("output_indices")
+        own: list[int] = as_ids([] if indices is None else indices, f"{where}.output_indices").tolist()
         if any(not 0 <= index < len(output) for index in own) or own != sorted(set(own)):
-            raise RecordError(f"{where} is not an ascending list of output item indices")
+            raise RecordError(f"{where}.output_indices is not an ascending list of output item indices")
         sent = before and (
             *before,
             *(s.message for s in parse_items(output[: own[0]] if own else output, "output")),
         )
         answer = _sole_assistant_message([output[i] for i in own])
         source = partial(_generation_source, response, generation, path, number, len(listed) == 1)
-        yield LoggedCall(_generation_turn(generation, number), source, sent if answer else (), answer, **fields)
+        prompt, entries = generation.get("prompt_token_ids"), generation.get("output_tokens")
+        if entries is not None:
+            entries = as_objects(entries, f"{where}.output_tokens is not a list of tokens (objects)")
+        tokens = [entry.get("token_id") for entry in entries or ()]
+        ids = None if entries is None else as_ids(tokens, f"{where}.output_tokens")
+        logprobs = [entry.get("logprob") for entry in entries or ()]
+        values, columns = build_call_columns(
+            empty_ids() if ids is None else ids,
+            logprobs=("output_tokens", logprobs) if any(value is not None for value in logprobs) else None,
+        )
+        turn = Turn(
+            prompt_ids=None if prompt is None else as_ids(prompt, f"{where}.prompt_token_ids"),
+            completion_ids=ids,
+            completion_logprobs=None if ids is None else values,
+            columns=columns,
+        )
+        yield LoggedCall(turn, source, sent if answer else (), answer, **fields)
 
 
 def _sole_assistant_message(items: Sequence[Any]) -> Message | None:
     """The assistant message that items form; None if they form none or several messages."""
     written = [step.message for step in parse_items(items, "output")]
     return written[0] if len(written) == 1 and written[0].role == "assistant" else None
-
-
-def _generation_turn(generation: Mapping[str, Any], number: int) -> Turn:
-    where = f"token_generations[{number}]"
-    prompt, entries = generation.get("prompt_token_ids"), generation.get("output_tokens")
-    if entries is not None:
-        entries = as_objects(entries, f"{where}.output_tokens is not a list of tokens (objects)")
-    ids = (
-        None if entries is None else as_ids([entry.get("token_id") for entry in entries], f"{where}.output_tokens")
-    )
-    logprobs = [entry.get("logprob") for entry in entries or ()]
-    values, columns = build_call_columns(
-        empty_ids() if ids is None else ids,
-        logprobs=("output_tokens", logprobs) if any(value is not None for value in logprobs) else None,
-    )
-    return Turn(
-        prompt_ids=None if prompt is None else as_ids(prompt, f"{where}.prompt_token_ids"),
-        completion_ids=ids,
-        completion_logprobs=None if ids is None else values,
-        columns=columns,
-    )
 
 
 def _generation_source(

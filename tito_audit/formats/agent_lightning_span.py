@@ -8,6 +8,7 @@ microsoft/agent-lightning `types/tracer.py`, `adapter/triplet.py`; checked with 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -49,6 +50,7 @@ _COMPLETIONS = (
     f"{_RAW_PREFIX}.choices",
 )
 _LOGPROBS = "logprobs.content"
+_PART_TYPES = ("text", "image_url", "input_audio", "file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +217,15 @@ def _chat_messages(raw: Any, where: str, *, of_prompt: bool = True) -> tuple[Mes
             return ()
         # Tool calls of spans have name and arguments at the top level.
         wire = drop_empty_fields(entry, ("finish_reason", "index"))
-        wire["content"] = _parse_content(wire.get("content"))
+        content = wire.get("content")
+        if isinstance(content, str) and content.startswith('[{"'):
+            # Content parts that the tracer wrote as a JSON string.
+            with suppress(ValueError):
+                parts = load_python_json(content)
+                if isinstance(parts, list) and all(
+                    isinstance(part, dict) and part.get("type") in _PART_TYPES for part in parts
+                ):
+                    wire["content"] = parts
         calls = wire.get("tool_calls")
         if isinstance(calls, list | tuple):
             wire["tool_calls"] = [
@@ -251,19 +261,6 @@ def _span_tools(functions: Any) -> tuple[ToolSpec, ...]:
         for function in functions
         if isinstance(function, Mapping)
     )
-
-
-def _parse_content(value: Any) -> Any:
-    """Text as it is, or the content parts that the tracer wrote as a JSON string."""
-    if not isinstance(value, str) or not value.startswith('[{"'):
-        return value
-    try:
-        parts = load_python_json(value)
-    except ValueError:
-        return value
-    part_types = ("text", "image_url", "input_audio", "file")
-    whole = isinstance(parts, list) and all(isinstance(p, dict) and p.get("type") in part_types for p in parts)
-    return parts if whole else value
 
 
 def _lists_from_numbered_keys(value: Any) -> Any:

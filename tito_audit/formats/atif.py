@@ -42,10 +42,33 @@ _Wire = Mapping[str, Any]
 
 
 def read(row: Row, place: Place) -> Sequence[Rollout]:
-    return tuple(
-        _read_trajectory(trajectory, f"{path_text(path)}." if path else "", replace(place, item=item))
-        for item, (path, trajectory) in enumerate(_find_trajectories(row, ()))
-    )
+    rollouts = []
+    for item, (path, trajectory) in enumerate(_find_trajectories(row, ())):
+        where = f"{path_text(path)}." if path else ""
+        agent = as_object(trajectory.get("agent"), f"{where}agent is not an object that names the agent")
+        messages, calls, unread = _read_steps(trajectory.get("steps"), f"{where}steps")
+        tools = as_tools(agent.get("tool_definitions"), f"{where}agent.tool_definitions")
+        steps = trajectory["steps"]
+        usual = agent.get("model_name")
+        named = [steps[call.step].get("model_name") for call in calls] or [usual]
+        stated = Stated(model=one_model_name([name if isinstance(name, str) else usual for name in named]))
+        if unread:
+            because = "an observation of a step without an agent has no known form"
+            stated = stated.with_facts(items_not_read=unread).not_read(Unread.MESSAGES, because)
+        elif calls_unknown_tools(messages, tools):
+            stated = stated.not_read(Unread.MESSAGES, TOOLS_MISSING)
+        readable = not stated.reasons
+        turns: tuple[Turn, ...] = ()
+        if any(call.metrics.get(name) is not None for call in calls for name in _ID_NAMES):
+            turns = tuple(
+                _step_turn(call, f"{where}steps[{call.step}]", messages[call.message] if readable else None)
+                for call in calls
+            )
+        else:
+            stated = stated.without_ids()
+        own, shown = replace(place, item=item), messages if readable else ()
+        rollouts.append(Rollout(own, FORMAT.name, shown, tools, turns=turns, stated=stated))
+    return tuple(rollouts)
 
 
 def _find_trajectories(value: Any, path: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
@@ -58,32 +81,6 @@ def _find_trajectories(value: Any, path: Path) -> Iterator[tuple[Path, Mapping[s
         raise RecordError(f"{path_text((*path, _SUBAGENTS))} is not a list of trajectories")
     for number, embedded in enumerate(inner):
         yield from _find_trajectories(embedded, (*path, _SUBAGENTS, number))
-
-
-def _read_trajectory(trajectory: Mapping[str, Any], where: str, place: Place) -> Rollout:
-    agent = as_object(trajectory.get("agent"), f"{where}agent is not an object that names the agent")
-    messages, calls, unread = _read_steps(trajectory.get("steps"), f"{where}steps")
-    tools = as_tools(agent.get("tool_definitions"), f"{where}agent.tool_definitions")
-    steps = trajectory["steps"]
-    usual = agent.get("model_name")
-    named = [steps[call.step].get("model_name") for call in calls] or [usual]
-    model = one_model_name([name if isinstance(name, str) else usual for name in named])
-    stated = Stated(model=model)
-    if unread:
-        because = "an observation of a step without an agent has no known form"
-        stated = stated.with_facts(items_not_read=unread).not_read(Unread.MESSAGES, because)
-    elif calls_unknown_tools(messages, tools):
-        stated = stated.not_read(Unread.MESSAGES, TOOLS_MISSING)
-    readable = not stated.reasons
-    turns: tuple[Turn, ...] = ()
-    if any(call.metrics.get(name) is not None for call in calls for name in _ID_NAMES):
-        turns = tuple(
-            _step_turn(call, f"{where}steps[{call.step}]", messages[call.message] if readable else None)
-            for call in calls
-        )
-    else:
-        stated = stated.without_ids()
-    return Rollout(place, FORMAT.name, messages if readable else (), tools, turns=turns, stated=stated)
 
 
 def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:

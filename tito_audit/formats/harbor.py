@@ -133,33 +133,23 @@ def _pair_lists(logged: object, path: Path) -> _Conversation:
             f"{where}{_PROMPTS} holds {len(prompts)} lists and {_COMPLETIONS} {len(completions)}: each is "
             "appended to separately, so it is unclear which call has no prompt"
         )
-    sizes = [len(ids) if is_list(ids) else 0 for ids in completions]
-    return _Conversation(
-        path,
-        prompts or [None] * len(completions),
-        completions,
-        _logprob_positions(sizes, [len(logprob) if is_list(logprob) else 0 for logprob in logprobs], where),
-        value,
-    )
-
-
-def _logprob_positions(completions: Sequence[int], logprobs: Sequence[int], where: str) -> list[int | None]:
-    """For each call the index of its logprobs, matched by their lengths if some calls have none."""
-    if len(logprobs) == len(completions):
-        return list(range(len(completions)))
-    if not logprobs:
-        return [None] * len(completions)
-    first, last = _match_lengths(completions, logprobs), _match_lengths(completions[::-1], logprobs[::-1])
-    # Matching from either end gives the same pairs only if there is a single way to pair them.
-    if first is None or last is None or first != [len(completions) - 1 - at for at in reversed(last)]:
-        raise RecordError(
-            f"{where}{_LOGPROBS} holds {len(logprobs)} lists for {len(completions)} calls: each list is appended "
-            "to separately, and their lengths do not show which call has none"
-        )
     positions: list[int | None] = [None] * len(completions)
-    for position, call in enumerate(first):
-        positions[call] = position
-    return positions
+    if len(logprobs) == len(completions):
+        positions = list(range(len(completions)))
+    elif len(logprobs):
+        # Some calls have none: matched by length, from either end, as only a single way to pair them is clear.
+        sizes, scored = (
+            [len(entry) if is_list(entry) else 0 for entry in column] for column in (completions, logprobs)
+        )
+        first, last = _match_lengths(sizes, scored), _match_lengths(sizes[::-1], scored[::-1])
+        if first is None or last is None or first != [len(sizes) - 1 - call for call in reversed(last)]:
+            raise RecordError(
+                f"{where}{_LOGPROBS} holds {len(scored)} lists for {len(sizes)} calls: each list is appended "
+                "to separately, and their lengths do not show which call has none"
+            )
+        for position, call in enumerate(first):
+            positions[call] = position
+    return _Conversation(path, prompts or [None] * len(completions), completions, positions, value)
 
 
 def _match_lengths(completions: Sequence[int], logprobs: Sequence[int]) -> list[int] | None:

@@ -16,7 +16,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
 from tito_audit.formats._calls import stated_model, with_finish_reasons
-from tito_audit.formats._columns import first_present_name, move_policy
+from tito_audit.formats._columns import first_present_name, int_if_whole, move_policy
 from tito_audit.formats._extras import read_extras
 from tito_audit.formats._kit import training_rows
 from tito_audit.formats._update import updated_row, with_values
@@ -67,7 +67,14 @@ def read(row: Row, place: Place) -> Rollout:
     if name is None:
         return Rollout(place, FORMAT.name, messages, stated=stated.without_ids())
     padded = as_ids(values[name], name)
-    length = _stated_length(values.get("input_lengths"), len(padded))
+    stated_length = values.get("input_lengths")
+    if isinstance(stated_length, np.generic):
+        stated_length = stated_length.item()
+    length = len(padded) if stated_length is None else int_if_whole(stated_length)
+    if type(length) is not int:
+        raise RecordError(f"input_lengths is {stated_length!r}, not a number of tokens")
+    if not 0 <= length <= len(padded):
+        raise RecordError(f"input_lengths says {stated_length} tokens, but the row holds {len(padded)}")
     mask = first_present_name(values, _MASK)
     # A column of another width than the ids is not cut, which could make it fit by chance.
     cut = {
@@ -106,19 +113,6 @@ def write(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
         if row[key] is not values[key]:
             changed[key] = np.array([value], row[key].dtype) if isinstance(row[key], np.ndarray) else [value]
     return with_values(row, changed)
-
-
-def _stated_length(stated: object, width: int) -> int:
-    """The number of tokens before the padding; all of them if the row does not say."""
-    if stated is None:
-        return width
-    value = stated.item() if isinstance(stated, np.generic) else stated
-    whole = value.is_integer() if isinstance(value, float) else type(value) is int
-    if not whole or not isinstance(value, int | float):
-        raise RecordError(f"input_lengths is {value!r}, not a number of tokens")
-    if not 0 <= value <= width:
-        raise RecordError(f"input_lengths says {value} tokens, but the row holds {width}")
-    return int(value)
 
 
 def _unwrap_row(row: Row) -> dict[str, Any]:

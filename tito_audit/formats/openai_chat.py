@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 from tito_audit.format import Format, Row, Signature
 from tito_audit.formats._answers import ONE_CALL_REFUSAL, choice_sources, read_choices, stated_by_request
@@ -47,55 +46,50 @@ def matches(row: Row) -> bool:
 def read(row: Row, place: Place) -> Sequence[Rollout]:
     logged = find_exchange(row)
     if logged is None or not all(is_response_object(response) for response in logged.responses):
-        rollouts, notice = read_choices(row, place, FORMAT.name), text_log_notice(row, FORMAT.name)
-        return (
-            tuple([replace(r, stated=replace(r.stated, notice=notice)) for r in rollouts]) if notice else rollouts
-        )
-    return tuple(
-        _read_response(logged.request, response, replace(place, item=item))
-        for item, response in enumerate(logged.responses)
-    )
-
-
-def _read_response(request: Mapping[str, Any], response: Mapping[str, Any], place: Place) -> Rollout:
-    """The rollout of a Responses object; it has several calls if the service ran tools in between."""
-    before = parse_request({"instructions": response.get("instructions"), **request}, "request")
-    whole = [*before, *parse_items(response["output"], "output")]
-    stated = stated_by_request(request, response)
-    messages = tuple(step.message for step in whole)
-    unread = unknown_item_types(response["output"])
-    if unread:
-        stated = stated.with_facts(items_not_read=unread).not_read(Unread.MESSAGES, ITEMS_UNREAD)
-    # Instructions alone are no request: the user's input is missing.
-    has_request = any(step.items or step.message.role == "user" for step in before)
-    if unread or not has_request or nonempty_text(request.get("previous_response_id")):
-        messages = ()
-    turns: tuple[Turn, ...] = ()
-    for index, step in enumerate(whole):
-        if index >= len(before) and step.is_call:
-            text = only_text(step.message)
-            # Reasoning and tool calls have no logprobs, so the tokens of such an answer would have gaps.
-            parts = [
-                token_texts(object_at(part).get("logprobs"))
-                for item in (step.items if text is not None else ())
-                for part in nonempty_list(item.get("content"))
-            ]
-            turn = Turn(
-                prompt_ids=None,
-                completion_ids=None,
-                message_index=index if messages else None,
-                completion_text=text,
-                finish_reason="length"
-                if any(nonempty_text(i.get("status")) == "incomplete" for i in step.items)
-                else None,
-                token_texts=tuple(chain(*filter(None, parts))) or None if None not in parts else None,
-            )
-            turns = (*turns, turn)
-    if not any(turn.token_texts for turn in turns):
-        stated = stated.without_ids()
-        turns = ()
-    tools = chat_tools(nonempty_list(request.get("tools"), response.get("tools")), "request.tools")
-    return Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated)
+        choices, notice = read_choices(row, place, FORMAT.name), text_log_notice(row, FORMAT.name)
+        return tuple([replace(r, stated=replace(r.stated, notice=notice)) for r in choices]) if notice else choices
+    request, rollouts = logged.request, []
+    for number, response in enumerate(logged.responses):
+        # It has several calls if the service ran tools in between.
+        before = parse_request({"instructions": response.get("instructions"), **request}, "request")
+        whole = [*before, *parse_items(response["output"], "output")]
+        stated = stated_by_request(request, response)
+        messages = tuple(step.message for step in whole)
+        unread = unknown_item_types(response["output"])
+        if unread:
+            stated = stated.with_facts(items_not_read=unread).not_read(Unread.MESSAGES, ITEMS_UNREAD)
+        # Instructions alone are no request: the user's input is missing.
+        has_request = any(step.items or step.message.role == "user" for step in before)
+        if unread or not has_request or nonempty_text(request.get("previous_response_id")):
+            messages = ()
+        turns: tuple[Turn, ...] = ()
+        for index, step in enumerate(whole):
+            if index >= len(before) and step.is_call:
+                text = only_text(step.message)
+                # Reasoning and tool calls have no logprobs, so the tokens of such an answer would have gaps.
+                parts = [
+                    token_texts(object_at(part).get("logprobs"))
+                    for item in (step.items if text is not None else ())
+                    for part in nonempty_list(item.get("content"))
+                ]
+                turn = Turn(
+                    prompt_ids=None,
+                    completion_ids=None,
+                    message_index=index if messages else None,
+                    completion_text=text,
+                    finish_reason="length"
+                    if any(nonempty_text(i.get("status")) == "incomplete" for i in step.items)
+                    else None,
+                    token_texts=tuple(chain(*filter(None, parts))) or None if None not in parts else None,
+                )
+                turns = (*turns, turn)
+        if not any(turn.token_texts for turn in turns):
+            stated = stated.without_ids()
+            turns = ()
+        tools = chat_tools(nonempty_list(request.get("tools"), response.get("tools")), "request.tools")
+        own = replace(place, item=number)
+        rollouts.append(Rollout(own, FORMAT.name, messages, tools, turns=turns, stated=stated))
+    return tuple(rollouts)
 
 
 def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:

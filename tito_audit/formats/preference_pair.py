@@ -100,13 +100,24 @@ def split_sides(row: Row) -> Samples | None:
     if shape is None:
         raise RecordError("it holds no preference pair: the ids of a chosen and of a rejected answer")
     columns = [{o: t for o, t in shape.of(n).items() if t in row} for n in range(len(shape.sides))]
-    sides = []
+    sides, prompt = [], parsed_column(row, "prompt")
     for name, own in zip(shape.sides, columns, strict=True):
         side: dict[str, Any] = {ours: row[theirs] for ours, theirs in own.items()}
         side |= {
             shared: row[shared] for shared in ("id", "model", "tools", "chat_template_kwargs") if shared in row
         }
-        sides.append({**side, **_side_messages(row, name), "side": name, "names": own})
+        # The prompt and the answer, as messages or as texts.
+        answer = parsed_column(row, name)
+        if is_messages(answer) and is_messages(prompt):
+            inside = len(answer) > len(prompt) and list(answer[: len(prompt)]) == list(prompt)
+            side |= {"sent": prompt, "answer": answer[len(prompt) :] if inside else answer}
+        elif is_messages(answer):
+            # The prompt is part of both answers, or a text beside them.
+            if answer[0].get("role") not in ("assistant", "model"):
+                side |= {"sent": answer[:-1], "answer": answer[-1:]}
+        elif isinstance(prompt, str):
+            side |= {"prompt_text": prompt, "text": first_text(row, (name,))}
+        sides.append({**side, "side": name, "names": own})
     if len(sides) == 2:
         sides = [{**side, "other": other} for side, other in zip(sides, reversed(sides), strict=True)]
 
@@ -114,19 +125,6 @@ def split_sides(row: Row) -> Samples | None:
         return Source((columns[number][name],)) if name in columns[number] else None
 
     return Samples(tuple(sides), source)
-
-
-def _side_messages(row: Row, name: str) -> dict[str, Any]:
-    """The prompt and the answer of a side, as messages or as texts; {} unless the row has both."""
-    prompt, answer = parsed_column(row, "prompt"), parsed_column(row, name)
-    if is_messages(answer) and not is_messages(prompt):
-        # The prompt is part of both answers, or a text beside them.
-        whole = answer[0].get("role") not in ("assistant", "model")
-        return {"sent": answer[:-1], "answer": answer[-1:]} if whole else {}
-    if is_messages(prompt) and is_messages(answer):
-        inside = len(answer) > len(prompt) and list(answer[: len(prompt)]) == list(prompt)
-        return {"sent": prompt, "answer": answer[len(prompt) :] if inside else answer}
-    return {"prompt_text": prompt, "text": first_text(row, (name,))} if isinstance(prompt, str) else {}
 
 
 def read(row: Row, place: Place) -> Rollout:
@@ -139,15 +137,27 @@ def read(row: Row, place: Place) -> Rollout:
         for ours, theirs in row["names"].items():
             words = words.replace(f"column {ours!r}", f"column {theirs!r}")
         raise RecordError(words) from None
+    tools = as_tools(parsed_column(row, "tools"), "tools")
+    side = PairSide(row["side"])
+    if "other" in row:
+        prompt, answer, whole = _prompt_and_answer(row)
+        other_prompt, other_answer, other_whole = _prompt_and_answer(row["other"])
+        size, longest = sorted((len(prompt), len(other_prompt)))
+        differing = (prompt[:size] != other_prompt[:size]).nonzero()[0]
+        part = int(differing[0]) if len(differing) else None
+        if part is None and size < longest and whole and other_whole:
+            part = size
+        same = len(answer) > 0 and np.array_equal(answer, other_answer)
+        side = PairSide(row["side"], part, part is not None and part >= longest - 1, same)
     return Rollout(
         place,
         FORMAT.name,
         messages,
-        as_tools(parsed_column(row, "tools"), "tools"),
+        tools,
         template_kwargs=object_at(row, "chat_template_kwargs"),
         turns=() if turn is None else (turn,),
         training_row=trained,
-        stated=replace(stated_facts(row), side=_compare_sides(row)),
+        stated=replace(stated_facts(row), side=side),
     )
 
 
@@ -182,22 +192,6 @@ def _read_tokens(row: Row, messages: tuple[Message, ...], sent: int) -> tuple[Tr
         prompt_text=row.get("prompt_text"),
         completion_text=row.get("text"),
     )
-
-
-def _compare_sides(row: Row) -> PairSide:
-    """Which side of the pair this is, and how it compares with the other."""
-    if "other" not in row:
-        return PairSide(row["side"])
-    prompt, answer, whole = _prompt_and_answer(row)
-    other_prompt, other_answer, other_whole = _prompt_and_answer(row["other"])
-    size = min(len(prompt), len(other_prompt))
-    differing = (prompt[:size] != other_prompt[:size]).nonzero()[0]
-    part = int(differing[0]) if len(differing) else None
-    longest = max(len(prompt), len(other_prompt))
-    if part is None and size < longest and whole and other_whole:
-        part = size
-    same = len(answer) > 0 and np.array_equal(answer, other_answer)
-    return PairSide(row["side"], part, part is not None and part >= longest - 1, same)
 
 
 def _prompt_and_answer(row: Row) -> tuple[Ids, Ids, bool]:

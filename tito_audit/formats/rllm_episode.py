@@ -31,7 +31,7 @@ from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
-from tito_audit.record.stated import Stated, Unread
+from tito_audit.record.stated import Unread
 
 _PROMPT, _RESPONSE = "prompt_ids", "response_ids"
 _ROUTING = "routing_matrices"
@@ -50,49 +50,49 @@ def matches(row: Row) -> bool:
 
 
 def read(row: Row, place: Place) -> Sequence[Rollout]:
-    stated = stated_model(row)
+    row_stated = stated_model(row)
     if isinstance(row.get("id"), str):
-        stated = replace(stated, group=row["id"].rpartition(":")[0] or row["id"]).with_facts(id=row["id"])
+        row_stated = replace(row_stated, group=row["id"].rpartition(":")[0] or row["id"]).with_facts(id=row["id"])
     if not row["trajectories"]:
-        return (Rollout(place, FORMAT.name, stated=stated.without_ids()),)
-    return tuple(
-        _read_trajectory(trajectory, f"trajectories[{item}]", replace(place, item=item), stated)
-        for item, trajectory in enumerate(row["trajectories"])
-    )
-
-
-def _read_trajectory(trajectory: object, where: str, place: Place, stated: Stated) -> Rollout:
-    steps = _steps_of(trajectory, where)
-    conversations = [_read_conversation(trajectory, step, f"{where}.steps[{i}]") for i, step in enumerate(steps)]
-    complete = not any(calls_unknown_tools(conversation, ()) for conversation in conversations)
-    if not complete:
-        # The tools are only in the gateway's traces, so these prompts cannot be rendered again.
-        stated = stated.not_read(Unread.MESSAGES, TOOLS_MISSING)
-    messages = conversations[-1] if conversations and complete else ()
-    turns: tuple[Turn, ...] = ()
-    if any(has_entries(step.get(name)) for step in steps for name in (_PROMPT, _RESPONSE)):
-        turns = tuple(
-            _read_step(step, conversation, messages if complete else None, f"{where}.steps[{i}]")
-            for i, (step, conversation) in enumerate(zip(steps, conversations, strict=True))
-        )
-    else:
-        # Without ids an evaluation writes empty lists, the training logger none.
-        stated = stated.without_ids()
-    pictured = [_is_multimodal(step.get(_PROMPT)) for step in steps]
-    if any(pictured):
-        stated = stated.not_read(Unread.PROMPTS, _PICTURED)
-    if any(turn.prompt_ids is not None for turn in turns) and any(pictured):
-        # No rule is skipped for it, so none would say so.
-        stated = replace(stated, notice=f"Some prompts were not read: {_PICTURED}.")
-    # Of a retried call only the last attempt's message was kept, so a message belongs to one call.
-    indices = [turn.message_index for turn in turns]
-    retried = {
-        number
-        for number, index in enumerate(indices)
-        if index is not None and any(later is not None and later <= index for later in indices[number + 1 :])
-    }
-    turns = tuple(replace(turn, message_index=None) if n in retried else turn for n, turn in enumerate(turns))
-    return Rollout(place, FORMAT.name, messages, turns=turns, stated=stated)
+        return (Rollout(place, FORMAT.name, stated=row_stated.without_ids()),)
+    rollouts = []
+    for item, trajectory in enumerate(row["trajectories"]):
+        where, stated = f"trajectories[{item}]", row_stated
+        steps = _steps_of(trajectory, where)
+        conversations = [
+            _read_conversation(trajectory, step, f"{where}.steps[{i}]") for i, step in enumerate(steps)
+        ]
+        complete = not any(calls_unknown_tools(conversation, ()) for conversation in conversations)
+        if not complete:
+            # The tools are only in the gateway's traces, so these prompts cannot be rendered again.
+            stated = stated.not_read(Unread.MESSAGES, TOOLS_MISSING)
+        messages = conversations[-1] if conversations and complete else ()
+        turns: tuple[Turn, ...] = ()
+        if any(has_entries(step.get(name)) for step in steps for name in (_PROMPT, _RESPONSE)):
+            turns = tuple(
+                _read_step(step, conversation, messages if complete else None, f"{where}.steps[{i}]")
+                for i, (step, conversation) in enumerate(zip(steps, conversations, strict=True))
+            )
+        else:
+            # Without ids an evaluation writes empty lists, the training logger none.
+            stated = stated.without_ids()
+        pictured = [_is_multimodal(step.get(_PROMPT)) for step in steps]
+        if any(pictured):
+            stated = stated.not_read(Unread.PROMPTS, _PICTURED)
+        if any(turn.prompt_ids is not None for turn in turns) and any(pictured):
+            # No rule is skipped for it, so none would say so.
+            stated = replace(stated, notice=f"Some prompts were not read: {_PICTURED}.")
+        # Of a retried call only the last attempt's message was kept, so a message belongs to one call.
+        indices = [turn.message_index for turn in turns]
+        retried = {
+            number
+            for number, index in enumerate(indices)
+            if index is not None and any(later is not None and later <= index for later in indices[number + 1 :])
+        }
+        turns = tuple(replace(turn, message_index=None) if n in retried else turn for n, turn in enumerate(turns))
+        own = replace(place, item=item)
+        rollouts.append(Rollout(own, FORMAT.name, messages, turns=turns, stated=stated))
+    return tuple(rollouts)
 
 
 def _steps_of(trajectory: object, where: str) -> Sequence[Mapping[str, Any]]:

@@ -44,13 +44,26 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
     message = as_message(answer, "response_message") if sent and answer else None
     messages = (*sent, message) if message is not None and message.role == "assistant" else ()
     tools = as_tools(request.get("tools"), "raw_request.tools")
-    stated = replace(stated_model(row), copies_disagree=_copy_conflict(row) or "")
+    response, choice = object_at(row, "raw_response"), object_at(row, "raw_response", "choices", 0)
+    # The ids of the record and those of the server's raw response.
+    copies_disagree = ""
+    for name, keys, holders in (
+        (_PROMPT, _PROMPT_NAMES[:2], (response, choice)),
+        (_COMPLETION, _COMPLETION_NAMES, (choice,)),
+    ):
+        own: Any = row.get(name)
+        copies = [holder[key] for holder in holders for key in keys if has_entries(holder.get(key))]
+        if has_entries(own) and any(
+            not np.array_equal(as_floats(copy, "raw_response"), as_floats(own, "")) for copy in copies
+        ):
+            copies_disagree = f"{name} and its copy in raw_response"
+            break
+    stated = replace(stated_model(row), copies_disagree=copies_disagree)
     if calls_unknown_tools(messages, tools):
         stated, messages = stated.not_read(Unread.MESSAGES, TOOLS_MISSING), ()
     turn = read_turn_at(row, _PROMPT, _COMPLETION, _TAKEN)
     parts = object_at(answer)
     beside = any(parts.get(name) is not None for name in ("tool_calls", "reasoning", "reasoning_content"))
-    response, choice = object_at(row, "raw_response"), object_at(row, "raw_response", "choices", 0)
     alone = bool(choice) and len(response["choices"]) == 1
     turn = replace(
         turn,
@@ -62,23 +75,6 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
         stated = stated.without_ids()
     kwargs = object_at(request, "chat_template_kwargs")
     return (Rollout(place, FORMAT.name, messages, tools, kwargs, turns=(turn,), stated=stated),)
-
-
-def _copy_conflict(row: Row) -> str | None:
-    """Which ids of the record differ from those of the server's raw response; None if none do."""
-    response = object_at(row, "raw_response")
-    choice = object_at(response, "choices", 0)
-    for name, keys, holders in (
-        (_PROMPT, _PROMPT_NAMES[:2], (response, choice)),
-        (_COMPLETION, _COMPLETION_NAMES, (choice,)),
-    ):
-        own: Any = row.get(name)
-        copies = [holder[key] for holder in holders for key in keys if has_entries(holder.get(key))]
-        if has_entries(own) and any(
-            not np.array_equal(as_floats(o, "raw_response"), as_floats(own, "")) for o in copies
-        ):
-            return f"{name} and its copy in raw_response"
-    return None
 
 
 def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:

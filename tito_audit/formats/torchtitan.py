@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from tito_audit.format import Format, Row, Signature
 from tito_audit.formats._calls import TOOLS_MISSING, build_turn, message_place, only_text, stated_facts
@@ -44,26 +44,25 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
     messages = conversations[-1] if conversations else ()
     turns: tuple[Turn, ...] = ()
     if any(has_entries(entry.get(name)) for entry in entries for name in (_PROMPT, _COMPLETION)):
-        turns = tuple(_read_turn(*each, messages) for each in zip(entries, conversations, strict=True))
-        turns = (*turns[:-1], replace(turns[-1], finish_reason=_ENDS.get(str(row.get("status")))))
+        calls: list[Turn] = []
+        for entry, conversation in zip(entries, conversations, strict=True):
+            answered = entry.get(_ANSWER) is not None and conversation and conversation[-1].role == "assistant"
+            sent, answer = (conversation[:-1], conversation[-1]) if answered else (conversation, None)
+            versions = [entry.get(name) for name in ("min_policy_version", "max_policy_version")]
+            call = build_turn(
+                (_PROMPT, entry.get(_PROMPT)),
+                (_COMPLETION, entry.get(_COMPLETION)),
+                partial(per_token_column, entry, _LOGPROBS),
+                other_columns(entry, (_PROMPT, _COMPLETION, _LOGPROBS, _SENT, "env_messages", "metrics")),
+                completion_text=None if answer is None else only_text(answer),
+                weight_versions=tuple(dict.fromkeys(str(version) for version in versions if version is not None)),
+                **message_place(messages, sent, answer),
+            )
+            calls.append(call)
+        turns = (*calls[:-1], replace(calls[-1], finish_reason=_ENDS.get(str(row.get("status")))))
     else:
         stated = stated.without_ids()
     return (Rollout(place, FORMAT.name, messages, turns=turns, stated=stated),)
-
-
-def _read_turn(entry: Mapping[str, Any], conversation: tuple[Message, ...], messages: Sequence[Message]) -> Turn:
-    answered = bool(conversation) and entry.get(_ANSWER) is not None and conversation[-1].role == "assistant"
-    sent, answer = (conversation[:-1], conversation[-1]) if answered else (conversation, None)
-    versions = [entry.get(name) for name in ("min_policy_version", "max_policy_version")]
-    return build_turn(
-        (_PROMPT, entry.get(_PROMPT)),
-        (_COMPLETION, entry.get(_COMPLETION)),
-        lambda: per_token_column(entry, _LOGPROBS),
-        other_columns(entry, (_PROMPT, _COMPLETION, _LOGPROBS, _SENT, "env_messages", "metrics")),
-        completion_text=None if answer is None else only_text(answer),
-        weight_versions=tuple(dict.fromkeys(str(version) for version in versions if version is not None)),
-        **message_place(messages, sent, answer),
-    )
 
 
 def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
