@@ -487,29 +487,26 @@ def unread_columns(format: Format, row: Row, rollouts: Sequence[Rollout], mapped
         for key in keys
     }
     read_names = {*_KNOWN_NAMES, *(part.removesuffix("[]") for key in keys for part in key.split("."))}
-    for (path, name, value), _ in zip(_list_columns(row), range(512), strict=False):
+    lists: list[tuple[str, str, Any]] = []
+    level: list[tuple[str, Any]] = [("", row)]
+    for _ in range(2):
+        below: list[tuple[str, Any]] = []
+        for path_of_object, holder in level:
+            for key, value in holder.items():
+                name = str(key)
+                path = f"{path_of_object}.{name}" if path_of_object else name
+                if isinstance(value, Mapping):
+                    below.append((path, value))
+                elif name in CALL_LISTS and isinstance(value, list) and value and isinstance(value[0], Mapping):
+                    below.append((f"{path}[]", value[0]))
+                elif is_list(value):
+                    lists.append((path, name, value))
+        level = below
+    for path, name, value in lists[:512]:
         kind = None if name in read_names or path in mapped else _kind_by_name_and_values(name, value)
         if kind is not None and not _is_in_rollouts(kind, value, rollouts):
             unread.append((kind, path))
     return tuple(unread)
-
-
-def _list_columns(row: Row) -> Iterator[tuple[str, str, Any]]:
-    """The (path, name, list) of every list in a row, in its objects and in its first call."""
-    level: list[tuple[str, Any]] = [("", row)]
-    for _ in range(2):
-        below: list[tuple[str, Any]] = []
-        for outer, value in level:
-            for key, inner in value.items():
-                name = str(key)
-                path = f"{outer}.{name}" if outer else name
-                if isinstance(inner, Mapping):
-                    below.append((path, inner))
-                elif name in CALL_LISTS and isinstance(inner, list) and inner and isinstance(inner[0], Mapping):
-                    below.append((f"{path}[]", inner[0]))
-                elif is_list(inner):
-                    yield path, name, inner
-        level = below
 
 
 def _kind_by_name_and_values(name: str, value: Any) -> str | None:

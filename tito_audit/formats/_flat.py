@@ -226,8 +226,18 @@ def updated_flat_row(
         values |= {key: None for key in ENGINE_COLUMNS if row.get(key) is not None}
     skip = {*skip, *PROMPT_IDS, *COMPLETION_IDS} if has_turn else skip
     new = with_values(with_new_copies(row, copies, skip), values)
-    new = with_values(new, _updated_padded_lengths(row, before, after))
-    return with_counts(new, row_counts(before, after))
+    # Prompt lengths that count the padding on the left, which `read_flat_row` does not read.
+    left, lengths = before.padding.left, {}
+    for name in PROMPT_LENGTHS if left else ():
+        length = row.get(name)
+        if type(length) is not int or not left <= length <= left + len(before.token_ids):
+            continue
+        to = _moved_boundary(before, after, length - left)
+        if to is None:
+            raise RecordError(f"{name} counts the padding, and it is unclear where the prompt ends now")
+        if after.padding.left + to != length:
+            lengths[name] = after.padding.left + to
+    return with_counts(with_values(new, lengths), row_counts(before, after))
 
 
 def _updated_split_ids(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, Any]:
@@ -280,22 +290,6 @@ def _moved_boundary(before: TrainingRow, after: TrainingRow, at: int) -> int | N
     rest = len(before.token_ids) - at
     to = len(after.token_ids) - rest
     return to if to >= 0 and np.array_equal(before.token_ids[at:], after.token_ids[to:]) else None
-
-
-def _updated_padded_lengths(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, Any]:
-    """The new values of prompt lengths that count the padding on the left, which `read_flat_row` does not read."""
-    left = before.padding.left
-    values: dict[str, Any] = {}
-    for name in PROMPT_LENGTHS if left else ():
-        length = row.get(name)
-        if type(length) is not int or not left <= length <= left + len(before.token_ids):
-            continue
-        to = _moved_boundary(before, after, length - left)
-        if to is None:
-            raise RecordError(f"{name} counts the padding, and it is unclear where the prompt ends now")
-        if after.padding.left + to != length:
-            values[name] = after.padding.left + to
-    return values
 
 
 def _updated_other_masks(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, Any]:

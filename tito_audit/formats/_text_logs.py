@@ -235,32 +235,32 @@ def text_log_notice(row: Row, read_as: str) -> str:
 def _has_shape(row: Row, shape: TextLog) -> bool:
     if not all(path in row or path.partition(".")[0].removesuffix("[]") in row for path in shape.keys):
         return False
-    return all(_has_value(row, path, wanted) for path, wanted in shape.keys.items())
-
-
-def _has_value(row: Row, path: str, wanted: str | tuple[str, ...]) -> bool:
-    """Whether the value at a path of the row is, or begins like, the one that is wanted."""
-    if not wanted and path in row:
-        return True
-    value: Any = row
-    while path and isinstance(value, Mapping):
-        # A key may contain dots, as attributes of spans do.
-        key, _, path = (path, "", "") if path in value else path.partition(".")
-        value = value.get(key.removesuffix("[]"), ABSENT)
-        if key.endswith("[]"):
-            value = value[0] if isinstance(value, list | tuple) and value else ABSENT
-    if path or value is ABSENT:
-        return False
-    if isinstance(wanted, tuple):
-        return isinstance(value, str) and any(value == w or w == f"{value[: len(w) - 1]}*" for w in wanted)
-    if wanted == WORDS:
-        # A message of OpenAI's form has a content, one of ShareGPT's a value.
-        parts = value if isinstance(value, list | tuple) and value else (value,)
-        return all(
-            isinstance(part, str) or (isinstance(part, Mapping) and ("content" in part or "value" in part))
-            for part in parts[:_EXAMINED]
-        )
-    return not wanted or isinstance(value, _TYPES[wanted])
+    for path, wanted in shape.keys.items():
+        if not wanted and path in row:
+            continue
+        value: Any = row
+        while path and isinstance(value, Mapping):
+            # A key may contain dots, as attributes of spans do.
+            key, _, path = (path, "", "") if path in value else path.partition(".")
+            value = value.get(key.removesuffix("[]"), ABSENT)
+            if key.endswith("[]"):
+                value = value[0] if isinstance(value, list | tuple) and value else ABSENT
+        if path or value is ABSENT:
+            return False
+        if isinstance(wanted, tuple):
+            fits = isinstance(value, str) and any(value == w or w == f"{value[: len(w) - 1]}*" for w in wanted)
+        elif wanted == WORDS:
+            # A message of OpenAI's form has a content, one of ShareGPT's a value.
+            parts = value if isinstance(value, list | tuple) and value else (value,)
+            fits = all(
+                isinstance(part, str) or (isinstance(part, Mapping) and ("content" in part or "value" in part))
+                for part in parts[:_EXAMINED]
+            )
+        else:
+            fits = not wanted or isinstance(value, _TYPES[wanted])
+        if not fits:
+            return False
+    return True
 
 
 def _holds_tokens(value: Any, depth: int = 12) -> bool:

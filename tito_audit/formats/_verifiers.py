@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,7 @@ def verifiers_tools_as_chat(values: object, where: str) -> tuple[ToolSpec, ...]:
     return tuple(tools)
 
 
+_UPDATED_COLUMNS = ("advantages", "trainer_logprobs", "entropies", "is_masked")
 WRAPPER = "native_wrapper"
 """The key of the episode in the `info` of an uploaded sample."""
 
@@ -240,30 +242,28 @@ def with_trainer_updates(row: Row, updates_of: Callable[[str], Iterable[Row]]) -
     columns: dict[Path, Any] = {}
     for tree in {tree.path: tree for tree in trees_of(episode)}.values():
         branches = branches_of(replace(tree, members=tuple(range(len(tree.nodes)))))
-        for update in updates_of(nonempty_text(tree.trace.get("id")) or ""):
-            for branch in update.get("branches") or ():
-                index = branch.get("index") if isinstance(branch, Mapping) else None
-                if type(index) is int and 0 <= index < len(branches):
-                    for name in ("advantages", "trainer_logprobs", "entropies", "is_masked"):
-                        for number, values in _cut_by_node(tree, branches[index], branch.get(name), name):
-                            columns[(*tree.path, "nodes", number, name)] = values
+        updated = [
+            (branches[index], branch)
+            for update in updates_of(nonempty_text(tree.trace.get("id")) or "")
+            for branch in update.get("branches") or ()
+            if isinstance(branch, Mapping) and type(index := branch.get("index")) is int
+            if 0 <= index < len(branches)
+        ]
+        for (numbers, branch), name in product(updated, _UPDATED_COLUMNS):
+            stream: Any = branch.get(name)
+            at = 0
+            for number in numbers if is_list(stream) else ():
+                node = tree.nodes[number]
+                start, at = at, at + len(node.ids)
+                if at > len(stream):
+                    break
+                own = [value for value, trained in zip(stream[start:at], node.mask, strict=True) if trained]
+                unknown = own.count(None)
+                if unknown < len(own) and (not unknown or name == "is_masked"):
+                    columns[(*tree.path, "nodes", number, name)] = own
     return (
         _with_episode(row, apply_edits(episode, [Edit(*column) for column in columns.items()])) if columns else row
     )
-
-
-def _cut_by_node(tree: Tree, branch: Sequence[int], stream: Any, name: str) -> Iterator[tuple[int, list[Any]]]:
-    at = 0
-    for number in branch if is_list(stream) else ():
-        node = tree.nodes[number]
-        values = list(stream[at : at + len(node.ids)])
-        at += len(node.ids)
-        if len(values) < len(node.ids):
-            return
-        own = [value for value, trained in zip(values, node.mask, strict=True) if trained]
-        unknown = own.count(None)
-        if unknown < len(own) and (not unknown or name == "is_masked"):
-            yield number, own
 
 
 def _parse_trees(trace: Mapping[str, Any], path: Path, where: str) -> Iterator[Tree]:

@@ -289,7 +289,27 @@ def _call_edits(row: Row, source: CallSource, change: CallChange, dropped_as: An
     if source.entry is not None:
         yield Edit(source.entry, updated_call(value_at(row, source.entry), change.before, change.after))
     if change.prompt_ids is not None:
-        yield from _prompt_edits(row, source, change, dropped_as)
+        if source.scored:
+            raise RecordError("the server scored the old prompt, and there are no scores for the new one")
+        for copy in source.prompts:
+            yield from _edits_at(row, copy.path, partial(as_logged, change.prompt_ids))
+        # What was computed from the old prompt.
+        old_counts, new_counts = count_tokens([change.before]), count_tokens([change.after])
+        for path in source.blank:
+            if np.asarray(value_at(row, path)).any():
+                raise RecordError(f"{path[-1]} trains tokens of a prompt that would change")
+            yield Edit(path, as_logged(np.zeros(new_counts[0], np.int64), value_at(row, path)))
+        for path in source.routing:
+            if value_at(row, path) is not None:
+                yield Edit(path, dropped_as)
+        for counter in source.counters:
+            prefix, holder = counter.prefix, value_at(row, counter.path)
+            counts = {name[len(prefix) :]: value for name, value in holder.items() if str(name).startswith(prefix)}
+            for name, count in updated_counts(counts, [old_counts], [new_counts]).items():
+                yield Edit((*counter.path, prefix + name), count)
+        for turn, earlier in source.retries:
+            again = replace(turn, prompt_ids=change.prompt_ids)
+            yield from _call_edits(row, earlier, CallChange(turn, again, change.prompt_ids, None, {}), dropped_as)
     if source.entry is None:
         if change.logprobs is not None:
             old, new, ids = change.recorded_logprobs, change.logprobs, change.before.completion_ids
@@ -310,31 +330,6 @@ def _call_edits(row: Row, source: CallSource, change: CallChange, dropped_as: An
                     yield Edit(copy.path, dropped_as)
                 else:
                     yield from _edits_at(row, copy.path, partial(as_logged, values))
-
-
-def _prompt_edits(row: Row, source: CallSource, change: CallChange, dropped_as: Any) -> Iterator[Edit]:
-    """Edits to every copy of the prompt, and to all that was computed from the old one."""
-    if source.scored:
-        raise RecordError("the server scored the old prompt, and there are no scores for the new one")
-    for copy in source.prompts:
-        yield from _edits_at(row, copy.path, partial(as_logged, change.prompt_ids))
-    for path in source.blank:
-        if np.asarray(value_at(row, path)).any():
-            raise RecordError(f"{path[-1]} trains tokens of a prompt that would change")
-        yield Edit(path, as_logged(np.zeros(count_tokens([change.after])[0], np.int64), value_at(row, path)))
-    for path in source.routing:
-        if value_at(row, path) is not None:
-            yield Edit(path, dropped_as)
-    for counter in source.counters:
-        prefix, holder = counter.prefix, value_at(row, counter.path)
-        counts = {name[len(prefix) :]: value for name, value in holder.items() if str(name).startswith(prefix)}
-        for name, value in updated_counts(
-            counts, [count_tokens([change.before])], [count_tokens([change.after])]
-        ).items():
-            yield Edit((*counter.path, prefix + name), value)
-    for turn, earlier in source.retries:
-        again = replace(turn, prompt_ids=change.prompt_ids)
-        yield from _call_edits(row, earlier, CallChange(turn, again, change.prompt_ids, None, {}), dropped_as)
 
 
 def _edits_at(row: Row, path: Path, written: Callable[[Any], Any]) -> Iterator[Edit]:

@@ -17,7 +17,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
 from tito_audit.formats._atropos import read_sample_row
 from tito_audit.formats._calls import errors_at, finish_reason, stated_facts, with_finish_reasons
-from tito_audit.formats._columns import as_object, equal_values, is_list, other_columns
+from tito_audit.formats._columns import as_object, equal_values, is_list, other_columns, same_ids
 from tito_audit.formats._extras import version_spans
 from tito_audit.formats._responses import nonempty_text
 from tito_audit.formats._update import object_at, one_repair_each, sources_at, updated_row, value_at
@@ -26,7 +26,7 @@ from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.policy_columns import WEIGHTS, versions_to_column, versions_to_spans
 from tito_audit.record.prefix import common_ends
 from tito_audit.record.repaired import RepairedRollout
-from tito_audit.record.rollout import Place, Rollout, TrainingRow
+from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
 
 _COLUMNS = ("tokens", "masked_tokens", "logprobs")
@@ -113,7 +113,18 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         if updated_row(value_at(row, places[0]), was, now, "tokens") is value_at(row, places[0]):
             continue
         for path in places:
-            new = _with_moved_versions(updated_row(value_at(row, path), was, now, "tokens"), was, now)
+            new = updated_row(value_at(row, path), was, now, "tokens")
+            spans = version_spans(object_at(new, "metadata").get(WEIGHTS))
+            if spans and was is not None and now is not None and not same_ids(was.token_ids, now.token_ids):
+                # The version spans at their new tokens, without tokens that changed.
+                head, tail = common_ends(was.token_ids, now.token_ids)
+                versions = versions_to_column(spans, len(was.token_ids)).values
+                moved = np.full(len(now.token_ids), None, object)
+                moved[:head] = versions[:head]
+                moved[len(moved) - tail :] = versions[len(versions) - tail :]
+                span_keys = ("version", "start", "end")
+                logged = [dict(zip(span_keys, span, strict=True)) for span in versions_to_spans(moved)]
+                new = {**new, "metadata": {**new["metadata"], WEIGHTS: logged}}
             other = edits.setdefault(path, new)
             lists = [name for name in _COLUMNS if is_list(value_at(row, path).get(name))]
             if not all(equal_values(other[name], new[name]) for name in lists):
@@ -121,22 +132,6 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
                     "two equal nodes were repaired differently, and it is unclear which of them the copy repeats"
                 )
     return (apply_edits(row, [Edit(path, new) for path, new in edits.items()]),)
-
-
-def _with_moved_versions(node: Row, before: TrainingRow | None, after: TrainingRow | None) -> Row:
-    """The node with the version spans of its `metadata` at their new tokens, without tokens that changed."""
-    metadata = object_at(node, "metadata")
-    spans = version_spans(metadata.get(WEIGHTS))
-    if not spans or before is None or after is None or np.array_equal(before.token_ids, after.token_ids):
-        return node
-    head, tail = common_ends(before.token_ids, after.token_ids)
-    old, new = len(before.token_ids), len(after.token_ids)
-    versions = versions_to_column(spans, old).values
-    moved = np.full(new, None, object)
-    moved[:head] = versions[:head]
-    moved[new - tail :] = versions[old - tail :]
-    logged = [dict(zip(("version", "start", "end"), span, strict=True)) for span in versions_to_spans(moved)]
-    return {**node, "metadata": {**metadata, WEIGHTS: logged}}
 
 
 def _saved_nodes(row: Row) -> Sequence[Any]:

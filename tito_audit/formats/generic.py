@@ -63,7 +63,7 @@ def read(row: Row, place: Place) -> Rollout:
     messages, prompt_only = _read_messages(row)
     turns: tuple[Turn, ...] = ()
     trained: TrainingRow | None = None
-    calls = _calls_column(row)
+    calls, flat = _calls_column(row), first_list_name(row, FLAT_IDS) is not None
     if calls is not None:
         entries = parsed_column(row, calls)
         for i, entry in enumerate(entries):
@@ -73,10 +73,13 @@ def read(row: Row, place: Place) -> Rollout:
             read_turn(entry, f"{calls}[{i}]", message_index=index)
             for i, (entry, index) in enumerate(zip(entries, answer_indices(messages, len(entries)), strict=True))
         )
-    elif _is_one_call(row):
+    # Null columns do not count beside a training row: in a table every row has the columns of all others.
+    elif not _COMPLETION.isdisjoint(row) and any(
+        name in row and (not flat or row[name] is not None) for name in COMPLETION_IDS
+    ):
         trained = read_split_row(row)
         turns = () if trained is not None else (_read_one_turn(row, messages, prompt_only),)
-    if first_list_name(row, FLAT_IDS) is not None:
+    if flat:
         trained = read_flat_row(row, has_calls=bool(turns)) or trained
     elif turns and calls is None:
         whole = with_finish_reasons(read_split_row(row, of_one_call=True), row)
@@ -112,20 +115,12 @@ def update_sample(row: Row, before: Rollout, after: RepairedRollout) -> Row:
     if new is not entries:
         counts = {count: [(len(entries), len(numbers))] for count in _CALL_COUNTS}
         row = with_counts(with_values(row, {name: _replaced(row[name], entries, new)}), counts)
-        if len(numbers) < len(entries):
-            row = _with_messages_cut(row, before, numbers)
-    return with_updated_training_row(row, before, after)
-
-
-def _with_messages_cut(row: Row, before: Rollout, numbers: Sequence[int]) -> Row:
-    """The row with its messages cut after the answer of the last remaining call.
-
-    RecordError if a call would then be paired with another answer.
-    """
+    if len(numbers) == len(entries):
+        return with_updated_training_row(row, before, after)
     wanted = [before.turns[number].message_index for number in numbers]
     last = wanted[-1]
     if last is not None and numbers[-1] != len(before.turns) - 1:
-        # The messages may be split into a prompt and a completion.
+        # Messages after the answer of the last call are cut; they may be split into a prompt and a completion.
         ahead = 0
         for name in ("messages",) if parsed_column(row, "messages") is not None else ("prompt", "completion"):
             messages = parsed_column(row, name)
@@ -138,7 +133,7 @@ def _with_messages_cut(row: Row, before: Rollout, numbers: Sequence[int]) -> Row
             "it would be unclear which messages the remaining calls belong to: calls are paired with answers "
             "from the last one back"
         )
-    return row
+    return with_updated_training_row(row, before, after)
 
 
 def _replaced(original: Any, old: Any, new: Any) -> Any:
@@ -147,17 +142,6 @@ def _replaced(original: Any, old: Any, new: Any) -> Any:
 
 
 _COMPLETION = frozenset(COMPLETION_IDS)
-
-
-def _is_one_call(row: Row) -> bool:
-    """Whether the row has completion ids, and so is one call.
-
-    Null columns do not count beside a training row: in a table every row has the columns of all others.
-    """
-    if _COMPLETION.isdisjoint(row):
-        return False
-    flat = first_list_name(row, FLAT_IDS) is not None
-    return any(name in row and (not flat or row[name] is not None) for name in COMPLETION_IDS)
 
 
 def _read_messages(row: Row) -> tuple[tuple[Message, ...], bool]:

@@ -56,19 +56,6 @@ def _without_targets(row: Row) -> Row:
     return {**row, _LABELS: as_logged(np.where(targets, -100, labels), labels)}
 
 
-def _with_targets(new: Row, bare: Row, row: Row) -> Row:
-    """A written row with the labels that `_without_targets` left out; RecordError if their place is unclear."""
-    if bare is row or new.get(_LABELS) is bare[_LABELS]:
-        return new if bare is row else {**new, _LABELS: row[_LABELS]}
-    old, ids, labels = np.asarray(row[_IDS]), np.asarray(new[_IDS]), to_list(new[_LABELS])
-    head, tail = common_ends(old, ids)
-    for at in np.flatnonzero(_foreign_targets(np.asarray(row[_LABELS]), old)).tolist():
-        if head <= at < len(old) - tail:
-            raise RecordError("a label that is no token of the row would belong to another token")
-        labels[at if at < head else at + len(ids) - len(old)] = int(row[_LABELS][at])
-    return {**new, _LABELS: as_logged(labels, row[_LABELS])}
-
-
 def _foreign_targets(labels: NDArray[Any], ids: NDArray[Any]) -> Mask:
     """`[T]` which labels are of one other token, with an untrained token after each; none if only some are."""
     other = (labels != -100) & (labels != ids)
@@ -81,7 +68,22 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     """The row with its repaired samples; its padding is visible again."""
     bare = _without_targets(row)
     hiding = _with_padding_hidden(bare)
-    new = [_with_targets(each, bare, row) for each in _ROWS.update(hiding, repaired)]
+    new = list(_ROWS.update(hiding, repaired))
+    if bare is not row:
+        # With the labels that `_without_targets` left out.
+        old = np.asarray(row[_IDS])
+        targets = np.flatnonzero(_foreign_targets(np.asarray(row[_LABELS]), old)).tolist()
+        for number, each in enumerate(new):
+            if each.get(_LABELS) is bare[_LABELS]:
+                new[number] = {**each, _LABELS: row[_LABELS]}
+                continue
+            ids, labels = np.asarray(each[_IDS]), to_list(each[_LABELS])
+            head, tail = common_ends(old, ids)
+            for at in targets:
+                if head <= at < len(old) - tail:
+                    raise RecordError("a label that is no token of the row would belong to another token")
+                labels[at if at < head else at + len(ids) - len(old)] = int(row[_LABELS][at])
+            new[number] = {**each, _LABELS: as_logged(labels, row[_LABELS])}
     if row.get(_BOUNDS) is not None:
         for number, each in enumerate(new):
             if each.get(_SEEN) is not hiding.get(_SEEN):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
@@ -101,24 +101,33 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     (before,) = read_before(row, repaired, read)
     rows = []
     for part in repaired:
-        changes, numbers, new = find_call_changes(before, part), part.turns_from, row
-        if changes or len(numbers) < len(before.turns):
-            if not numbers:
-                raise RecordError("no call would be left in the session")
-            calls = _read_calls(row, before.place)
-            own = {number: turn for turn, (number, _) in enumerate(calls)}
-            now = dict(zip(numbers, part.rollout.turns, strict=True))
-            records = [
-                _updated_record(record, calls[own[number]][1], now[own[number]])
-                if own.get(number) in changes
-                else record
-                for number, record in enumerate(row["records"])
-                if number not in own or own[number] in now
-            ]
-            new = with_values(row, {"records": list_if_changed(row["records"], records)})
-            new = with_values(new, _updated_metadata(row, before.turns[-1], part.rollout.turns[-1]))
-            (again,) = read(new, before.place)
-            check_written(again, part, before)
+        changes, numbers = find_call_changes(before, part), part.turns_from
+        if not changes and len(numbers) == len(before.turns):
+            rows.append(row)
+            continue
+        if not numbers:
+            raise RecordError("no call would be left in the session")
+        calls = _read_calls(row, before.place)
+        own = {number: turn for turn, (number, _) in enumerate(calls)}
+        now = dict(zip(numbers, part.rollout.turns, strict=True))
+        records = [
+            _updated_record(record, calls[own[number]][1], now[own[number]])
+            if own.get(number) in changes
+            else record
+            for number, record in enumerate(row["records"])
+            if number not in own or own[number] in now
+        ]
+        new = with_values(row, {"records": list_if_changed(row["records"], records)})
+        # The running sequence is that of the last call; a verdict on another one no longer holds.
+        running, metadata, seen = _running_ids(row), object_at(row, "metadata"), part.rollout.turns[-1].seen_ids
+        less = None if running is None else _trimmed_count(row, running, before.turns[-1])
+        if less is not None and seen is not None:
+            values = {_RUNNING: as_logged(seen[: len(seen) - less], metadata[_RUNNING])}
+            if values[_RUNNING] is not metadata[_RUNNING] and metadata.get(_VERDICT) is not None:
+                values[_VERDICT] = None
+            new = with_values(new, {"metadata": with_values(metadata, values)})
+        (again,) = read(new, before.place)
+        check_written(again, part, before)
         rows.append(new)
     return tuple(rows)
 
@@ -144,19 +153,6 @@ def _updated_record(record: Row, rollouts: Sequence[Rollout], turn: Turn) -> Row
     ]
     same = list_if_changed(response.get("choices", ()), choices)
     return with_values(new, {"response": with_values(response, {"choices": same})}) if choices else new
-
-
-def _updated_metadata(row: Row, before: Turn, after: Turn) -> Mapping[str, Any]:
-    """`metadata` with the running sequence of the repaired last call, and no verdict on the old one."""
-    running, metadata = _running_ids(row), object_at(row, "metadata")
-    less = _trimmed_count(row, running, before) if running is not None else None
-    seen = after.seen_ids
-    if running is None or less is None or seen is None:
-        return {}
-    values = {_RUNNING: as_logged(seen[: len(seen) - less], metadata[_RUNNING])}
-    if values[_RUNNING] is not metadata[_RUNNING] and metadata.get(_VERDICT) is not None:
-        values[_VERDICT] = None
-    return {"metadata": with_values(metadata, values)}
 
 
 FORMAT = Format(

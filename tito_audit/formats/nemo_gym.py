@@ -350,7 +350,8 @@ def _part_of_row(log_row: _LocatedRow, row: Row, numbers: Collection[int]) -> Ro
     if not ends and not is_chat_form(log_row.row) and hit_token_limit(request_and_response(log_row.row)[1]):
         # It is said of the last call.
         cuts.append(Edit((*log_row.output[:-1], "incomplete_details"), None))
-    return apply_edits(row, cuts)
+    part: Row = apply_edits(row, cuts)
+    return part
 
 
 def _ids(item: Item, name: str) -> Ids | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -62,35 +63,28 @@ def split_steps(row: Row) -> Samples | None:
     samples = split_batch(row, _IDS)
     if samples is None:
         return None
-    ends = {
-        number: end
-        for steps in _group_steps(samples.rows)
-        if len(steps) > 1
-        for number in steps
-        if (end := _sampled_count(samples.rows[number])) is not None
-    }
+    ends: dict[int, int] = {}
+    for number in chain.from_iterable(steps for steps in _group_steps(samples.rows) if len(steps) > 1):
+        # A step that is not one call with an observation stays whole.
+        step = samples.rows[number]
+        mask: Any = step.get(_MASK)
+        ids: Any = step.get(_IDS)
+        logprobs: Any = step.get(_LOGPROBS)
+        if not is_list(mask) or not is_list(ids) or len(mask) != len(ids) or not is_number_list(mask):
+            continue
+        trained = as_floats(mask, _MASK) != 0
+        end = int(trained.sum())
+        if not 0 < end < len(ids) or not trained[:end].all():
+            continue
+        # A logprob after the last trained token shows that this was sampled too.
+        scored = is_list(logprobs) and len(logprobs) == len(ids) and is_number_list(logprobs)
+        if not scored or not as_floats(logprobs, _LOGPROBS)[end:].any():
+            ends[number] = end
     rows = [
         sample if number not in ends else {**sample, **_response_columns(sample, slice(ends[number]))}
         for number, sample in enumerate(samples.rows)
     ]
     return replace(samples, rows=tuple(rows), with_totals=partial(_with_observations, ends))
-
-
-def _sampled_count(step: Row) -> int | None:
-    """How many tokens a step sampled before its observation; None if it is not one call with an observation."""
-    mask: Any = step.get(_MASK)
-    ids: Any = step.get(_IDS)
-    if not is_list(mask) or not is_list(ids) or len(mask) != len(ids) or not is_number_list(mask):
-        return None
-    trained = as_floats(mask, _MASK) != 0
-    end = int(trained.sum())
-    if not 0 < end < len(ids) or not trained[:end].all():
-        return None
-    logprobs: Any = step.get(_LOGPROBS)
-    # A logprob after the last trained token shows that this was sampled too.
-    if is_list(logprobs) and len(logprobs) == len(ids) and is_number_list(logprobs):
-        return None if as_floats(logprobs, _LOGPROBS)[end:].any() else end
-    return end
 
 
 def _response_columns(sample: Row, part: slice) -> dict[str, Any]:
