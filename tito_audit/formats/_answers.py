@@ -333,6 +333,13 @@ class LoggedCall:
     stated: Stated = NOTHING_STATED
     wants_ids: bool = True
     """False if the log has neither ids nor a column for them."""
+    retries: tuple[LoggedCall, ...] = ()
+    """Earlier calls with the same prompt, which changes in them too."""
+
+    def find_source(self) -> CallSource:
+        """Where its row stores the call and its retries."""
+        source, retries = self.source(), tuple((call.turn, call.find_source()) for call in self.retries)
+        return replace(source, retries=retries) if retries else source
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,4 +457,4 @@ def build_thread(calls: Sequence[LoggedCall], place: Place, name: str, stated: S
             turns.append(replace(call.turn, message_index=index))
         else:
             turns.append(replace(call.turn, prompt_messages=call.prompt or None))
-    return Thread(replace(rollout, turns=tuple(reversed(turns))), tuple(call.source for call in calls))
+    return Thread(replace(rollout, turns=tuple(reversed(turns))), tuple(call.find_source for call in calls))

@@ -112,6 +112,7 @@ def verifiers_tools_as_chat(values: object, where: str) -> tuple[ToolSpec, ...]:
 
 
 _UPDATED_COLUMNS = ("advantages", "trainer_logprobs", "entropies", "is_masked")
+"""What a trainer writes about the tokens of a branch."""
 WRAPPER = "native_wrapper"
 """The key of the episode in the `info` of an uploaded sample."""
 

@@ -89,7 +89,25 @@ def find_call_changes(before: Rollout, after: RepairedRollout) -> dict[int, Call
             for name, values in changed_columns(was, turn).items()
             if values is None or policies[name] is not MovePolicy.DROP
         }
-        logprobs = _changed_logprobs(was, turn, columns, number)
+        column, logprobs = _logprob_column(was), turn.completion_logprobs
+        moved = None if column is None else columns.get(column.name)
+        if column is not None and moved is not None:
+            if logprobs is not None and not _logprobs_agree(moved, logprobs):
+                raise RecordError(
+                    f"call {number} has one set of logprobs in its column and another one in the turn"
+                )
+            del columns[column.name]
+            logprobs = np.asarray(moved, np.float64)
+        elif column is not None and column.name in columns:
+            logprobs = None  # the column was dropped
+        elif logprobs is None:
+            if was.completion_logprobs is not None and column is not None:
+                columns[column.name] = None
+        else:
+            recorded = CallChange(was, turn, None, None, {}).recorded_logprobs
+            if recorded is None:
+                raise RecordError(f"call {number} has no logprobs in the log, and none can be added")
+            logprobs = None if same_floats(recorded, logprobs) else logprobs
         if prompt is not None or logprobs is not None or columns:
             changes[number] = CallChange(was, turn, prompt, logprobs, columns)
     return changes
@@ -148,28 +166,6 @@ def updated_counts(
         if counts:
             return {name: value for name, value in counts.items() if holder[name] != value}
     return {}
-
-
-def _changed_logprobs(
-    before: Turn, after: Turn, columns: dict[str, NDArray[Any] | None], number: int
-) -> Logprobs | None:
-    """The new logprobs of a call, None if unchanged. Takes their column out of `columns` unless it was dropped."""
-    column = _logprob_column(before)
-    moved = columns.pop(column.name, None) if column is not None and columns.get(column.name) is not None else None
-    recorded, logprobs = CallChange(before, after, None, None, {}).recorded_logprobs, after.completion_logprobs
-    if moved is not None:
-        if logprobs is not None and not _logprobs_agree(moved, logprobs):
-            raise RecordError(f"call {number} has one set of logprobs in its column and another one in the turn")
-        return np.asarray(moved, np.float64)
-    if column is not None and column.name in columns:
-        return None
-    if logprobs is None:
-        if before.completion_logprobs is not None and column is not None:
-            columns[column.name] = None
-        return None
-    if recorded is None:
-        raise RecordError(f"call {number} has no logprobs in the log, and none can be added")
-    return None if same_floats(recorded, logprobs) else logprobs
 
 
 def _logprob_column(turn: Turn) -> Column | None:

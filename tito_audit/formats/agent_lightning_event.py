@@ -59,15 +59,15 @@ def read_threads(row: Row, place: Place) -> Sequence[Thread]:
         holder = row["rollout"]
     stated = Stated().with_facts(id=first_text(holder, ("rollout_id", "id")))
     exchanges = [_calls_of_event(row, event, path) for event, path in events]
-    # Of calls with the same prompt in one attempt, the last counts; it keeps the sources of the others.
+    # Of calls with the same prompt in one attempt, the last counts; it keeps the others.
     by_prompt: dict[object, list[list[LoggedCall]]] = {}
     for number, calls in enumerate(exchanges):
         prompt = calls[0].turn.prompt_ids if calls else None
         sent = None if prompt is None or not len(prompt) else (str(calls[0].stated.attempt), prompt.tobytes())
         by_prompt.setdefault(sent or number, []).append(calls)
-    retries = {id(listed[-1]): [calls[0] for calls in listed[:-1]] for listed in by_prompt.values()}
+    retries = {id(listed[-1]): tuple(calls[0] for calls in listed[:-1]) for listed in by_prompt.values()}
     calls_of_events = [
-        [replace(call, source=partial(_with_retries, call.source, retries[id(calls)])) for call in calls]
+        [replace(call, retries=retries[id(calls)]) for call in calls]
         for calls in exchanges
         if id(calls) in retries
     ]
@@ -105,8 +105,8 @@ def _calls_of_event(root: Row, event: object, path: Path) -> list[LoggedCall]:
     elif request is not None and not isinstance(request, Mapping):
         raise RecordError("data.request is not an object")
     elif isinstance(response, list | tuple) and response and all(isinstance(chunk, Mapping) for chunk in response):
-        calls = chat_calls(root, request or {}, _join_chunks(response), sent, where)
-        calls = [replace(call, source=partial(_stream_source, response, where)) for call in calls]
+        joined, source = _join_chunks(response, where)
+        calls = [replace(call, source=source) for call in chat_calls(root, request or {}, joined, sent, where)]
     elif not isinstance(response, Mapping):
         raise RecordError("data.response is neither an answer (an object) nor the chunks of a stream")
     else:
@@ -133,96 +133,67 @@ def _with_proxy_fields(find: FindSource, data: Mapping[str, Any], path: Path) ->
     return replace(source, routing=(*source.routing, *routing), counters=(*source.counters, *counters))
 
 
-def _with_retries(find: FindSource, retries: Sequence[LoggedCall]) -> CallSource:
-    """The source of a call, with the sources of earlier calls with the same prompt."""
-    return replace(find(), retries=tuple((call.turn, call.source()) for call in retries))
-
-
-def _stream_source(chunks: Sequence[Mapping[str, Any]], path: Path) -> CallSource:
-    prompts = [
-        (*path, number, "prompt_token_ids")
-        for number, chunk in enumerate(chunks)
-        if has_entries(chunk.get("prompt_token_ids"))
-    ]
-    logprobs = []
-    start = 0
-    for number, chunk in enumerate(chunks):
-        end = start + len(_logprob_entries(chunk))
-        if end > start:
-            where = (*path, number, "choices", 0, "logprobs", "content")
-            logprobs.append(Source(where, Layout.ENTRIES, (start, end)))
-        start = end
-    whole = "a stream's chunks hold ids, logprobs and texts together, so none of them can be dropped"
-    return CallSource(sources_at(prompts), tuple(logprobs), whole=whole)
-
-
-def _join_chunks(chunks: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The whole response of a stream; RecordError for several choices and for unknown deltas."""
+def _join_chunks(chunks: Sequence[Mapping[str, Any]], path: Path) -> tuple[Mapping[str, Any], FindSource]:
+    """The whole response of a stream and its source; RecordError for several choices and for unknown deltas."""
     message: dict[str, Any] = {"role": "assistant"}
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": None}
     response: dict[str, Any] = {"choices": [choice]}
     calls: dict[int, dict[str, Any]] = {}
-    for chunk in chunks:
+    prompts: list[Path] = []
+    logprobs: list[Source] = []
+    for number, chunk in enumerate(chunks):
         for key in ("id", "model", "created", "usage"):
             if chunk.get(key) is not None:
                 response[key] = chunk[key]
         if has_entries(chunk.get("prompt_token_ids")):
             response.setdefault("prompt_token_ids", chunk["prompt_token_ids"])
-        piece = _choice_of_chunk(chunk)
-        if piece is None:
-            continue
+            prompts.append((*path, number, "prompt_token_ids"))
+        listed = chunk.get("choices")
+        if listed is None or (is_list(listed) and not len(listed)):
+            continue  # counts alone, as the last chunk may have them
+        piece = listed[0] if isinstance(listed, list | tuple) and len(listed) == 1 else None
+        index = piece.get("index") if isinstance(piece, Mapping) else None
+        if not isinstance(piece, Mapping) or (index is not None and (type(index) is not int or index)):
+            raise RecordError("a stream of several choices cannot be joined. Log the joined answer")
         if piece.get("finish_reason") is not None:
             choice["finish_reason"] = piece["finish_reason"]
         if piece.get("token_ids") is not None:
             choice.setdefault("token_ids", []).extend(_require_list(piece["token_ids"], "token_ids"))
         if piece.get("logprobs") is not None:
-            choice.setdefault("logprobs", {"content": []})["content"].extend(_logprob_entries(chunk))
-        if piece.get("delta") is not None:
-            delta = piece["delta"]
-            if not isinstance(delta, Mapping):
-                raise RecordError("a stream's `delta` is not an object")
-            unknown = [key for key, value in delta.items() if key not in _DELTA_KEYS and value]
-            if unknown:
-                raise RecordError(
-                    f"a stream's delta holds {unknown[0]!r}, which is not joined. Log the joined answer"
-                )
-            for key in _TEXT_KEYS:
-                if isinstance(delta.get(key), str):
-                    message[key] = message.get(key, "") + delta[key]
-            parts = delta.get("tool_calls")
-            for part in () if parts is None else _require_list(parts, "tool_calls"):
-                function = part.get("function") if isinstance(part, Mapping) else None
-                if not isinstance(function, Mapping) or type(part.get("index", 0)) is not int:
-                    raise RecordError("a stream's delta holds a tool call without a function")
-                call = calls.setdefault(
-                    part.get("index", 0),
-                    {"id": None, "type": "function", "function": {"name": "", "arguments": ""}},
-                )
-                call["id"] = nonempty_text(call["id"], part.get("id"))
-                for key in ("name", "arguments"):
-                    call["function"][key] += function[key] if isinstance(function.get(key), str) else ""
+            entries = object_at(piece, "logprobs").get("content")
+            content = choice.setdefault("logprobs", {"content": []})["content"]
+            start = len(content)
+            content += [] if entries is None else _require_list(entries, "logprobs.content")
+            if len(content) > start:
+                where = (*path, number, "choices", 0, "logprobs", "content")
+                logprobs.append(Source(where, Layout.ENTRIES, (start, len(content))))
+        delta = piece.get("delta")
+        if delta is None:
+            continue
+        if not isinstance(delta, Mapping):
+            raise RecordError("a stream's `delta` is not an object")
+        unknown = [key for key, value in delta.items() if key not in _DELTA_KEYS and value]
+        if unknown:
+            raise RecordError(f"a stream's delta holds {unknown[0]!r}, which is not joined. Log the joined answer")
+        for key in _TEXT_KEYS:
+            if isinstance(delta.get(key), str):
+                message[key] = message.get(key, "") + delta[key]
+        parts = delta.get("tool_calls")
+        for part in () if parts is None else _require_list(parts, "tool_calls"):
+            function = part.get("function") if isinstance(part, Mapping) else None
+            if not isinstance(function, Mapping) or type(part.get("index", 0)) is not int:
+                raise RecordError("a stream's delta holds a tool call without a function")
+            call = calls.setdefault(
+                part.get("index", 0),
+                {"id": None, "type": "function", "function": {"name": "", "arguments": ""}},
+            )
+            call["id"] = nonempty_text(call["id"], part.get("id"))
+            for key in ("name", "arguments"):
+                call["function"][key] += function[key] if isinstance(function.get(key), str) else ""
     if calls:
         message["tool_calls"] = [calls[index] for index in sorted(calls)]
-    return response
-
-
-def _choice_of_chunk(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The choice of a chunk; None for a chunk of counts alone, as the last one may be."""
-    listed = chunk.get("choices")
-    if listed is None or (is_list(listed) and not len(listed)):
-        return None
-    piece = listed[0] if isinstance(listed, list | tuple) and len(listed) == 1 else None
-    index = piece.get("index") if isinstance(piece, Mapping) else None
-    if not isinstance(piece, Mapping) or (index is not None and (type(index) is not int or index)):
-        raise RecordError("a stream of several choices cannot be joined. Log the joined answer")
-    return piece
-
-
-def _logprob_entries(chunk: Mapping[str, Any]) -> list[Any]:
-    piece = _choice_of_chunk(chunk)
-    logged = piece.get("logprobs") if piece is not None else None
-    entries = logged.get("content") if isinstance(logged, Mapping) else None
-    return _require_list(entries, "logprobs.content") if entries is not None else []
+    whole = "a stream's chunks hold ids, logprobs and texts together, so none of them can be dropped"
+    return response, partial(CallSource, sources_at(prompts), tuple(logprobs), whole=whole)
 
 
 def _require_list(value: Any, name: str) -> list[Any]:

@@ -32,10 +32,10 @@ from tito_audit.record.arrays import Ids, as_floats, as_ids, empty_ids
 from tito_audit.record.build import build_training_row
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
 from tito_audit.record.edits import Path
-from tito_audit.record.message import Message, as_messages, as_tools
+from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
-from tito_audit.record.stated import Stated, Unread
+from tito_audit.record.stated import Unread
 
 _MASK = "token_loss_mask"
 _LOGPROBS = "generation_logprobs"
@@ -57,8 +57,21 @@ def matches(row: Row) -> bool:
 def read(row: Row, place: Place) -> Rollout:
     log = _unwrap_log(row["message_log"])
     tools = as_tools(row.get("tools"), "tools")
-    messages, facts = _read_messages(log)
-    stated = stated_model(row).overlay(facts)
+    other_names = _other_names(log)
+    wires = [drop_empty_fields(entry, {*_TOKEN_KEYS, *other_names}) for entry in log]
+    messages = as_messages(wires, "message_log")
+    emptied = any(
+        not message.content and not message.tool_calls and is_given(entry.get("token_ids"))
+        for message, entry in zip(messages, log, strict=True)
+    )
+    rendered = any(_MARKER.search(message.text) for message in messages if not message.sampled)
+    stated = stated_model(row)
+    if emptied or rendered:
+        # No template can render them; their texts are a fact.
+        texts = tuple(message.text for message in messages)
+        because = "a template has rendered some already" if rendered else "some have token ids and no text"
+        stated = stated.with_facts(content=texts if any(texts) else None).not_read(Unread.MESSAGES, because)
+        messages = ()
     if not any(is_given(entry.get("token_ids")) for entry in log):
         return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
     ids = [
@@ -68,7 +81,7 @@ def read(row: Row, place: Place) -> Rollout:
     # A column that does not fit one message fits none.
     token_ids = np.concatenate([empty_ids(), *ids])
     mask, logprobs = _join_column(log, ids, _MASK, 0), _join_column(log, ids, _LOGPROBS, _SENTINEL)
-    joined = {name: _join_column(log, ids, name, None) for name in _other_names(log)}
+    joined = {name: _join_column(log, ids, name, None) for name in other_names}
     others = {name: column[0] for name, column in joined.items() if column is not None and column[1]}
     trained = build_training_row(
         token_ids,
@@ -167,24 +180,6 @@ def _is_nested_number_list(value: object) -> bool:
     return isinstance(value, np.ndarray) or (
         isinstance(value, list) and bool(value) and isinstance(value[0], int | float)
     )
-
-
-def _read_messages(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[Message, ...], Stated]:
-    """The messages if a template can render them; else none, and their texts as a stated fact."""
-    drop = {*_TOKEN_KEYS, *_other_names(log)}
-    wires = [drop_empty_fields(entry, drop) for entry in log]
-    messages = as_messages(wires, "message_log")
-    emptied = any(
-        not message.content and not message.tool_calls and is_given(entry.get("token_ids"))
-        for message, entry in zip(messages, log, strict=True)
-    )
-    rendered = any(_MARKER.search(message.text) for message in messages if not message.sampled)
-    if not emptied and not rendered:
-        return messages, Stated()
-    texts = tuple(message.text for message in messages)
-    facts = Stated().with_facts(content=texts if any(texts) else None)
-    because = "a template has rendered some already" if rendered else "some have token ids and no text"
-    return (), facts.not_read(Unread.MESSAGES, because)
 
 
 def _is_generated(entry: Mapping[str, Any]) -> bool:
