@@ -23,7 +23,6 @@ from tito_audit.render.marks import (
     MarkedText,
     Marking,
     SpanKind,
-    _find_marks,
     _mark_character,
     _Marker,
     mark,
@@ -155,7 +154,11 @@ def slow_unmark(text: str, owners: list[tuple[int, SpanKind]]) -> tuple[str, lis
     found: list[MarkedText] = []
     at = length = 0
     opened: tuple[int, int] | None = None
-    for position, number in _find_marks(text):
+    numbers = {_mark_character(number): number for number in range(2 * len(owners))}
+    for position, character in enumerate(text):
+        if character not in numbers:
+            continue
+        number = numbers[character]
         pieces.append(text[at:position])
         length += position - at
         at = position + 1

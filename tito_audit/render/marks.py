@@ -8,7 +8,7 @@ exactly what the template writes without them.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -87,32 +87,21 @@ class _Marker:
 def mark(chat: Chat, marking: Marking, answers: Collection[int]) -> tuple[Chat, list[tuple[int, SpanKind]]]:
     """The messages with marks, and the message and kind of each pair; `answers` are the sampled messages."""
     marker = _Marker()
-    out: Chat = []
+    out = list(chat)
     for index, message in enumerate(chat):
-        if index in answers or not marking.assistant_only:
-            message = _mark_message(message, index, marker, marking, answer=index in answers)
-        out.append(message)
-    return out, marker.owners
-
-
-def _mark_message(
-    message: dict[str, Any], index: int, marker: _Marker, marking: Marking, *, answer: bool
-) -> dict[str, Any]:
-    """A message with marks around reasoning, contents and tool calls, in that order."""
-    out = dict(message)
-    reasoning = message.get("reasoning_content")
-    if isinstance(reasoning, str):
-        # The reasoning is there under several names, and the template may read any.
-        marked = marker.mark_text(reasoning, index, SpanKind.REASONING)
-        out |= {
-            key: marked for key in ("reasoning_content", "thinking", "reasoning") if message.get(key) == reasoning
-        }
-    content = message.get("content")
-    if isinstance(content, str):
-        # Two pairs if the content includes reasoning, since templates cut it there
-        if not answer or _CLOSE not in content:
-            marked_content = marker.mark_text(content, index, SpanKind.CONTENT)
-        else:
+        if marking.assistant_only and index not in answers:
+            continue
+        message = out[index] = dict(message)
+        # In each message first the reasoning is marked, then the content, then the tool calls.
+        reasoning = message.get("reasoning_content")
+        if isinstance(reasoning, str):
+            # The reasoning is there under several names, and the template may read any.
+            marked = marker.mark_text(reasoning, index, SpanKind.REASONING)
+            names = ("reasoning_content", "thinking", "reasoning")
+            message |= {name: marked for name in names if message.get(name) == reasoning}
+        content = message.get("content")
+        if isinstance(content, str) and index in answers and _CLOSE in content:
+            # Two pairs, since templates cut contents after the reasoning
             start = content.find(_OPEN) + len(_OPEN)
             if start < len(_OPEN) or content.find(_CLOSE, start) < 0:
                 start = 0
@@ -121,18 +110,19 @@ def _mark_message(
             assert space is not None
             thought = marker.mark_text(content[start:end], index, SpanKind.REASONING)
             rest = marker.mark_text(content[space.end() :], index, SpanKind.CONTENT)
-            marked_content = f"{content[:start]}{thought}{content[end : space.end()]}{rest}"
-        out["content"] = marked_content
-    elif isinstance(content, list):
-        out["content"] = [
-            {**part, "text": marker.mark_text(part["text"], index, SpanKind.CONTENT)}
-            if isinstance(part, dict) and isinstance(part.get("text"), str)
-            else part
-            for part in content
-        ]
-    if marking.tool_calls and isinstance(message.get("tool_calls"), list):
-        out["tool_calls"] = [_mark_call(call, index, marker) for call in message["tool_calls"]]
-    return out
+            message["content"] = f"{content[:start]}{thought}{content[end : space.end()]}{rest}"
+        elif isinstance(content, str):
+            message["content"] = marker.mark_text(content, index, SpanKind.CONTENT)
+        elif isinstance(content, list):
+            message["content"] = [
+                {**part, "text": marker.mark_text(part["text"], index, SpanKind.CONTENT)}
+                if isinstance(part, dict) and isinstance(part.get("text"), str)
+                else part
+                for part in content
+            ]
+        if marking.tool_calls and isinstance(message.get("tool_calls"), list):
+            message["tool_calls"] = [_mark_call(call, index, marker) for call in message["tool_calls"]]
+    return out, marker.owners
 
 
 def _mark_call(call: Any, index: int, marker: _Marker) -> Any:
@@ -161,7 +151,12 @@ def unmark(text: str, owners: list[tuple[int, SpanKind]], wanted: str) -> list[M
     enclosed: list[MarkedText] = []
     at = length = 0
     opened: tuple[int, int] | None = None
-    for position, number in _find_marks(text):
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    places = np.flatnonzero(codes >= _FIRST)
+    for position, code in zip(places.tolist(), (codes[places] - _FIRST).tolist(), strict=True):
+        if code & 0xFFFF >= _PLANE:
+            continue
+        number = code if code < _PLANE else code - 2
         pieces.append(text[at:position])
         length += position - at
         at = position + 1
@@ -175,15 +170,6 @@ def unmark(text: str, owners: list[tuple[int, SpanKind]], wanted: str) -> list[M
             return None
     pieces.append(text[at:])
     return enclosed if opened is None and "".join(pieces) == wanted else None
-
-
-def _find_marks(text: str) -> Iterator[tuple[int, int]]:
-    """The position and number of each mark in a text."""
-    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-    places = np.flatnonzero(codes >= _FIRST)
-    for place, code in zip(places.tolist(), (codes[places] - _FIRST).tolist(), strict=True):
-        if code & 0xFFFF < _PLANE:
-            yield place, code if code < _PLANE else code - 2
 
 
 def _mark_character(number: int) -> str:
