@@ -17,7 +17,7 @@ import marshal
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import count
 from typing import Any, NamedTuple
 
 from tito_audit.errors import RenderError
@@ -292,14 +292,24 @@ class Scaffolds:
     ) -> tuple[str, Scaffold] | None:
         """What the fast engine writes for these messages, and their scaffold; None if there is no scaffold."""
         read = self.shapes.read(messages, forms) if not self._disabled else None
-        key = (inputs.number, opens, *[each.whole for each in read]) if read else (-1,)
-        if read is None or -1 in key:
+        if not read:
             return None
-        if key not in self._scaffolds and not self._derive_if_repeated(key, messages, inputs, opens, forms):
+        key = inputs.number, opens, *[each.whole for each in read]
+        if -1 in key:
             return None
-        scaffold = self._scaffolds[key]
+        scaffold = self._scaffolds.get(key)
         if scaffold is None:
-            return None
+            is_full = len(self._scaffolds) >= _MAX_SCAFFOLDS or self._characters > _MAX_CHARACTERS
+            if key in self._scaffolds or is_full:
+                return None
+            if hash(key) not in self._seen:  # derived for shapes that are met twice
+                if len(self._seen) < _MAX_SHAPES:
+                    self._seen.add(hash(key))
+                return None
+            scaffold = self._scaffolds[key] = self._derive(self._render_fast, messages, inputs, opens, forms)
+            if scaffold is None:
+                return None
+            self._characters += sum(map(len, scaffold.pieces))
         text = scaffold.fill([word for each in read for word in each.words])
         self._render_count += 1
         if self._render_count % _CHECK_ONE_IN == 0:
@@ -311,21 +321,6 @@ class Scaffolds:
         if len(text) > _MAX_CHARACTERS or not (text.isascii() or well_formed(text) is text):
             return None
         return text, scaffold
-
-    def _derive_if_repeated(
-        self, key: tuple[int, ...], messages: Sequence[Message], inputs: Inputs, opens: bool, forms: ChatForms
-    ) -> bool:
-        """Derive the scaffold of a shape that was met before; whether that was done."""
-        if len(self._scaffolds) >= _MAX_SCAFFOLDS or self._characters > _MAX_CHARACTERS:
-            return False
-        if hash(key) not in self._seen:
-            if len(self._seen) < _MAX_SHAPES:
-                self._seen.add(hash(key))
-            return False
-        scaffold = self._derive(self._render_fast, messages, inputs, opens, forms)
-        self._scaffolds[key] = scaffold
-        self._characters += sum(map(len, scaffold.pieces)) if scaffold is not None else 0
-        return True
 
     def is_exact(
         self, scaffold: Scaffold, messages: Sequence[Message], inputs: Inputs, opens: bool, forms: ChatForms
@@ -348,22 +343,18 @@ class Scaffolds:
             stand_ins = self.shapes.with_stand_ins(chat, lambda: self._stand_in(next(numbers)))
         except RecursionError:  # it was barely not too deep to read
             return None
-        scaffold = self._split_at_stand_ins(run(stand_ins, inputs, opens), inputs)
-        read = self.shapes.read(messages, forms) or ()
-        words = [*chain.from_iterable(each.words for each in read)]
-        return scaffold if scaffold is not None and scaffold.fill(words) == run(chat, inputs, opens) else None
-
-    def _split_at_stand_ins(self, text: str | None, inputs: Inputs) -> Scaffold | None:
-        """The text around stand-ins; None if one of them was changed."""
+        text = run(stand_ins, inputs, opens)
         if text is None:
             return None
         parts = self._stand_in_pattern.split(text)
         pieces = tuple(parts[::3])
         if True in ["\u00a4" in piece or _TAG.lower() in piece.lower() for piece in pieces]:
-            return None
-        numbers = zip(map(int, parts[1::3]), parts[2::3], strict=True)
-        order = tuple([at if verbatim else ~at for at, verbatim in numbers])
-        return Scaffold(pieces, order, self._template.fixed_generation_prompt(inputs.variables))
+            return None  # a stand-in was changed
+        numbered = zip(map(int, parts[1::3]), parts[2::3], strict=True)
+        order = tuple([at if verbatim else ~at for at, verbatim in numbered])
+        scaffold = Scaffold(pieces, order, self._template.fixed_generation_prompt(inputs.variables))
+        words = [word for each in self.shapes.read(messages, forms) or () for word in each.words]
+        return scaffold if scaffold.fill(words) == run(chat, inputs, opens) else None
 
     def _stand_in(self, number: int) -> str:
         return f"\u00a4{_TAG}{number}w{self._stand_in_end}"

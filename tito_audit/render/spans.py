@@ -157,25 +157,22 @@ class TurnFinder:
         self._text = rendered.text
         self._marking = marking
         self._generation_prompts: dict[object, str] = {}
-        self._marked_texts: list[list[MarkedText]] = [[] for _ in rendered.chat]
+        self.marked_texts: list[list[MarkedText]] = [[] for _ in rendered.chat]
+        """Those of each message, in order of the text."""
         for piece in pieces:
-            self._marked_texts[piece.message_index].append(piece)
+            self.marked_texts[piece.message_index].append(piece)
         # Where the first marked text of this or any later message begins
         self._next_marked: list[int] = [len(rendered.text)] * (len(rendered.chat) + 1)
         for index in range(len(rendered.chat) - 1, -1, -1):
-            starts = [piece.start for piece in self._marked_texts[index][:1]]  # they are in text order
+            starts = [piece.start for piece in self.marked_texts[index][:1]]
             self._next_marked[index] = min([self._next_marked[index + 1], *starts])
-
-    def marked_texts(self, index: int) -> list[MarkedText]:
-        """The marked texts of one message."""
-        return self._marked_texts[index]
 
     def find_turn(self, index: int, earliest: int) -> tuple[int, int, int, int] | None:
         """Where the generation prompt starts and ends, and where the end token does; None if unknown.
 
         Searched from `earliest` on.
         """
-        own = self.marked_texts(index)
+        own = self.marked_texts[index]
         calls = bool(self._rendered.chat[index].get("tool_calls"))
         if calls and not self._marking.tool_calls:
             return None
@@ -364,44 +361,36 @@ def _spans_by_marks(rendered: RenderedChat) -> Rendering | None:
         except (RenderError, OverflowError):
             continue
         if pieces is not None:
-            return _build_rendering(rendered, pieces, marking)
-    return None
-
-
-def _build_rendering(rendered: RenderedChat, pieces: list[MarkedText], marking: Marking) -> Rendering:
-    """The spans of the marked texts and of the sampled turns around them."""
+            break
+    else:
+        return None
     builder = SpanBuilder(len(rendered.text))
     for piece in pieces:
         builder.label(*piece)
     finder = TurnFinder(rendered, pieces, marking)
     sampled: dict[int, tuple[int, int] | None] = {}
     earliest = 0  # a turn begins after the marked texts and turns of earlier messages
-    for index in range(len(rendered.chat)):
-        own = finder.marked_texts(index)
+    for index, own in enumerate(finder.marked_texts):
+        turn = None
         if index in rendered.answers:
             turn = finder.find_turn(index, earliest)
-            sampled[index] = None
-            if turn is not None:
-                opened, start, closer, end = turn
-                sampled[index] = start, end
-                builder.label(opened, start, SpanKind.GENERATION_PROMPT, index)
-                builder.label(closer, end, SpanKind.TURN_END, index)
-                ends = [piece.end for piece in own if piece.kind is not SpanKind.TOOL_CALL]
-                calls = [piece.start for piece in own if piece.kind is SpanKind.TOOL_CALL]
-                if calls:
-                    # The wrapping around calls belongs to them, but not the end of the reasoning before.
-                    begin = max([start, *ends])
-                    thought = rendered.text.rfind("</think>", begin, calls[0])
-                    if thought >= 0:
-                        begin = thought + len("</think>")
-                        begin += len(rendered.text[begin : calls[0]]) - len(
-                            rendered.text[begin : calls[0]].lstrip()
-                        )
-                    builder.label(begin, closer, SpanKind.TOOL_CALL, index)
-                builder.label_gaps(start, closer, SpanKind.SCAFFOLD, index)
-                earliest = end
-        for piece in own:
-            earliest = max(earliest, piece.end)
+            sampled[index] = (turn[1], turn[3]) if turn is not None else None
+        if turn is not None:
+            opened, start, closer, earliest = turn
+            builder.label(opened, start, SpanKind.GENERATION_PROMPT, index)
+            builder.label(closer, earliest, SpanKind.TURN_END, index)
+            ends = [piece.end for piece in own if piece.kind is not SpanKind.TOOL_CALL]
+            calls = [piece.start for piece in own if piece.kind is SpanKind.TOOL_CALL]
+            if calls:
+                # The wrapping around calls belongs to them, but not the end of the reasoning before.
+                begin = max([start, *ends])
+                thought = rendered.text.rfind("</think>", begin, calls[0])
+                if thought >= 0:
+                    begin = thought + len("</think>")
+                    begin = calls[0] - len(rendered.text[begin : calls[0]].lstrip())
+                builder.label(begin, closer, SpanKind.TOOL_CALL, index)
+            builder.label_gaps(start, closer, SpanKind.SCAFFOLD, index)
+        earliest = max([earliest, *[piece.end for piece in own]])
     unlabelled = SpanKind.UNKNOWN if marking.assistant_only else SpanKind.SCAFFOLD
     return Rendering(rendered.text, builder.build(unlabelled), sampled, rendered.chat)
 
