@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from jinja2 import meta, nodes
 
+from tito_audit.render.fast.static_check import is_namespace_call
+
 _STANDARD_VARIABLES = frozenset(
     ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "strftime_now"]
 )
@@ -137,51 +139,24 @@ class _ArgumentReader:
     def __init__(self, tree: nodes.Template, names: set[str]) -> None:
         self._names = names
         self._uses = {name: _ArgumentUses() for name in names}
-        self._tree = tree
-        self._literals = dict(_constant_collections(tree))
+        self._collections: dict[str, list[object]] = {}
+        """The constants of each variable that is set to a list or dict of constants."""
+        for assign in tree.find_all(nodes.Assign):
+            constants = [] if isinstance(assign.node, nodes.Const) else _constants_in(assign.node)
+            if constants and isinstance(assign.target, nodes.Name):
+                self._collections[assign.target.name] = constants
         self._sources_by_variable: dict[str, frozenset[str]] = {}
         """The arguments whose values a variable holds, by its name; in namespaces `ns.name`."""
         # Follow assignments until no more variables are found
         before = None
         while before != self._sources_by_variable:
             before = dict(self._sources_by_variable)
-            for target, value in _assignments(self._tree):
+            for target, value in _assignments(tree):
                 sources = self._sources(value) | self._sources_by_variable.get(target, frozenset())
                 if sources:
                     self._sources_by_variable[target] = sources
         for node in tree.find_all(nodes.Node):
-            if isinstance(node, nodes.Test):
-                self._read_test(node)
-            elif isinstance(node, nodes.Compare):
-                self._read_comparison(node)
-            elif isinstance(node, nodes.Filter) and node.name in ("default", "d"):
-                self._read_default(node.node, node.args[0] if node.args else None)
-            elif isinstance(node, nodes.Filter) and node.name in ("select", "reject"):
-                for seen in self._uses_of(node.node):
-                    seen.contained += self._constants(node.args[1]) if len(node.args) > 1 else []
-            elif isinstance(node, nodes.Or):
-                self._read_default(node.left, node.right)
-            elif isinstance(node, nodes.For) and isinstance(node.target, nodes.Name):
-                for seen in self._uses_of(node.iter):
-                    # Constants that the loop compares its variable with
-                    seen.contained += [
-                        constant
-                        for part in node.body
-                        for test in part.find_all(nodes.Compare)
-                        if isinstance(test.expr, nodes.Name) and test.expr.name == node.target.name
-                        for operand in test.ops
-                        for constant in self._constants(operand.expr)
-                    ]
-            elif isinstance(node, nodes.Output):
-                for seen in self._uses_of(*node.nodes):
-                    seen.written = True
-            elif isinstance(node, nodes.Assign):
-                self._read_assignment(node)
-            elif isinstance(node, nodes.Getitem):
-                for seen in self._uses_of(node.arg):
-                    seen.compared += self._constants(node.node)
-            if isinstance(node, nodes.If | nodes.CondExpr):
-                self._read_condition(node.test)
+            self._read_node(node)
 
     def argument(self, name: str) -> Argument:
         """What is known about one argument."""
@@ -241,47 +216,74 @@ class _ArgumentReader:
             for seen in self._uses_of(test):
                 seen.truth = True
 
-    def _read_test(self, node: nodes.Test) -> None:
-        for seen in self._uses_of(node.node):
-            if node.name in _TRUTH_TESTS:
-                seen.compared.append(_TRUTH_TESTS[node.name])
-            elif node.name in ("defined", "undefined", "boolean"):
-                seen.defined = True
-            elif node.name in ("equalto", "eq", "==", "ne", "in") and node.args:
-                seen.compared += self._constants(node.args[0])
-
-    def _read_comparison(self, node: nodes.Compare) -> None:
-        for operand in node.ops:
-            if operand.op in ("in", "notin"):
-                for seen in self._uses_of(operand.expr):
-                    seen.contained += self._constants(node.expr)
-            for side, other in ((node.expr, operand.expr), (operand.expr, node.expr)):
-                for seen in self._uses_of(side):
-                    if operand.op not in ("in", "notin") or side is node.expr:
-                        constants = self._constants(other)
-                        if operand.op in ("lt", "lteq", "gt", "gteq"):  # by size: also one more and one less
-                            numbers = [c for c in constants if isinstance(c, int) and not isinstance(c, bool)]
-                            constants = [near for number in numbers for near in (number, number + 1, number - 1)]
+    def _read_node(self, node: nodes.Node) -> None:
+        """Record the uses that a node itself makes of arguments, not those of the nodes in it."""
+        if isinstance(node, nodes.Test):
+            for seen in self._uses_of(node.node):
+                if node.name in _TRUTH_TESTS:
+                    seen.compared.append(_TRUTH_TESTS[node.name])
+                elif node.name in ("defined", "undefined", "boolean"):
+                    seen.defined = True
+                elif node.name in ("equalto", "eq", "==", "ne", "in") and node.args:
+                    seen.compared += self._constants(node.args[0])
+        elif isinstance(node, nodes.Compare):
+            for operand in node.ops:
+                sides = [(node.expr, operand.expr), (operand.expr, node.expr)]
+                if operand.op in ("in", "notin"):
+                    sides.pop()
+                    for seen in self._uses_of(operand.expr):
+                        seen.contained += self._constants(node.expr)
+                for side, other in sides:
+                    constants = self._constants(other)
+                    if operand.op in ("lt", "lteq", "gt", "gteq"):  # by size: also one more and one less
+                        numbers = [c for c in constants if isinstance(c, int) and not isinstance(c, bool)]
+                        constants = [near for number in numbers for near in (number, number + 1, number - 1)]
+                    for seen in self._uses_of(side):
                         seen.compared += constants
+        elif isinstance(node, nodes.Filter) and node.name in ("default", "d"):
+            self._read_default(node.node, node.args[0] if node.args else None)
+        elif isinstance(node, nodes.Filter) and node.name in ("select", "reject"):
+            for seen in self._uses_of(node.node):
+                seen.contained += self._constants(node.args[1]) if len(node.args) > 1 else []
+        elif isinstance(node, nodes.Or):
+            self._read_default(node.left, node.right)
+        elif isinstance(node, nodes.For) and isinstance(node.target, nodes.Name):
+            for seen in self._uses_of(node.iter):
+                # Constants that the loop compares its variable with
+                seen.contained += [
+                    constant
+                    for part in node.body
+                    for test in part.find_all(nodes.Compare)
+                    if isinstance(test.expr, nodes.Name) and test.expr.name == node.target.name
+                    for operand in test.ops
+                    for constant in self._constants(operand.expr)
+                ]
+        elif isinstance(node, nodes.Output):
+            for seen in self._uses_of(*node.nodes):
+                seen.written = True
+        elif isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name):
+            # A constant or a date may replace an argument: `{% set date = '26 Jul 2024' %}`
+            if node.target.name in self._names:
+                seen = self._uses[node.target.name]
+                if isinstance(node.node, nodes.Const):
+                    seen.defaults.append(node.node.value)
+                call = next(_clock_calls(node), None)
+                seen.clock_format = seen.clock_format or (_clock_format(call) if call is not None else None)
+        elif isinstance(node, nodes.Getitem):
+            for seen in self._uses_of(node.arg):
+                seen.compared += self._constants(node.node)
+        elif isinstance(node, nodes.If | nodes.CondExpr):
+            self._read_condition(node.test)
 
     def _read_default(self, value: nodes.Node | None, default: nodes.Node | None) -> None:
         if isinstance(default, nodes.Const):
             for seen in self._uses_of(value):
                 seen.defaults.append(default.value)
 
-    def _read_assignment(self, node: nodes.Assign) -> None:
-        """Record a constant or a date that replaces an argument: `{% set date = '26 Jul 2024' %}`."""
-        if isinstance(node.target, nodes.Name) and node.target.name in self._names:
-            seen = self._uses[node.target.name]
-            if isinstance(node.node, nodes.Const):
-                seen.defaults.append(node.node.value)
-            call = next(_clock_calls(node), None)
-            seen.clock_format = seen.clock_format or (_clock_format(call) if call is not None else None)
-
     def _constants(self, node: nodes.Node | None) -> list[object]:
         """The constants of an expression: itself, the items of a list or the keys of a dict."""
         if isinstance(node, nodes.Name):
-            return self._literals.get(node.name, [])
+            return self._collections.get(node.name, [])
         return _constants_in(node)
 
 
@@ -296,15 +298,6 @@ def _constants_in(node: nodes.Node | None) -> list[object]:
     return [item.value for item in items if isinstance(item, nodes.Const)]
 
 
-def _constant_collections(tree: nodes.Template) -> Iterator[tuple[str, list[object]]]:
-    """Variables set to a list or dict of constants, with these constants."""
-    for node in tree.find_all(nodes.Assign):
-        if isinstance(node.target, nodes.Name) and not isinstance(node.node, nodes.Const):
-            constants = _constants_in(node.node)
-            if constants:
-                yield node.target.name, constants
-
-
 def _assignments(tree: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
     """Each variable with each expression assigned to it; parameters of macros with their arguments."""
     macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
@@ -312,16 +305,11 @@ def _assignments(tree: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
         if isinstance(node, nodes.Assign):
             if isinstance(node.target, nodes.Name):
                 yield node.target.name, node.node
+                if is_namespace_call(node.node):
+                    for pair in node.node.kwargs:
+                        yield f"{node.target.name}.{pair.key}", pair.value
             elif isinstance(node.target, nodes.NSRef):
                 yield f"{node.target.name}.{node.target.attr}", node.node
-            if isinstance(node.target, nodes.Name) and (
-                isinstance(node.node, nodes.Call)
-                and isinstance(node.node.node, nodes.Name)
-                and node.node.node.name == "namespace"
-            ):
-                assert isinstance(node.node, nodes.Call)
-                for pair in node.node.kwargs:
-                    yield f"{node.target.name}.{pair.key}", pair.value
         elif isinstance(node, nodes.With):
             for target, value in zip(node.targets, node.values, strict=True):
                 if isinstance(target, nodes.Name):

@@ -58,7 +58,7 @@ class FastTemplate:
                 "join": self._join,
                 **_FILTERS,
             },
-            tests={"iterable": self._iterable, "sequence": self._sequence},
+            tests={"iterable": self._is_sequence, "sequence": self._is_sequence},
             globals={
                 "raise_exception": lambda message=None: raise_exception(message),
                 "strftime_now": strftime_now,
@@ -169,7 +169,9 @@ class FastTemplate:
         return text
 
     def _join(self, values: Any, between: str = "") -> str:
-        text = between.join([self._string(value) for value in _require_value(values)])
+        if values is None:  # null or undefined
+            raise NeedsReference
+        text = between.join([self._string(value) for value in values])
         self._spend(len(text))
         return text
 
@@ -188,11 +190,8 @@ class FastTemplate:
             self._spend(16 * len(value))  # each character becomes an item
         return [] if value is None else list(value)
 
-    def _iterable(self, value: Any) -> bool:
-        self._met_none |= value is None
-        return value is None or hasattr(value, "__iter__")
-
-    def _sequence(self, value: Any) -> bool:
+    def _is_sequence(self, value: Any) -> bool:
+        """Whether a value is a sequence to Jinja, as all that can be iterated are here: texts, lists and dicts."""
         self._met_none |= value is None
         return value is None or (hasattr(value, "__len__") and hasattr(value, "__getitem__"))
 

@@ -12,6 +12,7 @@ Output is counted as it is written and needs no proof. This module imports jinja
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
+from typing import TypeGuard
 
 from jinja2 import nodes
 
@@ -71,7 +72,11 @@ class _Checker:
         self._tree = tree
         self._macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
         self._weights = Weights(set(self._macros))
-        spaces = [assign for assign in tree.find_all(nodes.Assign) if _is_namespace(assign)]
+        spaces = [
+            assign
+            for assign in tree.find_all(nodes.Assign)
+            if isinstance(assign.target, nodes.Name) and is_namespace_call(assign.node)
+        ]
         self._namespaces = {dotted_name(assign.target) for assign in spaces}
         self._namespace_calls = {id(assign.node) for assign in spaces}
         self._depths: dict[str, int] = {}
@@ -240,14 +245,6 @@ class _Checker:
                 raise Unproven
 
 
-def _is_namespace(node: nodes.Assign) -> bool:
-    """Whether the node is `{% set name = namespace(…) %}`."""
-    function = node.node.node if isinstance(node.node, nodes.Call) else None
-    return (
-        isinstance(function, nodes.Name) and function.name == "namespace" and isinstance(node.target, nodes.Name)
-    )
-
-
 def _summands(node: nodes.Node) -> Iterator[nodes.Node]:
     if isinstance(node, nodes.Add):
         yield from _summands(node.left)
@@ -313,48 +310,49 @@ class Weights:
 
     def weigh(self, node: nodes.Node) -> int:
         """The weight of an expression; Unproven if it is too heavy."""
-        weight = self._weight(node)
-        if weight > _MAX_WEIGHT:
-            raise Unproven
-        return weight
-
-    def _weight(self, node: nodes.Node) -> int:
+        name = dotted_name(node)
         if isinstance(node, nodes.Const | nodes.TemplateData):
-            return int(not isinstance(getattr(node, "value", ""), int | float))
-        if isinstance(node, nodes.Name | nodes.Getattr) or dotted_name(node) in self._weights:
-            name = dotted_name(node)
-            if name is not None and name in self._weights:
-                return self._weights[name]
-            if not isinstance(node, nodes.Name) and any(name == assigned for assigned, _, _ in self._assigned):
-                return 0  # an attribute of a namespace with a weight that is not known yet
-            return 1 if isinstance(node, nodes.Name) else self.weigh(node.node)  # type: ignore[attr-defined]
-        if isinstance(node, nodes.Getitem):
-            return self.weigh(node.node)
-        if isinstance(node, nodes.Compare | nodes.Test | nodes.Not | nodes.Sub | nodes.Div | nodes.FloorDiv):
-            return self._weigh_children(node) and 0
-        if isinstance(node, nodes.CondExpr):
-            return max(self.weigh(part) for part in (node.expr1, node.expr2) if part is not None)
-        if isinstance(node, nodes.And | nodes.Or):
-            return max(self.weigh(node.left), self.weigh(node.right))
-        if isinstance(node, nodes.Filter):
+            weight = int(not isinstance(getattr(node, "value", ""), int | float))
+        elif name is not None and name in self._weights:
+            weight = self._weights[name]
+        elif isinstance(node, nodes.Name):
+            weight = 1
+        elif isinstance(node, nodes.Getattr):
+            # An attribute of a namespace may have a weight that is not known yet.
+            weight = 0 if name in self.names else self.weigh(node.node)
+        elif isinstance(node, nodes.Getitem):
+            weight = self.weigh(node.node)
+        elif isinstance(node, nodes.Compare | nodes.Test | nodes.Not | nodes.Sub | nodes.Div | nodes.FloorDiv):
+            weight = self._weigh_children(node) and 0
+        elif isinstance(node, nodes.CondExpr):
+            weight = max(self.weigh(part) for part in (node.expr1, node.expr2) if part is not None)
+        elif isinstance(node, nodes.And | nodes.Or):
+            weight = max(self.weigh(node.left), self.weigh(node.right))
+        elif isinstance(node, nodes.Filter):
             base = self.weigh(node.node) if node.node is not None else 1
             others = max([0, *(self.weigh(argument) for argument in _arguments(node))])
             if node.name in _NUMERIC:
-                return 0
-            if node.name == "replace":
-                return max(base, 1) * _replacement_growth(node.args)
-            return max(base * (2 if node.name in _SERIALIZING else 1), others, 1)
-        if isinstance(node, nodes.Call):
+                weight = 0
+            elif node.name == "replace":
+                weight = max(base, 1) * _replacement_growth(node.args)
+            else:
+                weight = max(base * (2 if node.name in _SERIALIZING else 1), others, 1)
+        elif isinstance(node, nodes.Call):
             inside = sum(self.weigh(argument) for argument in _arguments(node))
             if isinstance(node.node, nodes.Getattr):
                 base = max(self.weigh(node.node.node), 1)
                 times = _replacement_growth(node.args) if node.node.attr == "replace" else 1
-                return base * times + (2 * inside if node.node.attr in ("get", "join") else 0)
-            name = getattr(node.node, "name", "")
-            return inside if name in ("dict", "namespace") else WRITTEN if name in self._macros else 1
-        if isinstance(node, nodes.Concat):  # a text, even if made of numbers
-            return sum(max(self.weigh(part), 1) for part in node.nodes)
-        return self._weigh_children(node) + isinstance(node, nodes.List | nodes.Tuple | nodes.Dict)
+                weight = base * times + (2 * inside if node.node.attr in ("get", "join") else 0)
+            else:
+                called = getattr(node.node, "name", "")
+                weight = inside if called in ("dict", "namespace") else WRITTEN if called in self._macros else 1
+        elif isinstance(node, nodes.Concat):  # a text, even if made of numbers
+            weight = sum(max(self.weigh(part), 1) for part in node.nodes)
+        else:
+            weight = self._weigh_children(node) + isinstance(node, nodes.List | nodes.Tuple | nodes.Dict)
+        if weight > _MAX_WEIGHT:
+            raise Unproven
+        return weight
 
     def _weigh_children(self, node: nodes.Node) -> int:
         return sum(self.weigh(child) for child in node.iter_child_nodes())
@@ -368,6 +366,11 @@ def _replacement_growth(arguments: list[nodes.Expr]) -> int:
     """How many times longer `replace` with these arguments can make a text."""
     old, new = (constant_value(argument) or "" for argument in (*arguments[:2], *[nodes.Const("")] * 2)[:2])
     return 1 + len(str(new)) // max(len(str(old)), 1)
+
+
+def is_namespace_call(node: nodes.Node) -> TypeGuard[nodes.Call]:
+    """Whether an expression is `namespace(…)`."""
+    return isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name) and node.node.name == "namespace"
 
 
 def constant_value(node: nodes.Node) -> object:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from jinja2 import nodes
 
-from tito_audit.render.fast.static_check import constant_value, dotted_name
+from tito_audit.render.fast.static_check import constant_value, dotted_name, is_namespace_call
 
 _TEXT_READERS = {"int", "float", "abs", "lower", "upper", "title", "capitalize", "find", "rfind", "count"}
 """Filters and methods whose result depends on more of a text than its markers."""
@@ -77,21 +77,18 @@ class _ExpressionReader:
             if node.name in ("length", "count"):
                 if id(node) not in self._measured and not self._values.is_list(node.node):
                     raise UnknownDependency
-            elif node.name in _TEXT_READERS or (
-                node.name in ("first", "last", "reverse") and not self._values.is_list(node.node)
-            ):
+            elif node.name in _TEXT_READERS or (node.name in _ENDS and not self._values.is_list(node.node)):
                 raise UnknownDependency
-            elif node.name == "replace":
-                self._add_markers(node.args[:1])
-            elif node.name == "trim":
-                _check_strips_whitespace(node.args)
+            elif node.name in ("replace", "trim"):
+                self._read_operation(node.name, node.args)
             elif node.name not in ("join", "default", "d", "tojson"):
                 values = {value for value in map(constant_value, node.args) if isinstance(value, str)}
                 if values & (_TEXT_TESTS | _TEXT_READERS | {"in", "length"}):
                     raise UnknownDependency
                 self._whole |= values
         for call in tree.find_all(nodes.Call):
-            self._read_call(call)
+            if isinstance(call.node, nodes.Getattr):
+                self._read_operation(call.node.attr, call.args)
         for test_node in tree.find_all(nodes.Test):
             if test_node.name in _TEXT_TESTS and not self._values.is_count(test_node.node):
                 raise UnknownDependency
@@ -104,21 +101,19 @@ class _ExpressionReader:
                 raise UnknownDependency
         return tuple(sorted(self._whole)), tuple(sorted(self._inside)), tuple(sorted(self._sizes))
 
-    def _read_call(self, node: nodes.Call) -> None:
-        if not isinstance(node.node, nodes.Getattr):
-            return
-        if node.node.attr in _TEXT_READERS:
+    def _read_operation(self, name: str, arguments: list[nodes.Expr]) -> None:
+        """Read a filter or method: it may search for a marker and strip white space, but not read a whole text."""
+        if name in _TEXT_READERS:
             raise UnknownDependency
-        if node.node.attr in ("split", "startswith", "endswith", "replace"):
-            self._add_markers(node.args[:1])
-        if node.node.attr in ("strip", "lstrip", "rstrip"):
-            _check_strips_whitespace(node.args)
-
-    def _add_markers(self, arguments: list[nodes.Expr]) -> None:
-        texts = [constant_value(argument) for argument in arguments]
-        if not texts or not all(isinstance(text, str) and text for text in texts):
-            raise UnknownDependency
-        self._inside.update(text for text in texts if isinstance(text, str))
+        if name in ("split", "startswith", "endswith", "replace"):
+            marker = constant_value(arguments[0]) if arguments else None
+            if not isinstance(marker, str) or not marker:
+                raise UnknownDependency
+            self._inside.add(marker)
+        elif name in ("trim", "strip", "lstrip", "rstrip"):
+            stripped = [str(constant_value(argument) or "?") for argument in arguments]
+            if not all(map(str.isspace, stripped)):
+                raise UnknownDependency
 
     def _read_comparison(self, left: nodes.Expr, op: str, right: nodes.Expr) -> None:
         if op in ("in", "notin"):
@@ -141,7 +136,11 @@ class _ExpressionReader:
             if not self._values.is_count(left):
                 self._check_from_messages(left)
                 self._add_constants(right)
-        elif op in ("eq", "ne") and all(map(_is_role, (left, right))):
+        elif op in ("eq", "ne") and all(
+            (isinstance(side, nodes.Getattr) and side.attr == "role")
+            or (isinstance(side, nodes.Getitem) and constant_value(side.arg) == "role")
+            for side in (left, right)
+        ):
             pass
         elif not all(self._values.is_count(side) or isinstance(side, _LOGIC) for side in (left, right)):
             raise UnknownDependency
@@ -173,19 +172,8 @@ class _ExpressionReader:
                 raise UnknownDependency
 
 
-def _check_strips_whitespace(arguments: list[nodes.Expr]) -> None:
-    """Raise UnknownDependency if a text is stripped of anything but white space."""
-    if not all(str(constant_value(argument) or "?").isspace() for argument in arguments):
-        raise UnknownDependency
-
-
 def _is_constant(node: nodes.Node) -> bool:
     return isinstance(node, nodes.Const | nodes.List | nodes.Tuple)
-
-
-def _is_role(node: nodes.Node) -> bool:
-    named = isinstance(node, nodes.Getattr) and node.attr == "role"
-    return named or (isinstance(node, nodes.Getitem) and constant_value(node.arg) == "role")
 
 
 _LIST_ATTRIBUTES = frozenset(("tool_calls",))
@@ -203,7 +191,21 @@ class TemplateNames:
     """The names of a template, and which of them hold lists, list items and counts."""
 
     def __init__(self, tree: nodes.Template) -> None:
-        self._assigned_values = _assignments(tree)
+        self._assigned_values: dict[str, list[nodes.Node]] = {}
+        """The values assigned to each name and each attribute of a namespace."""
+        assignments: list[tuple[str, nodes.Node]] = []
+        for node in tree.find_all(nodes.Assign):
+            value = node.node if dotted_name(node.target) else _ANYTHING
+            assignments += [(name, value) for name in target_names(node.target)]
+            if is_namespace_call(node.node):
+                space = dotted_name(node.target)
+                assignments += [(f"{space}.{pair.key}", pair.value) for pair in node.node.kwargs]
+        targets: list[nodes.Node] = [block.target for block in tree.find_all(nodes.AssignBlock)]
+        targets += [parameter for macro in tree.find_all(nodes.Macro) for parameter in macro.args]
+        targets += [target for scope in tree.find_all(nodes.With) for target in scope.targets]
+        assignments += [(name, _ANYTHING) for target in targets for name in target_names(target)]
+        for name, value in assignments:
+            self._assigned_values.setdefault(name, []).append(value)
         self._lists = self._names_of_lists("messages", "tools", "documents")
         self._other_lists = self._names_of_lists("tools", "documents")
         loops: dict[str, list[bool]] = {}
@@ -272,29 +274,6 @@ def _is_list(node: nodes.Node | None, lists: set[str]) -> bool:
             else constant_value(node.arg) in _LIST_ATTRIBUTES
         )
     return False
-
-
-def _assignments(tree: nodes.Template) -> dict[str, list[nodes.Node]]:
-    """The values assigned to each name and each attribute of a namespace."""
-    assigned: dict[str, list[nodes.Node]] = {}
-
-    def put(target: nodes.Node, value: nodes.Node) -> None:
-        for name in target_names(target):
-            assigned.setdefault(name, []).append(value)
-
-    for node in tree.find_all(nodes.Assign):
-        put(node.target, node.node if dotted_name(node.target) else _ANYTHING)
-        if isinstance(node.node, nodes.Call) and getattr(node.node.node, "name", "") == "namespace":
-            for pair in node.node.kwargs:
-                assigned.setdefault(f"{dotted_name(node.target)}.{pair.key}", []).append(pair.value)
-    for block in tree.find_all(nodes.AssignBlock):
-        put(block.target, _ANYTHING)
-    for target in (name for macro in tree.find_all(nodes.Macro) for name in macro.args):
-        put(target, _ANYTHING)
-    for scope in tree.find_all(nodes.With):
-        for named in scope.targets:
-            put(named, _ANYTHING)
-    return assigned
 
 
 def target_names(target: nodes.Node) -> Iterator[str]:
