@@ -78,8 +78,15 @@ class StoredFacts:
 
     def __init__(self, source: str, limits: Sequence[float], store: StoredTokenizer | None) -> None:
         self._store = store
-        self._name = _note_name(source, limits) if store is not None else None
-        note = store.note(self._name) if store is not None and self._name is not None else None
+        self._name: str | None = None
+        """Of the note with the facts; None if the code that they depend on cannot be read."""
+        note: Mapping[str, Any] | None = None
+        code = _hash_code() if store is not None else None
+        if store is not None and code is not None:
+            key = sha256(f"{code} {list(limits)}\n".encode())
+            key.update(source.encode("utf-8", "surrogatepass"))
+            self._name = f"template {key.hexdigest()}"
+            note = store.note(self._name)
         self.facts = _parse_facts(note) if note is not None else None
         """None if not known yet. Facts are stored only for templates that compile."""
         openers = note.get("openers") if note is not None and self.facts is not None else None
@@ -136,16 +143,6 @@ def _parse_facts(note: Mapping[str, Any]) -> Facts | None:
         return None
     whole, inside, sizes = map(tuple, lists)
     return Facts(minijinja_safe, longest, joins, documents, variables, (whole, inside, sizes))
-
-
-def _note_name(source: str, limits: Sequence[float]) -> str | None:
-    """The name of the note with a template's facts; None if the code that they depend on cannot be read."""
-    code = _hash_code()
-    if code is None:
-        return None
-    key = sha256(f"{code} {list(limits)}\n".encode())
-    key.update(source.encode("utf-8", "surrogatepass"))
-    return f"template {key.hexdigest()}"
 
 
 @cache

@@ -227,7 +227,33 @@ class Template:
 
     @cached_property
     def _reference(self) -> _CompiledTemplate:
-        return _compile(self.source, self._where, self._time_limit, self._size_limit)
+        import jinja2
+
+        from tito_audit.render.sandbox import ChatEnvironment
+
+        source, limits = self.source, (self._time_limit, self._size_limit)
+        environment = ChatEnvironment(Budget(self._size_limit, self._time_limit))
+        has_spare = True
+        try:
+            if len(source) > SOURCE_LIMIT:
+                raise ValueError(f"it has {len(source):,} characters, past the limit of {SOURCE_LIMIT:,}")
+            with alarm(self._time_limit):
+                try:
+                    compiled = _call_deeper(_SPARE_FRAMES, lambda: environment.from_string(source))
+                except RecursionError:
+                    compiled, has_spare = environment.from_string(source), False
+            return _CompiledTemplate(source, compiled, environment, *limits, has_spare=has_spare)
+        except TimeUp:
+            reason = f"it was not compiled after {self._time_limit:g} seconds"
+        except jinja2.TemplateSyntaxError as error:
+            reason = f"line {error.lineno}: {error.message}"
+        except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError, ValueError) as error:
+            reason = _describe_error(error)
+        raise SetupError(
+            f"{self._where}: the chat template cannot be used ({reason}).\n"
+            "Without it no messages can be re-rendered.\n"
+            "Fix the template, or pass another one with --chat-template FILE."
+        )
 
 
 class _CompiledTemplate:
@@ -315,36 +341,6 @@ def compile_template(
     if not template.is_known_to_compile:
         template.load()
     return template
-
-
-def _compile(source: str, where: str, time_limit: float, size_limit: int) -> _CompiledTemplate:
-    import jinja2
-
-    from tito_audit.render.sandbox import ChatEnvironment
-
-    environment = ChatEnvironment(Budget(size_limit, time_limit))
-    has_spare = True
-    try:
-        if len(source) > SOURCE_LIMIT:
-            raise ValueError(f"it has {len(source):,} characters, past the limit of {SOURCE_LIMIT:,}")
-        with alarm(time_limit):
-            try:
-                compiled = _call_deeper(_SPARE_FRAMES, lambda: environment.from_string(source))
-            except RecursionError:
-                compiled, has_spare = environment.from_string(source), False
-    except TimeUp:
-        reason = f"it was not compiled after {time_limit:g} seconds"
-    except jinja2.TemplateSyntaxError as error:
-        reason = f"line {error.lineno}: {error.message}"
-    except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError, ValueError) as error:
-        reason = _describe_error(error)
-    else:
-        return _CompiledTemplate(source, compiled, environment, time_limit, size_limit, has_spare=has_spare)
-    raise SetupError(
-        f"{where}: the chat template cannot be used ({reason}).\n"
-        "Without it no messages can be re-rendered.\n"
-        "Fix the template, or pass another one with --chat-template FILE."
-    )
 
 
 def _call_deeper(frames: int, call: Callable[[], _T]) -> _T:

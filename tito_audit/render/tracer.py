@@ -23,7 +23,6 @@ _TAG_BEGINNINGS = ("block_begin", "variable_begin")
 _RECORD_OUTPUT, _RECORD_DECISION = "_tito_wrote", "_tito_chose"
 _LINES = re.compile(r"\r\n|\r|\n")
 _MAX_TAG_LENGTH = 400
-_UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +89,8 @@ class TemplateTracer:
         self._environment.globals[_RECORD_OUTPUT] = self._record_output
         self._environment.globals[_RECORD_DECISION] = self._record_decision
         self._compiled: jinja2.Template | None = None
-        self._conditions: list[int] = []
-        """The line of each condition, in the source with one tag a line."""
+        self._conditions: list[Tag] = []
+        """The tag of each condition."""
         self._source = source
         try:
             with alarm(time_limit):
@@ -99,7 +98,7 @@ class TemplateTracer:
                 tree = self._environment.parse(text)
                 conditions: list[nodes.If | nodes.CondExpr] = list(tree.find_all((nodes.If, nodes.CondExpr)))
                 for number, node in enumerate(conditions):
-                    self._conditions.append(node.lineno)
+                    self._conditions.append(self._tag(node.lineno))
                     node.test = _make_call(_RECORD_DECISION, number, node.test)
                 for output in list(tree.find_all(nodes.Output)):
                     for at, part in enumerate(output.nodes):
@@ -137,12 +136,12 @@ class TemplateTracer:
                 for text in self._compiled.generate(variables):
                     if not text:
                         continue
-                    parts = _outputs_of_piece(text, self._outputs, self._decisions)
+                    for line, part, decided in _divide_piece(text, self._outputs, self._decisions):
+                        tag = self._tag(line) if line is not None else None
+                        decisions = tuple([Decision(self._conditions[raw[0]], *raw) for raw in decided])
+                        pieces.append(TextPiece(at, part, tag, decisions))
+                        at += len(part)
                     self._outputs, self._decisions = [], []
-                    for part in parts:
-                        decisions = tuple(map(self._to_decision, part.decisions))
-                        pieces.append(TextPiece(at, part.text, self._tag(part.line), decisions))
-                        at += len(part.text)
                     self._environment.budget.check_output(at)
                 return tuple(pieces)
         except (Exception, TimeUp) as error:
@@ -153,14 +152,8 @@ class TemplateTracer:
         finally:
             self._environment.budget.close()
 
-    def _to_decision(self, noted: _RawDecision) -> Decision:
-        number, occurrence, outcome = noted
-        tag = self._tag(self._conditions[number])
-        assert tag is not None
-        return Decision(tag, number, occurrence, outcome)
-
-    def _tag(self, line: int) -> Tag | None:
-        return None if line == _UNKNOWN else self._tags[max(bisect_right(self._tag_lines, line) - 1, 0)]
+    def _tag(self, line: int) -> Tag:
+        return self._tags[max(bisect_right(self._tag_lines, line) - 1, 0)]
 
     # Called by the template
 
@@ -184,35 +177,31 @@ def join_pieces(pieces: Iterable[TextPiece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-def _outputs_of_piece(text: str, every: Sequence[_Output], last: Sequence[_RawDecision]) -> list[_Output]:
-    """The outputs that make up a piece: those inside a macro or block, if they make up all of it."""
-    outputs = [output for output in every if output.text]
-    whole = outputs[-1] if outputs and outputs[-1].text == text else None
-    for parts in (outputs[:-1] if whole is not None else [], outputs):
+def _divide_piece(
+    text: str, outputs: Sequence[_Output], last: Sequence[_RawDecision]
+) -> list[tuple[int | None, str, list[_RawDecision]]]:
+    """The line, text and decisions of each output that a piece is made of; no line if it is unknown.
+
+    Outputs inside a macro or block take its place if they make up all of it. `last` was decided after them all.
+    """
+    writing = [output for output in outputs if output.text]
+    whole = writing[-1] if writing and writing[-1].text == text else None
+    for parts in (writing[:-1] if whole is not None else [], writing):
         if parts and "".join(output.text for output in parts) == text:
-            return _with_all_decisions(parts, every, last)
-    # A filter or call changed the outputs, so none of them wrote this text.
-    return _with_all_decisions([_Output(_UNKNOWN if whole is None else whole.line, text, ())], every, last)
-
-
-def _with_all_decisions(
-    parts: list[_Output], every: Sequence[_Output], rest_decided: Sequence[_RawDecision]
-) -> list[_Output]:
-    """The parts, each with all decisions since the part before, those of other outputs included."""
+            break
+    else:  # a filter or call changed the outputs, so none of them wrote this text
+        decided = [decision for output in outputs for decision in output.decisions]
+        return [(None if whole is None else whole.line, text, [*decided, *last])]
     ids = {id(part) for part in parts}
-    out: list[_Output] = []
-    decided: list[_RawDecision] = []
-    for output in every:
+    divided: list[tuple[int | None, str, list[_RawDecision]]] = []
+    decided = []
+    for output in outputs:
         decided += output.decisions
         if id(output) in ids:
-            out.append(_Output(output.line, output.text, tuple(decided)))
+            divided.append((output.line, output.text, decided))
             decided = []
-    if not out:
-        out = [_Output(part.line, part.text, tuple(decided)) for part in parts]
-        decided = []
-    last = out[-1]
-    out[-1] = _Output(last.line, last.text, (*last.decisions, *decided, *rest_decided))
-    return out
+    divided[-1][2].extend([*decided, *last])
+    return divided
 
 
 def _make_call(name: str, number: int, value: Any) -> nodes.Call:
