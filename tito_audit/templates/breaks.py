@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -179,11 +179,25 @@ def _find_decisive(ours: _TracedRendering, theirs: _TracedRendering, seen: str, 
     if piece_here is None:
         return ()
     wanted = seen[: piece_here.start + len(piece_here.text)]
+    outcomes = {
+        piece.start: {(decision.condition, decision.outcome) for decision in piece.decisions}
+        for piece in ours.pieces
+        if piece.start <= at
+    }
     tried = 0
     waiting: deque[tuple[tuple[Decision, ...], tuple[TextPiece, ...]]] = deque([((), theirs.pieces)])
     while waiting:
         flipped, pieces = waiting.popleft()
-        for decision in _decided_otherwise(ours.pieces, pieces, at):
+        nearest_first = [piece for piece in pieces if piece.start <= at][-12:][::-1]
+        # A template decides by the role of a message before anything else, so those decisions are left out.
+        differing = [
+            decision
+            for piece in nearest_first
+            for decision in piece.decisions
+            if (decision.condition, not decision.outcome) in outcomes.get(piece.start, ())
+            and not _OF_ROLE.search(decision.tag.source)
+        ]
+        for decision in differing:
             tried += 1
             if tried > _MAX_TRIES:
                 return ()
@@ -194,21 +208,6 @@ def _find_decisive(ours: _TracedRendering, theirs: _TracedRendering, seen: str, 
             if rendered is not None and len(now) < _MAX_FLIPPED:
                 waiting.append((now, rendered))
     return ()
-
-
-def _decided_otherwise(ours: Iterable[TextPiece], theirs: Iterable[TextPiece], at: int) -> Iterator[Decision]:
-    """Decisions near a position whose outcome differs from when the same text was written before, nearest first.
-
-    Decisions by the role of a message are left out: a template makes them before any other.
-    """
-    before = {piece.start: piece for piece in ours if piece.start <= at}
-    for piece in [piece for piece in theirs if piece.start <= at][-12:][::-1]:
-        written_before = before.get(piece.start)
-        decided = written_before.decisions if written_before is not None else ()
-        came = {(decision.condition, decision.outcome) for decision in decided}
-        for decision in piece.decisions:
-            if (decision.condition, not decision.outcome) in came and not _OF_ROLE.search(decision.tag.source):
-                yield decision
 
 
 def starts_with_end(left: str) -> bool:

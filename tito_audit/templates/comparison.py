@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -114,7 +114,28 @@ def _find_cause(first: Renderer, second: Renderer, prompt: Probe, texts: Sequenc
         return PromptCause.GENERATION_PROMPT
     if "".join(texts[0].split()) == "".join(texts[1].split()):
         return PromptCause.SPACE
-    for cause, less in _leave_out_parts(prompt):
+    # The conversation without each of its parts in turn
+    messages = prompt.messages
+    without: list[tuple[PromptCause, Probe]] = []
+    if prompt.tools:
+        without.append((PromptCause.TOOLS, replace(prompt, tools=())))
+    if any(message.reasoning or "</think>" in message.text for message in messages):
+        keys = ("reasoning_content", "reasoning", "thinking")
+        wires = [{key: message.wire[key] for key in message.wire if key not in keys} for message in messages]
+        for wire in wires:
+            if isinstance(wire.get("content"), str):
+                wire["content"] = wire["content"].split("</think>")[-1].lstrip("\n")
+        without.append((PromptCause.REASONING, replace(prompt, messages=as_messages(wires, "messages"))))
+    no_results = tuple(message for message in messages if message.speaker != "tool")
+    if len(no_results) < len(messages):
+        without.append((PromptCause.RESULTS, replace(prompt, messages=no_results)))
+    if any(message.tool_calls for message in messages):
+        no_calls = tuple(message for message in no_results if not message.tool_calls)
+        without.append((PromptCause.CALLS, replace(prompt, messages=no_calls, tools=())))
+    no_system = tuple(message for message in messages if message.speaker != "system")
+    if len(no_system) < len(messages):
+        without.append((PromptCause.SYSTEM, replace(prompt, messages=no_system)))
+    for cause, less in without:
         if same(less):
             return cause
     at = common_start(*texts)
@@ -122,27 +143,3 @@ def _find_cause(first: Renderer, second: Renderer, prompt: Probe, texts: Sequenc
         return PromptCause.START
     answer = next((i for i, message in enumerate(prompt.messages) if message.sampled), None)
     return PromptCause.ANSWERS if same(prompt, answer) else PromptCause.TAGS
-
-
-def _leave_out_parts(probe: Probe) -> Iterator[tuple[PromptCause, Probe]]:
-    """The conversation without each of its parts in turn."""
-    if probe.tools:
-        yield PromptCause.TOOLS, replace(probe, tools=())
-    if any(message.reasoning or "</think>" in message.text for message in probe.messages):
-        keys = ("reasoning_content", "reasoning", "thinking")
-        wires = [{key: message.wire[key] for key in message.wire if key not in keys} for message in probe.messages]
-        for wire in wires:
-            if isinstance(wire.get("content"), str):
-                wire["content"] = wire["content"].split("</think>")[-1].lstrip("\n")
-        yield PromptCause.REASONING, replace(probe, messages=as_messages(wires, "messages"))
-    if any(message.speaker == "tool" for message in probe.messages):
-        messages = tuple(message for message in probe.messages if message.speaker != "tool")
-        yield PromptCause.RESULTS, replace(probe, messages=messages)
-    if any(message.tool_calls for message in probe.messages):
-        messages = tuple(
-            message for message in probe.messages if message.speaker != "tool" and not message.tool_calls
-        )
-        yield PromptCause.CALLS, replace(probe, messages=messages, tools=())
-    if any(message.speaker == "system" for message in probe.messages):
-        messages = tuple(message for message in probe.messages if message.speaker != "system")
-        yield PromptCause.SYSTEM, replace(probe, messages=messages)

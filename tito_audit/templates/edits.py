@@ -198,7 +198,33 @@ def apply_edits(source: str, edits: Sequence[TemplateEdit]) -> str:
 def find_edits(source: str) -> list[TemplateEdit]:
     """Every edit worth trying, the most promising first."""
     tags = read_tags(source)
-    edits = [*_drop_edits(source, tags), *_condition_edits(source, tags), *_uncut_edits(source, tags)]
+    edits: list[TemplateEdit] = []
+    # Leave out a block `{% if … %}{% set … %}{% endif %}` which only cuts text
+    ifs: list[int] = []
+    for i, tag in enumerate(tags):
+        if tag.keyword == "if":
+            ifs.append(i)
+        elif tag.keyword == "endif" and ifs:
+            block = tags[ifs.pop() : i + 1]
+            start, body = block[0].start, block[1:-1]
+            only_sets = all(inner.keyword in ("set", "if", "else", "elif", "endif") for inner in body)
+            only_tags = all(not source[a.end : b.start].strip() for a, b in pairwise(block))
+            cuts = any(token.text in _CUTTING for inner in body for token in inner.tokens)
+            if only_sets and only_tags and cuts:
+                text = source[start : tag.end]
+                edits.append(TemplateEdit(start, tag.end, "", EditKind.DROP_CUT, block[0].line, text))
+    # Make a condition true or false
+    for run in [run for tag in tags for run in find_conditions(tag)]:
+        start, end = run[0].start, run[-1].end
+        was, line = source[start:end], source.count("\n", 0, start) + 1
+        kind = EditKind.ANY
+        if _POSITION.search(was):
+            kind = EditKind.BY_PLACE
+        elif _REASONING.search(was):
+            kind = EditKind.BY_THOUGHT
+        if was not in ("true", "false"):
+            edits += [TemplateEdit(start, end, new, kind, line, was) for new in ("true", "false")]
+    edits += _uncut_edits(source, tags)
     unique: dict[tuple[int, int, str], TemplateEdit] = {}
     for edit in edits:
         unique.setdefault((edit.start, edit.end, edit.new), edit)
@@ -220,39 +246,8 @@ def find_edits(source: str) -> list[TemplateEdit]:
     return sorted(placed, key=lambda edit: (not edit.in_answer, edit.kind, edit.start, -edit.end))
 
 
-def _drop_edits(source: str, tags: Sequence[SourceTag]) -> Iterator[TemplateEdit]:
-    """Edits that leave out a block `{% if … %}{% set … %}{% endif %}` which only cuts text."""
-    opened: list[int] = []
-    for i, tag in enumerate(tags):
-        if tag.keyword == "if":
-            opened.append(i)
-        elif tag.keyword == "endif" and opened:
-            begin = opened.pop()
-            body, text = tags[begin + 1 : i], source[tags[begin].start : tag.end]
-            only_sets = all(inner.keyword in ("set", "if", "else", "elif", "endif") for inner in body)
-            between = all(not source[a.end : b.start].strip() for a, b in pairwise(tags[begin : i + 1]))
-            cuts = any(token.text in _CUTTING for inner in body for token in inner.tokens)
-            if only_sets and between and cuts:
-                yield TemplateEdit(tags[begin].start, tag.end, "", EditKind.DROP_CUT, tags[begin].line, text)
-
-
-def _condition_edits(source: str, tags: Sequence[SourceTag]) -> Iterator[TemplateEdit]:
-    for tag in tags:
-        for run in find_conditions(tag):
-            start, end = run[0].start, run[-1].end
-            was = source[start:end]
-            if was in ("true", "false"):
-                continue
-            kind = EditKind.ANY
-            if _POSITION.search(was):
-                kind = EditKind.BY_PLACE
-            elif _REASONING.search(was):
-                kind = EditKind.BY_THOUGHT
-            for new in ("true", "false"):
-                yield TemplateEdit(start, end, new, kind, source.count("\n", 0, start) + 1, was)
-
-
 def _uncut_edits(source: str, tags: Sequence[SourceTag]) -> Iterator[TemplateEdit]:
+    """Edits that no longer trim or split a text, in all messages or only in answers."""
     loops: list[str] = []
     for tag in tags:
         if tag.keyword == "for" and len(tag.tokens) > 1:
@@ -282,8 +277,23 @@ def _find_cut_chains(tokens: Sequence[Token]) -> Iterator[tuple[int, int, int]]:
     for i, token in enumerate(tokens):
         if token.text not in _CUTTING or not i or tokens[i - 1].text not in (".", "|"):
             continue
-        begin = _find_text_start(tokens, levels, i - 1)
-        if begin is None:
+        # The first token of the expression that is cut
+        begin = i - 2
+        while begin >= 0:
+            text, previous = tokens[begin].text, tokens[begin - 1] if begin else None
+            if levels[begin] > levels[i - 1] or text in ("]", ")"):
+                begin -= 1
+            elif previous is not None and levels[begin] == levels[i - 1] and previous.text in (".", "|"):
+                begin -= 2
+            elif (
+                previous is not None
+                and text in ("[", "(")
+                and (previous.kind == "name" or previous.text in ("]", ")"))
+            ):
+                begin -= 1
+            else:
+                break
+        if begin < 0:
             continue
         # The last token of the cut, and of each cut that follows it at once
         ends: list[int] = []
@@ -298,25 +308,6 @@ def _find_cut_chains(tokens: Sequence[Token]) -> Iterator[tuple[int, int, int]]:
             end += 2
         for end in reversed(ends):
             yield tokens[begin].start, tokens[i - 1].start, tokens[end].end
-
-
-def _find_text_start(tokens: Sequence[Token], levels: Sequence[int], before: int) -> int | None:
-    """The index of the token that begins the expression before a cut."""
-    level, i = levels[before], before - 1
-    while i >= 0:
-        if levels[i] > level or tokens[i].text in ("]", ")"):
-            i -= 1
-            continue
-        follows_name = i > 0 and (tokens[i - 1].text in (".", "|"))
-        if levels[i] == level and follows_name:
-            i -= 2
-            continue
-        opens = tokens[i].text in ("[", "(")
-        if opens and i > 0 and (tokens[i - 1].kind == "name" or tokens[i - 1].text in ("]", ")")):
-            i -= 1
-            continue
-        return i
-    return None
 
 
 def _find_closing_bracket(levels: Sequence[int], opening: int) -> int:

@@ -136,20 +136,16 @@ def _texts_between(
 
 
 def pattern_probe(pattern: Sequence[str], contents: Sequence[str]) -> Probe:
-    """A probe with these roles and contents."""
-    messages = list(map(_pattern_message, pattern, contents))
+    """A probe with these roles and contents; `call` and `calls` are answers with one and two tool calls."""
+    calls = [tool_call('{"city": "Oslo"}', 1), tool_call('{"city": "Rome"}', 2)]
+    messages: list[dict[str, Any]] = []
+    for role, content in zip(pattern, contents, strict=True):
+        if role in ("call", "calls"):
+            messages.append(assistant(content, None, *calls[: 2 if role == "calls" else 1]))
+        else:
+            of_tool = {"tool_call_id": "call00001", "name": "get_weather"} if role == "tool" else {}
+            messages.append({"role": role, "content": content, **of_tool})
     return make_probe("a pattern", messages, TOOLS if "tool" in pattern else ())
-
-
-def _pattern_message(role: str, content: str) -> Mapping[str, Any]:
-    """A message of a pattern; the roles `call` and `calls` are answers with one and two tool calls."""
-    if role == "assistant":
-        return assistant(content)
-    if role in ("call", "calls"):
-        calls = [tool_call('{"city": "Oslo"}', 1), tool_call('{"city": "Rome"}', 2)][: 2 if role == "calls" else 1]
-        return assistant(content, None, *calls)
-    message = {"role": role, "content": content}
-    return {**message, "tool_call_id": "call00001", "name": "get_weather"} if role == "tool" else message
 
 
 _PATTERNS: tuple[tuple[str, ...], ...] = (

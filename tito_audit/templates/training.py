@@ -127,8 +127,20 @@ def judge_history(renderer: Renderer, probes: Sequence[Probe], *, spaces: bool =
         unopened = unopened and not (answer.reasoning or "</think>" in answer.text)
         before_system = any(message.speaker == "system" for message in following)
         (unsampled if before_system or unopened else lost).add(_answer_name(step))
-    for name, unchanged in _check_spaced_answers(renderer) if spaces else ():
-        (names if unchanged else trimmed).add(name)
+    # Whether whitespace at the ends of a plain answer comes back, for ends that the template's text touches
+    plain = _render_first_and_next(renderer, _spaced_probe("{}")) if spaces else None
+    if plain is not None:
+        prompt, after = plain
+        at = after.find(_REPLY, len(prompt))
+        for space in _SPACES if at >= 0 else ():
+            content = space.format(_REPLY)
+            # The template may add text after a generation prompt, such as an empty thought.
+            if not content.startswith(_REPLY) and not after.startswith(prompt + _REPLY):
+                continue
+            texts = _render_first_and_next(renderer, _spaced_probe(space))
+            if texts is not None:
+                unchanged = texts[1].startswith(after[:at] + content)
+                (names if unchanged else trimmed).add(f"an answer as {content!r}")
     of_tools = {_answer_name(step) for step in steps if step.probe.tools} & lost
     return HistoryReport(
         frozenset(names), frozenset(lost), frozenset(of_tools), frozenset(trimmed), frozenset(unsampled), steps
@@ -137,24 +149,6 @@ def judge_history(renderer: Renderer, probes: Sequence[Probe], *, spaces: bool =
 
 def _answer_name(step: Step) -> str:
     return f"{step.probe.name}, answer {step.answer}"
-
-
-def _check_spaced_answers(renderer: Renderer) -> Iterable[tuple[str, bool]]:
-    """Whether whitespace at the ends of a plain answer comes back, for ends that the template's text touches."""
-    plain = _render_first_and_next(renderer, make_probe("", [_QUESTION, assistant(_REPLY), _QUESTION]))
-    if plain is None:
-        return
-    for space in _SPACES:
-        content = space.format(_REPLY)
-        leads, trails = not content.startswith(_REPLY), not content.endswith(_REPLY)
-        prompt, after = plain
-        # The template may add text after a generation prompt, such as an empty thought.
-        if leads and not after.startswith(prompt + _REPLY):
-            continue
-        sampled = after[: after.index(_REPLY, len(prompt))] + content if _REPLY in after[len(prompt) :] else None
-        texts = _render_first_and_next(renderer, _spaced_probe(space))
-        if sampled is not None and texts is not None and (leads or trails):
-            yield f"an answer as {content!r}", texts[1].startswith(sampled)
 
 
 def _spaced_probe(space: str) -> Probe:
