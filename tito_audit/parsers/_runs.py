@@ -8,7 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from tito_audit.parser import Delta, ParsedCall, ParseOptions, ParserRun
-from tito_audit.parsers._source import AnswerRun, Emit, Reader, TextSource, json_object, literal, search
+from tito_audit.parsers._source import (
+    AnswerRun,
+    Emit,
+    Reader,
+    TextSource,
+    json_object,
+    literal,
+    search,
+    skip_spaces,
+)
 
 CallReader: TypeAlias = Callable[[TextSource, Callable[[ParsedCall], None]], Reader[bool]]
 """Reads calls from a source at their mark, and passes on each complete one. Returns whether what it read after the
@@ -124,6 +133,23 @@ def json_call(source: TextSource, arguments: Sequence[str] = ("arguments",)) -> 
     if not isinstance(name, str) or not is_encodable(name):
         return None
     return ParsedCall(name, source.text(*members[key]))
+
+
+def tagged_call(
+    opening: str, read_call: Callable[[TextSource], Reader[ParsedCall | None]], closing: str
+) -> CallReader:
+    """A reader of one call between tags. At the end of an answer the closing tag may be missing, as in vLLM."""
+
+    def read(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
+        yield from literal(source, opening)
+        yield from skip_spaces(source)
+        call = yield from read_call(source)
+        if call is None or ((yield from skip_spaces(source)) and not (yield from literal(source, closing))):
+            return False
+        add(call)
+        return True
+
+    return read
 
 
 def is_encodable(value: str) -> bool:

@@ -7,7 +7,6 @@ import json
 import re
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from tito_audit.parser import ParsedCall, Parser, Reads
@@ -31,10 +30,24 @@ def _read_calls(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader
     if not (yield from _read_list(source)):
         return False
     calls: list[ParsedCall] = []
-    with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of escapes that Python does not know
-        body = ast.parse(source.text(start, source.offset), mode="eval").body
-        calls = [_parse_call(node) for node in body.elts] if isinstance(body, ast.List) else []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that Python does not know
+            body = ast.parse(source.text(start, source.offset), mode="eval").body
+        for node in body.elts if isinstance(body, ast.List) else ():
+            if not isinstance(node, ast.Call) or node.args:
+                return False
+            arguments: dict[str, Any] = {}
+            for keyword in node.keywords:
+                if keyword.arg is None or keyword.arg in arguments:  # `**`, or a name twice
+                    return False
+                arguments[keyword.arg] = _literal_value(keyword.value)
+            written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+            if not is_encodable(written):
+                return False
+            calls.append(ParsedCall(_dotted_name(node.func), written))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # no literals, or none that JSON can hold
+        return False
     for call in calls:
         add(call)
     if tagged and calls and (yield from skip_spaces(source)):
@@ -91,21 +104,6 @@ def _read_string(source: TextSource, quote: str) -> Reader[bool]:
             return False
         source.skip()
     return False
-
-
-def _parse_call(node: ast.expr) -> ParsedCall:
-    """The call that a node is; ValueError if it is none, or has arguments that JSON cannot hold."""
-    if not isinstance(node, ast.Call) or node.args:
-        raise ValueError("a call by names")
-    arguments: dict[str, Any] = {}
-    for keyword in node.keywords:
-        if keyword.arg is None or keyword.arg in arguments:
-            raise ValueError("each argument has a name of its own")
-        arguments[keyword.arg] = _literal_value(keyword.value)
-    written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    if not is_encodable(written):
-        raise ValueError("half a character")
-    return ParsedCall(_dotted_name(node.func), written)
 
 
 def _dotted_name(node: ast.expr) -> str:

@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from tito_audit.parser import CallForm, ParsedCall, ParseOptions, Parser, Reads
-from tito_audit.parsers._runs import CallReader, is_encodable, tool_parser
+from tito_audit.parsers._runs import CallReader, is_encodable, tagged_call, tool_parser
 from tito_audit.parsers._source import Reader, TextSource, literal, read_until, skip_spaces, word
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -37,23 +38,15 @@ def _call_readers(options: ParseOptions) -> Mapping[str, CallReader]:
         schema = function.get("parameters")
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         schemas[str(function.get("name"))] = properties if isinstance(properties, Mapping) else {}
-
-    def tagged(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
-        yield from literal(source, _OPEN)
-        yield from skip_spaces(source)
-        call = yield from _read_call(source, schemas)
-        if call is None or ((yield from skip_spaces(source)) and not (yield from literal(source, _CLOSE))):
-            return False
-        add(call)
-        return True
+    read_call = partial(_read_call, schemas=schemas)
 
     def bare(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
-        call = yield from _read_call(source, schemas)
+        call = yield from read_call(source)
         if call is not None:
             add(call)
         return call is not None
 
-    return {_OPEN: tagged, _FUNCTION: bare}
+    return {_OPEN: tagged_call(_OPEN, read_call, _CLOSE), _FUNCTION: bare}
 
 
 def _read_call(source: TextSource, schemas: Mapping[str, Schemas]) -> Reader[ParsedCall | None]:
@@ -70,7 +63,19 @@ def _read_call(source: TextSource, schemas: Mapping[str, Schemas]) -> Reader[Par
         end = (yield from read_until(source, _PARAMETER_END)) if key is not None else None
         if key is None or end is None:
             return None
-        arguments[key] = _as_json(source.text(start, end), schemas.get(name, {}).get(key))
+        # The value is JSON as it was sampled, if that is of a type which the schema states; else a string.
+        value = source.text(start, end).removeprefix("\n").removesuffix("\n")
+        arguments[key] = json.dumps(value, ensure_ascii=not is_encodable(value))
+        kinds = _schema_types(schemas.get(name, {}).get(key))
+        if kinds and kinds != {"string"}:
+            plain = {"True": "true", "False": "false", "None": "null"}.get(value.strip(), value.strip())
+            with suppress(ValueError, RecursionError):
+                parsed = json.loads(plain, parse_constant=int)  # which refuses NaN and Infinity
+                if any(
+                    isinstance(parsed, _PYTHON_TYPES[kind]) and (kind == "boolean" or not isinstance(parsed, bool))
+                    for kind in kinds & _PYTHON_TYPES.keys()
+                ):
+                    arguments[key] = plain
     return None
 
 
@@ -79,22 +84,6 @@ def _read_tag(source: TextSource, mark: str) -> Reader[str | None]:
         return None
     name = yield from word(source, _NAME)
     return name if (yield from literal(source, ">")) else None
-
-
-def _as_json(value: str, schema: object) -> str:
-    """A value as JSON: as it was sampled if it is JSON of a type that the schema states, else as a string."""
-    value = value.removeprefix("\n").removesuffix("\n")
-    kinds = _schema_types(schema)
-    if kinds and kinds != {"string"}:
-        plain = {"True": "true", "False": "false", "None": "null"}.get(value.strip(), value.strip())
-        with suppress(ValueError, RecursionError):
-            parsed = json.loads(plain, parse_constant=int)  # which refuses NaN and Infinity
-            if any(
-                isinstance(parsed, _PYTHON_TYPES[kind]) and (kind == "boolean" or not isinstance(parsed, bool))
-                for kind in kinds & _PYTHON_TYPES.keys()
-            ):
-                return plain
-    return json.dumps(value, ensure_ascii=not is_encodable(value))
 
 
 def _schema_types(schema: object) -> set[str]:
