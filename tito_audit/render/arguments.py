@@ -141,22 +141,39 @@ class _ArgumentReader:
         self._uses = {name: _ArgumentUses() for name in names}
         self._collections: dict[str, list[object]] = {}
         """The constants of each variable that is set to a list or dict of constants."""
-        for assign in tree.find_all(nodes.Assign):
-            constants = [] if isinstance(assign.node, nodes.Const) else _constants_in(assign.node)
-            if constants and isinstance(assign.target, nodes.Name):
-                self._collections[assign.target.name] = constants
+        # Each variable with each expression assigned to it; parameters of macros with their arguments
+        assignments: list[tuple[str, nodes.Node]] = []
+        macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
+        for node in tree.find_all((nodes.Assign, nodes.Call, nodes.With)):
+            if isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name):
+                name, value = node.target.name, node.node
+                assignments.append((name, value))
+                if is_namespace_call(value):
+                    assignments += [(f"{name}.{pair.key}", pair.value) for pair in value.kwargs]
+                constants = [] if isinstance(value, nodes.Const) else _constants_in(value)
+                if constants:
+                    self._collections[name] = constants
+            elif isinstance(node, nodes.Assign) and isinstance(node.target, nodes.NSRef):
+                assignments.append((f"{node.target.name}.{node.target.attr}", node.node))
+            elif isinstance(node, nodes.With):
+                pairs = zip(node.targets, node.values, strict=True)
+                assignments += [(target.name, value) for target, value in pairs if isinstance(target, nodes.Name)]
+            elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name) and node.node.name in macros:
+                parameters = [arg.name for arg in macros[node.node.name].args]
+                assignments += zip(parameters, node.args, strict=False)
+                assignments += [(pair.key, pair.value) for pair in node.kwargs]
         self._sources_by_variable: dict[str, frozenset[str]] = {}
         """The arguments whose values a variable holds, by its name; in namespaces `ns.name`."""
         # Follow assignments until no more variables are found
         before = None
         while before != self._sources_by_variable:
             before = dict(self._sources_by_variable)
-            for target, value in _assignments(tree):
-                sources = self._sources(value) | self._sources_by_variable.get(target, frozenset())
+            for name, value in assignments:
+                sources = self._sources(value) | self._sources_by_variable.get(name, frozenset())
                 if sources:
-                    self._sources_by_variable[target] = sources
-        for node in tree.find_all(nodes.Node):
-            self._read_node(node)
+                    self._sources_by_variable[name] = sources
+        for part in tree.find_all(nodes.Node):
+            self._read_node(part)
 
     def argument(self, name: str) -> Argument:
         """What is known about one argument."""
@@ -296,25 +313,3 @@ def _constants_in(node: nodes.Node | None) -> list[object]:
     elif isinstance(node, nodes.Dict):
         items = [pair.key for pair in node.items]
     return [item.value for item in items if isinstance(item, nodes.Const)]
-
-
-def _assignments(tree: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
-    """Each variable with each expression assigned to it; parameters of macros with their arguments."""
-    macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
-    for node in tree.find_all((nodes.Assign, nodes.Call, nodes.With)):
-        if isinstance(node, nodes.Assign):
-            if isinstance(node.target, nodes.Name):
-                yield node.target.name, node.node
-                if is_namespace_call(node.node):
-                    for pair in node.node.kwargs:
-                        yield f"{node.target.name}.{pair.key}", pair.value
-            elif isinstance(node.target, nodes.NSRef):
-                yield f"{node.target.name}.{node.target.attr}", node.node
-        elif isinstance(node, nodes.With):
-            for target, value in zip(node.targets, node.values, strict=True):
-                if isinstance(target, nodes.Name):
-                    yield target.name, value
-        elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name) and node.node.name in macros:
-            parameters = [arg.name for arg in macros[node.node.name].args]
-            yield from zip(parameters, node.args, strict=False)
-            yield from ((pair.key, pair.value) for pair in node.kwargs)

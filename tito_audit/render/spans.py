@@ -264,7 +264,35 @@ def render_spans(
     opener = template.fixed_generation_prompt(variables)
     answers = _sampled_messages(messages)
     rendered = RenderedChat(renderer, chat, text, variables, template.run, opener, answers)
-    return (None if has_marks(text) else _spans_by_marks(rendered)) or _spans_by_prefixes(rendered)
+    rendering = None if has_marks(text) else _spans_by_marks(rendered)
+    if rendering is not None:
+        return rendering
+    # By rendering fewer messages, as far as these renderings are prefixes of the whole
+    builder = SpanBuilder(len(text))
+    bounds = [rendered.prefix_length(count, opens_answer=False) for count in range(len(chat))]
+    sampled: dict[int, tuple[int, int] | None] = dict.fromkeys(sorted(answers))
+    for index, (begin, stop) in enumerate(pairwise([*bounds, len(text)])):
+        if begin is None or stop is None or begin > stop:
+            continue
+        if index not in answers:
+            builder.label(begin, stop, SpanKind.UNKNOWN, index)
+            continue
+        # The turn lies within `[begin, stop)` and ends with the last special token there.
+        start = rendered.prefix_length(index, opens_answer=True)
+        if start is None or not begin <= start <= stop:
+            continue
+        closer = find_last_token(renderer.control_texts, text, start, stop)
+        # A token with more than white space after it is part of the answer.
+        if closer is None or text[closer[1] : stop].strip():
+            continue
+        builder.label(begin, start, SpanKind.GENERATION_PROMPT, index)
+        content = chat[index].get("content")
+        exact = isinstance(content, str) and text[start : closer[0]].strip() == content.strip()
+        builder.label(start, closer[0], SpanKind.CONTENT if exact else SpanKind.UNKNOWN, index)
+        builder.label(*closer, SpanKind.TURN_END, index)
+        builder.label(closer[1], stop, SpanKind.SCAFFOLD, None)
+        sampled[index] = start, closer[1]
+    return Rendering(text, builder.build(SpanKind.UNKNOWN), sampled, chat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,32 +421,3 @@ def _spans_by_marks(rendered: RenderedChat) -> Rendering | None:
         earliest = max([earliest, *[piece.end for piece in own]])
     unlabelled = SpanKind.UNKNOWN if marking.assistant_only else SpanKind.SCAFFOLD
     return Rendering(rendered.text, builder.build(unlabelled), sampled, rendered.chat)
-
-
-def _spans_by_prefixes(rendered: RenderedChat) -> Rendering:
-    """The spans found by rendering fewer messages, as far as these renderings are prefixes of the whole."""
-    builder = SpanBuilder(len(rendered.text))
-    bounds = [rendered.prefix_length(count, opens_answer=False) for count in range(len(rendered.chat))]
-    sampled: dict[int, tuple[int, int] | None] = dict.fromkeys(sorted(rendered.answers))
-    for index, (begin, stop) in enumerate(pairwise([*bounds, len(rendered.text)])):
-        if begin is None or stop is None or begin > stop:
-            continue
-        if index not in rendered.answers:
-            builder.label(begin, stop, SpanKind.UNKNOWN, index)
-            continue
-        # The turn lies within `[begin, stop)` and ends with the last special token there.
-        start = rendered.prefix_length(index, opens_answer=True)
-        if start is None or not begin <= start <= stop:
-            continue
-        closer = find_last_token(rendered.renderer.control_texts, rendered.text, start, stop)
-        # A token with more than white space after it is part of the answer.
-        if closer is None or rendered.text[closer[1] : stop].strip():
-            continue
-        builder.label(begin, start, SpanKind.GENERATION_PROMPT, index)
-        content = rendered.chat[index].get("content")
-        exact = isinstance(content, str) and rendered.text[start : closer[0]].strip() == content.strip()
-        builder.label(start, closer[0], SpanKind.CONTENT if exact else SpanKind.UNKNOWN, index)
-        builder.label(*closer, SpanKind.TURN_END, index)
-        builder.label(closer[1], stop, SpanKind.SCAFFOLD, None)
-        sampled[index] = start, closer[1]
-    return Rendering(rendered.text, builder.build(SpanKind.UNKNOWN), sampled, rendered.chat)

@@ -89,13 +89,31 @@ class TemplateTracer:
         self._environment.globals[_RECORD_OUTPUT] = self._record_output
         self._environment.globals[_RECORD_DECISION] = self._record_decision
         self._compiled: jinja2.Template | None = None
+        self._tags, self._tag_lines = [Tag(1, 1, "")], [0]
+        """The tags, and the line in the parsed source where each begins."""
         self._conditions: list[Tag] = []
         """The tag of each condition."""
         self._source = source
         try:
             with alarm(time_limit):
-                text, self._tags, self._tag_lines = _put_tags_on_lines(self._environment, source)
-                tree = self._environment.parse(text)
+                # Parse the source with the inside of each tag on lines of its own
+                source = "\n".join(_LINES.split(source))
+                lines: list[str] = []
+                at = copied = 0
+                for _, kind, value in self._environment.lex(source):
+                    begin = source.index(value, at)
+                    at = begin + len(value)
+                    if kind in _TAG_BEGINNINGS:
+                        lines.append(source[copied:at])
+                        copied = at
+                        line = source.count("\n", 0, begin) + 1
+                        column = begin - source.rfind("\n", 0, begin)
+                        end = source.find("}}" if source.startswith("{{", begin) else "%}", begin)
+                        text = source[begin : end + 2] if end >= 0 else source[begin:]
+                        shown = text if len(text) <= _MAX_TAG_LENGTH else text[: _MAX_TAG_LENGTH - 1] + "…"
+                        self._tags.append(Tag(line, column, shown))
+                        self._tag_lines.append(source.count("\n", 0, at) + 1 + len(lines))
+                tree = self._environment.parse("\n".join([*lines, source[copied:]]))
                 conditions: list[nodes.If | nodes.CondExpr] = list(tree.find_all((nodes.If, nodes.CondExpr)))
                 for number, node in enumerate(conditions):
                     self._conditions.append(self._tag(node.lineno))
@@ -208,28 +226,3 @@ def _make_call(name: str, number: int, value: Any) -> nodes.Call:
     line = value.lineno
     function = nodes.Name(name, "load", lineno=line)
     return nodes.Call(function, [nodes.Const(number, lineno=line), value], [], None, None, lineno=line)
-
-
-def _put_tags_on_lines(environment: ChatEnvironment, source: str) -> tuple[str, list[Tag], list[int]]:
-    """The source with the inside of each tag on lines of its own; the tags; the first line of each."""
-    source = "\n".join(_LINES.split(source))
-    out: list[str] = []
-    tags = [Tag(1, 1, "")]
-    firsts = [0]
-    at = copied = added = 0
-    for _, kind, value in environment.lex(source):
-        begin = source.index(value, at)
-        at = begin + len(value)
-        if kind in _TAG_BEGINNINGS:
-            out += [source[copied:at], "\n"]
-            copied = at
-            added += 1
-            line = source.count("\n", 0, begin) + 1
-            column = begin - (source.rfind("\n", 0, begin) + 1) + 1
-            closing = "}}" if source.startswith("{{", begin) else "%}"
-            end = source.find(closing, begin)
-            text = source[begin : end + 2] if end >= 0 else source[begin:]
-            shown = text if len(text) <= _MAX_TAG_LENGTH else text[: _MAX_TAG_LENGTH - 1] + "…"
-            tags.append(Tag(line, column, shown))
-            firsts.append(source.count("\n", 0, at) + 1 + added)
-    return "".join([*out, source[copied:]]), tags, firsts
