@@ -170,9 +170,16 @@ def _doubt_of_systems(best: ConfirmedWay, others: Iterable[ConfirmedWay], rest: 
         stated = repr(sorted(rest[at].stated.items()))
         by_tools.setdefault((bool(rest[at].tools), stated), []).append(at)
     groups = by_tools.values()
-    longest = (max(group, key=lambda at: len(_first_text(rest[at]))) for group in groups)
-    if not all(_is_own_message(best, rest[at]) for at in longest):
-        return "the text that the messages lack is not written as a separate message"
+    for group in groups:
+        # It must be written between control tokens, before the first message.
+        observation = rest[max(group, key=lambda at: len(_first_text(rest[at])))]
+        way = best.writer.resolve(best.way.with_system(MARK), observation)
+        marked = best.writer.rendered_text(way, observation) if way is not None else None
+        before, _, after = (marked or "").partition(MARK)
+        first = _first_text(observation)
+        between = after[: max(after.find(first), 0)] if first else after
+        if not best.writer.holds_control(before) or not best.writer.holds_control(between):
+            return "the text that the messages lack is not written as a separate message"
     texts = [sorted({read[at] for at in group}) for group in groups]
     if all(len(group) == 1 for group in texts):
         return f"the system prompts that it needs depend on tools or arguments alone: {_LIKELIER}"
@@ -187,18 +194,6 @@ def _doubt_of_systems(best: ConfirmedWay, others: Iterable[ConfirmedWay], rest: 
         if best.written <= other.written and (min(more) < 0 or max(more) < CHARACTERS):
             return "another explanation writes as many prompts, with other system prompts"
     return ""
-
-
-def _is_own_message(best: ConfirmedWay, observation: Observation) -> bool:
-    """Whether the system prompt is written between control tokens, before the first message."""
-    way = best.writer.resolve(best.way.with_system(MARK), observation)
-    text = best.writer.rendered_text(way, observation) if way is not None else None
-    if text is None:
-        return False
-    before, _, after = text.partition(MARK)
-    first = _first_text(observation)
-    start = after.find(first) if first else len(after)
-    return best.writer.holds_control(before) and best.writer.holds_control(after[: max(start, 0)])
 
 
 def _first_text(observation: Observation) -> str:

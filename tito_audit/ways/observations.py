@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import accumulate, zip_longest
@@ -10,7 +10,7 @@ from itertools import accumulate, zip_longest
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.prefix import starts_with
-from tito_audit.record.rollout import Place, Rollout, TrainingRow, visible_range
+from tito_audit.record.rollout import Place, Rollout, visible_range
 from tito_audit.record.runs import trained_runs
 
 _LONGEST, _ALL = 32_768, 65_536
@@ -124,41 +124,35 @@ def observe_rollouts(rollouts: Iterable[Rollout]) -> list[Observation]:
                     if prefix is not None and len(prefix) < len(ids) and starts_with(ids, prefix)
                 )
                 seen.append(observe_prompt(rollout, k, sent, ids, sampled_prefix=next(lengths, 0)))
-        if not prompts and rollout.training_row is not None and rollout.messages:
-            seen += _observe_row(rollout, rollout.training_row)
-    return seen
-
-
-def _observe_row(rollout: Rollout, row: TrainingRow) -> Iterator[Observation]:
-    """The start of a row up to each of its answers; the whole row if their places are unknown."""
-    answers = [index for index, message in enumerate(rollout.messages) if message.sampled]
-    starts: list[int] = []
-    ends: list[int] = []
-    if row.loss_mask is not None:
-        runs = trained_runs(row.loss_mask)
+        row, messages = rollout.training_row, rollout.messages
+        if prompts or row is None or not messages:
+            continue
+        # The start of the row up to each of its answers; the whole row if their places are unknown
+        answers = [index for index, message in enumerate(messages) if message.sampled]
+        runs = trained_runs(row.loss_mask) if row.loss_mask is not None else []
         starts, ends = [start for start, _ in runs], [end for _, end in runs]
-    if row.prompt_length and (not starts or len(starts) != len(answers)):
-        starts = [row.prompt_length]
-        answers = answers[:1]
-    elif len(starts) == 1:
-        answers = answers[-1:]
-    pairs = list(zip(answers, starts, strict=True)) if len(starts) == len(answers) else []
-    for k, (index, start) in enumerate(pairs):
-        if index and start:
-            prefix = ends[k - 1] if k and len(ends) == len(pairs) else 0
-            yield observe_prompt(
-                rollout, k, rollout.messages[:index], row.token_ids[:start], sampled_prefix=prefix
-            )
-    if not pairs and row.loss_mask is None and len(row.token_ids):
-        whole = observe_prompt(rollout, None, rollout.messages, row.token_ids, Part.WHOLE)
-        if answers and answers[0]:
-            answer = rollout.messages[answers[0]]
-            text = answer.text
+        if row.prompt_length and (not starts or len(starts) != len(answers)):
+            starts = [row.prompt_length]
+            answers = answers[:1]
+        elif len(starts) == 1:
+            answers = answers[-1:]
+        pairs = list(zip(answers, starts, strict=True)) if len(starts) == len(answers) else []
+        for k, (index, start) in enumerate(pairs):
+            if index and start:
+                prefix = ends[k - 1] if k and len(ends) == len(pairs) else 0
+                ids = row.token_ids[:start]
+                seen.append(observe_prompt(rollout, k, messages[:index], ids, sampled_prefix=prefix))
+        if not pairs and row.loss_mask is None and len(row.token_ids):
+            whole = observe_prompt(rollout, None, messages, row.token_ids, Part.WHOLE)
+            answer = messages[answers[0]] if answers and answers[0] else None
+            text = answer.text if answer is not None else ""
             # The answer's ids begin with its text, unless that depends on the template.
-            if text and text == text.strip() and not answer.reasoning and "</think>" not in text:
-                before = rollout.messages[: answers[0]]
-                yield replace(whole, turn=0, messages=before, part=Part.START, answer=text)
-        yield whole
+            as_written = text and text == text.strip() and "</think>" not in text
+            if answer is not None and as_written and not answer.reasoning:
+                before = messages[: answers[0]]
+                seen.append(replace(whole, turn=0, messages=before, part=Part.START, answer=text))
+            seen.append(whole)
+    return seen
 
 
 def observe_prompt(

@@ -50,14 +50,25 @@ class Search:
 
     def find_best(self, start: Way) -> Way:
         """The way that writes the observations best, the simplest of equal ones; the search begins at `start`."""
-        best_way = self._climb(start)
-        if self._is_exact(best_way):
-            return self._simplify(best_way)
-        for other in self._restarts(best_way):
+        climbed = best_way = self._climb(start)
+        if self._is_exact(climbed):
+            return self._simplify(climbed)
+        # Climb again from all combinations of arguments if they are few, else from each single change
+        restarts: Iterable[Way] = (way for options in self._changes() for way in options(climbed))
+        arguments = [argument for argument in self._writer.arguments.arguments if argument.values]
+        choices = [[None, *argument.values] for argument in arguments]
+        if prod(map(len, choices)) <= 128:
+            restarts = []
+            for values in product(*choices):
+                way = climbed
+                for argument, value in zip(arguments, values, strict=True):
+                    name = argument.name
+                    way = way.without_arg(name) if value is None else way.with_arg(name, value)
+                restarts.append(way)
+        for restart in restarts:
             if self._is_exhausted:
                 break
-            climbed = self._climb(other)
-            best_way = climbed if self.score(climbed) > self.score(best_way) else best_way
+            best_way = max(best_way, self._climb(restart), key=self.score)
             if self._is_exact(best_way):
                 break
         return self._simplify(best_way)
@@ -72,25 +83,26 @@ class Search:
                 if self._writer.writes_text(way, observation):
                     exact += weight
                     near += weight
-                else:
-                    near += weight * self._nearness(way, observation)
+                    continue
+                text, recorded = (
+                    self._writer.rendered_text(way, observation),
+                    self._writer.recorded_text(observation),
+                )
+                at = recorded.find(observation.answer) if observation.answer else -1
+                recorded = recorded[:at] if at > 0 else recorded
+                if text is None:
+                    near -= weight
+                elif text and recorded:
+                    # How much of the recorded text it writes, at its ends and by lines: below 1
+                    start = common_start(text, recorded)
+                    end = min(common_start(text[::-1], recorded[::-1]), min(len(text), len(recorded)) - start)
+                    lines = self._lines.setdefault(id(observation), Counter(recorded.split("\n")))
+                    shared = (Counter(text.split("\n")) & lines).items()
+                    shared_characters = sum((len(line) + 1) * number for line, number in shared)
+                    longest = max(len(text), len(recorded))
+                    near += weight * (0.5 * (start + end) / longest + 0.49 * shared_characters / (longest + 1))
             self._scores[key] = Score(exact, round(near, 6), -way.cost)
         return self._scores[key]
-
-    def _nearness(self, way: Way, observation: Observation) -> float:
-        """How much of the recorded text a way writes, at its ends and by lines: below 1; -1 if it is refused."""
-        text, recorded = self._writer.rendered_text(way, observation), self._writer.recorded_text(observation)
-        at = recorded.find(observation.answer) if observation.answer else -1
-        recorded = recorded[:at] if at > 0 else recorded
-        if not text or not recorded:
-            return -1.0 if text is None else 0.0
-        start = common_start(text, recorded)
-        end = min(common_start(text[::-1], recorded[::-1]), min(len(text), len(recorded)) - start)
-        lines = self._lines.setdefault(id(observation), Counter(recorded.split("\n")))
-        shared = (Counter(text.split("\n")) & lines).items()
-        shared_characters = sum((len(line) + 1) * number for line, number in shared)
-        longest = max(len(text), len(recorded))
-        return 0.5 * (start + end) / longest + 0.49 * shared_characters / (longest + 1)
 
     @property
     def _is_exhausted(self) -> bool:
@@ -110,20 +122,6 @@ class Search:
             if way == before or self._is_exact(way):
                 break
         return way
-
-    def _restarts(self, start: Way) -> Iterator[Way]:
-        """Other ways to climb from: all combinations of arguments if they are few, else each single change."""
-        choices = [[None, *argument.values] for argument in self._writer.arguments.arguments if argument.values]
-        names = [argument.name for argument in self._writer.arguments.arguments if argument.values]
-        if prod(map(len, choices)) <= 128:
-            for values in product(*choices):
-                way = start
-                for name, value in zip(names, values, strict=True):
-                    way = way.without_arg(name) if value is None else way.with_arg(name, value)
-                yield way
-            return
-        for options in self._changes():
-            yield from options(start)
 
     def _simplify(self, way: Way) -> Way:
         """The way without the changes that no observation needs."""

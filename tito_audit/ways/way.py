@@ -125,28 +125,23 @@ class Way:
         if self.system is not None:
             role = sent[0].role if has_system else "system"
             sent[:has_system] = [as_message({"role": role, "content": self.system}, "system prompt")]
-        if self.reasoning != "as logged":
-            sent = [_move_reasoning(message, self.reasoning) for message in sent]
+        for at, message in enumerate(sent if self.reasoning != "as logged" else ()):
+            if not has_reasoning(message) or not isinstance(message.content, str | None):
+                continue
+            wire = {key: value for key, value in message.wire.items() if key not in _REASONING}
+            content = message.content or ""
+            if self.reasoning == "dropped":
+                wire["content"] = _THOUGHT.sub("", content, count=1)
+            elif message.reasoning is not None:
+                thought = message.reasoning.strip("\n")
+                wire["content"] = f"<think>\n{thought}\n</think>\n\n{content}"
+            sent[at] = replace(message, wire=wire, reasoning=None)
         return sent
 
 
 def has_reasoning(message: Message) -> bool:
     """Whether an answer holds reasoning, in its own field or in the content."""
     return message.sampled and (message.reasoning is not None or "</think>" in message.text)
-
-
-def _move_reasoning(message: Message, reasoning: Reasoning) -> Message:
-    """The message with its reasoning dropped or moved into the content."""
-    if not has_reasoning(message) or not isinstance(message.content, str | None):
-        return message
-    wire = {key: value for key, value in message.wire.items() if key not in _REASONING}
-    content = message.content or ""
-    if reasoning == "dropped":
-        wire["content"] = _THOUGHT.sub("", content, count=1)
-    elif message.reasoning is not None:
-        thought = message.reasoning.strip("\n")
-        wire["content"] = f"<think>\n{thought}\n</think>\n\n{content}"
-    return replace(message, wire=wire, reasoning=None)
 
 
 @dataclass(frozen=True, slots=True)
