@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+from itertools import zip_longest
 from typing import TypeAlias
 
 import numpy as np
@@ -14,7 +15,6 @@ import numpy as np
 from tito_audit.errors import EncodeError, SetupError
 from tito_audit.evidence.reference import Reference
 from tito_audit.identify.tokenizer_fit import (
-    TestableRows,
     count_unknown_ids,
     find_misfits_by_text,
     roundtrip_share,
@@ -24,6 +24,7 @@ from tito_audit.identify.tokenizer_fit import (
 )
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding
+from tito_audit.record.prefix import starts_with
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.runs import trained_runs
 from tito_audit.render.globals import Clock
@@ -159,11 +160,24 @@ def identify(
     if not rows:
         return Identification(lack=MissingInput.NO_IDS)
     tokenizers = [candidate.tokenizer for candidate in candidates]
-    whys = find_misfits_by_text(rows, tokenizers)
-    fits = [
-        _fit_tokenizer(rows, tokenizer) if why is None else TokenizerFit(tokenizer.name, False, why)
-        for tokenizer, why in zip(tokenizers, whys, strict=True)
-    ]
+    fits: list[TokenizerFit] = []
+    for tokenizer, misfit in zip(tokenizers, find_misfits_by_text(rows, tokenizers), strict=True):
+        same = 0.0
+        if misfit is None:
+            try:
+                reference = Reference(
+                    tokenizer, make_renderer(tokenizer, time_limit=_SECONDS, size_limit=_CHARACTERS)
+                )
+            except SetupError:
+                reference = Reference(tokenizer, None)
+            try:
+                misfit = tokenizer_misfit(rows, reference)
+                if misfit is None:
+                    unsampled = [ids for rollout, _ in rows for ids in unsampled_ids(rollout)]
+                    same = roundtrip_share(unsampled, reference)
+            except EncodeError as error:
+                misfit = str(error).split("\n")[0]
+        fits.append(TokenizerFit(tokenizer.name, misfit is None, misfit or "", same))
     fitting = [candidate for candidate, fit in zip(candidates, fits, strict=True) if fit.fits]
     fitted = Identification(tokenizers=tuple(fits))
     if not fitting:
@@ -186,23 +200,6 @@ def identify(
     if not confirmed_ways:
         return replace(fitted, lack=MissingInput.NO_TEMPLATE, endings=ends)
     return _rank_explanations(fitted, confirmed_ways, searched, rest, rollouts, audit)
-
-
-def _fit_tokenizer(rows: TestableRows, tokenizer: Tokenizer) -> TokenizerFit:
-    """Whether a tokenizer can have written the ids."""
-    try:
-        renderer = make_renderer(tokenizer, time_limit=_SECONDS, size_limit=_CHARACTERS)
-    except SetupError:
-        renderer = None
-    reference = Reference(tokenizer, renderer)
-    try:
-        why = tokenizer_misfit(rows, reference)
-        if why is not None:
-            return TokenizerFit(tokenizer.name, False, why)
-        unsampled = [ids for rollout, _ in rows for ids in unsampled_ids(rollout)]
-        return TokenizerFit(tokenizer.name, True, same=roundtrip_share(unsampled, reference))
-    except EncodeError as error:
-        return TokenizerFit(tokenizer.name, False, str(error).split("\n")[0])
 
 
 def _rank_explanations(
@@ -350,35 +347,34 @@ def find_endings(rollouts: Iterable[Rollout], reference: Reference) -> tuple[End
     turns: Counter[int] = Counter()
     after: dict[int, Counter[str]] = {}
     for rollout in rollouts:
-        for answer, rest in _sampled_turns(rollout):
+        # The ids of each turn that was not cut off, and those after it in the next prompt or the row, if known
+        sampled: list[tuple[Ids, Ids | None]] = []
+        for turn, later in zip_longest(rollout.turns, rollout.turns[1:]):
+            ids, seen = turn.completion_ids, turn.seen_ids
+            if ids is None or not len(ids) or turn.finish_reason in _CUT_OFF:
+                continue
+            following = later.prompt_ids if later is not None else None
+            if following is not None:
+                goes_on = seen is not None and len(following) > len(seen) and starts_with(following, seen)
+                following = following[len(seen) :] if goes_on and seen is not None else None
+            sampled.append((ids, following))
+        row = rollout.training_row
+        if not rollout.turns and row is not None and row.loss_mask is not None:
+            runs = trained_runs(row.loss_mask)
+            sampled = [(row.token_ids[start:end], row.token_ids[end:]) for start, end in runs]
+        for answer, rest in sampled:
             last = int(answer[-1])
-            if last in ends:
-                turns[last] += 1
-                if rest is not None:  # the text before the next control token
-                    rest = rest[:32]
-                    control = np.flatnonzero(vocabulary.control(rest))
-                    gap = vocabulary.text(rest[: int(control[0])] if len(control) else rest)
-                    after.setdefault(last, Counter())[gap] += 1
+            if last not in ends:
+                continue
+            turns[last] += 1
+            if rest is not None and len(rest):  # the text before the next control token
+                rest = rest[:32]
+                control = np.flatnonzero(vocabulary.control(rest))
+                gap = vocabulary.text(rest[: int(control[0])] if len(control) else rest)
+                after.setdefault(last, Counter())[gap] += 1
     return tuple(
         Ending(
             token, vocabulary.piece(token), number, after[token].most_common(1)[0][0] if token in after else None
         )
         for token, number in turns.most_common(6)
     )
-
-
-def _sampled_turns(rollout: Rollout) -> Iterator[tuple[Ids, Ids | None]]:
-    """The ids of each turn that was not cut off, and those after it in the next prompt or the row, if known."""
-    for turn, later in zip(rollout.turns, (*rollout.turns[1:], None), strict=False):
-        ids = turn.completion_ids
-        if ids is None or not len(ids) or turn.finish_reason in _CUT_OFF:
-            continue
-        seen, prompt = turn.seen_ids, later.prompt_ids if later is not None else None
-        goes_on = seen is not None and prompt is not None and len(prompt) > len(seen)
-        same = goes_on and seen is not None and prompt is not None and np.array_equal(prompt[: len(seen)], seen)
-        yield ids, prompt[len(seen) :] if same and prompt is not None and seen is not None else None
-    row = rollout.training_row
-    if not rollout.turns and row is not None and row.loss_mask is not None:
-        for start, end in trained_runs(row.loss_mask):
-            rest = row.token_ids[end:]
-            yield row.token_ids[start:end], rest if len(rest) else None

@@ -100,9 +100,9 @@ class TemplateTracer:
                 source = "\n".join(_LINES.split(source))
                 lines: list[str] = []
                 at = copied = 0
-                for _, kind, value in self._environment.lex(source):
-                    begin = source.index(value, at)
-                    at = begin + len(value)
+                for _, kind, piece in self._environment.lex(source):
+                    begin = source.index(piece, at)
+                    at = begin + len(piece)
                     if kind in _TAG_BEGINNINGS:
                         lines.append(source[copied:at])
                         copied = at
