@@ -38,15 +38,15 @@ def _call_readers(options: ParseOptions) -> Mapping[str, CallReader]:
         schema = function.get("parameters")
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         schemas[str(function.get("name"))] = properties if isinstance(properties, Mapping) else {}
-    read_call = partial(_read_call, schemas=schemas)
 
     def bare(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
-        call = yield from read_call(source)
+        call = yield from _read_call(source, schemas)
         if call is not None:
             add(call)
         return call is not None
 
-    return {_OPEN: tagged_call(_OPEN, read_call, _CLOSE), _FUNCTION: bare}
+    tagged = tagged_call(_OPEN, partial(_read_call, schemas=schemas), _CLOSE)
+    return {_OPEN: tagged, _FUNCTION: bare}
 
 
 def _read_call(source: TextSource, schemas: Mapping[str, Schemas]) -> Reader[ParsedCall | None]:
