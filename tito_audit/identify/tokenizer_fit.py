@@ -92,26 +92,23 @@ def tokenizer_misfit(rows: TestableRows, reference: Reference) -> str | None:
         words = words[-1:] if _finds_texts(seen) else words  # texts that are found do not count against it
         return f"{listed(words)}, in {seen.rows_outside:,} of {many(seen.rows, 'row')}"
     same = None if _finds_texts(seen) else _low_roundtrip_share(rows, seen, reference)
-    if same is None:
-        # A token of the template that the rows only hold spelled in pieces proves a misfit.
-        vocabulary, renderer = reference.vocabulary, reference.renderer
-        if renderer is None:
-            return None
-        source = "".join(template.source for template in renderer.templates.values())
-        recorded = {token_id for _, all_ids in rows for ids in all_ids for token_id in ids.tolist()}
-        if not recorded & vocabulary.special_ids:
-            return None  # the rows hold no control tokens at all
-        for token in sorted(vocabulary.added_ids - recorded):
-            piece = vocabulary.piece(token)
-            if len(piece) > 1 and piece in source:
-                counts = [text.count(piece) for text in seen.decoded]
-                if sum(counts) >= _IN_PIECES and sum(map(bool, counts)) > 1:
-                    return (
-                        f"'{piece}', which the chat template writes and the tokenizer has as one token, occurs "
-                        f"{sum(counts):,} times in {many(sum(map(bool, counts)), 'row')}, each time in pieces"
-                    )
+    if same is not None:
+        return listed([*words, f"encoding that text again gives {percent(same)} of the ids back"])
+    # A token of the template that the rows only hold spelled in pieces proves a misfit.
+    vocabulary, renderer = reference.vocabulary, reference.renderer
+    recorded = {token_id for _, all_ids in rows for ids in all_ids for token_id in ids.tolist()}
+    if renderer is None or not recorded & vocabulary.special_ids:  # the rows hold no control tokens at all
         return None
-    return listed([*words, f"encoding that text again gives {percent(same)} of the ids back"])
+    source = "".join(template.source for template in renderer.templates.values())
+    for token in sorted(vocabulary.added_ids - recorded):
+        piece = vocabulary.piece(token)
+        counts = [text.count(piece) for text in seen.decoded] if len(piece) > 1 and piece in source else []
+        if sum(counts) >= _IN_PIECES and sum(map(bool, counts)) > 1:
+            return (
+                f"'{piece}', which the chat template writes and the tokenizer has as one token, occurs "
+                f"{sum(counts):,} times in {many(sum(map(bool, counts)), 'row')}, each time in pieces"
+            )
+    return None
 
 
 def find_misfits_by_text(rows: TestableRows, tokenizers: Sequence[Tokenizer]) -> list[str | None]:

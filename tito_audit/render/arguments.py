@@ -245,11 +245,12 @@ class _ArgumentReader:
                     seen.compared += self._constants(node.args[0])
         elif isinstance(node, nodes.Compare):
             for operand in node.ops:
-                sides = [(node.expr, operand.expr), (operand.expr, node.expr)]
+                sides = [(node.expr, operand.expr)]
                 if operand.op in ("in", "notin"):
-                    sides.pop()
                     for seen in self._uses_of(operand.expr):
                         seen.contained += self._constants(node.expr)
+                else:
+                    sides.append((operand.expr, node.expr))
                 for side, other in sides:
                     constants = self._constants(other)
                     if operand.op in ("lt", "lteq", "gt", "gteq"):  # by size: also one more and one less

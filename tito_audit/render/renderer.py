@@ -262,9 +262,7 @@ class ChatForms:
         ]
 
     def message_form(self, message: Message, *, parsed: bool, no_content: str) -> dict[str, Any]:
-        """One message in one form for templates, not to be modified."""
-        if has_one_form(message.wire):
-            return dict(message.wire)
+        """A message that has several forms in one of them, not to be modified."""
         key = id(message), parsed, no_content
         form = self._forms.get(key)
         if form is None:  # the message is kept alive, so no other can get its id
