@@ -254,27 +254,23 @@ class ArrowOutput(TableOutput):
     def _write(self, writer: Any, batch: Any, metadata: Any, first: int, has_footer: bool) -> None:
         """Write a record batch with its changes, unless all of its rows are dropped."""
         table = self._edit.edit_table(pa.Table.from_batches([batch]), first, self._rows)
-        if len(table) or not batch.num_rows:
-            columns = table.columns
-            if has_footer:
-                columns = [self._extend_dictionary(place, column) for place, column in enumerate(columns)]
-            # Usually one record batch, more if one array cannot hold it all.
-            parts = pa.table(columns, schema=table.schema).combine_chunks().to_batches()
-            for part in parts or [pa.RecordBatch.from_pylist([], schema=table.schema)]:
-                writer.write_batch(part, metadata)
-
-    def _extend_dictionary(self, place: int, column: Any) -> Any:
-        """The column with the dictionary of earlier batches, extended: a footer allows one for each column."""
-        if not _has_dictionary(column.type):
-            return column
-        before = self._dictionaries.get(place)
-        chunks = column.chunks if before is None else [before, *column.chunks]
-        if not chunks:
-            return column
-        column = pa.chunked_array(chunks, column.type).unify_dictionaries().combine_chunks()
-        column = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
-        self._dictionaries[place] = column.chunk(0).slice(0, 0)
-        return column
+        if batch.num_rows and not len(table):
+            return
+        columns = []
+        for place, column in enumerate(table.columns):
+            if has_footer and _has_dictionary(column.type):
+                # A footer allows one dictionary for each column: that of earlier batches is extended.
+                before = self._dictionaries.get(place)
+                chunks = column.chunks if before is None else [before, *column.chunks]
+                if chunks:
+                    joined = pa.chunked_array(chunks, column.type).unify_dictionaries().combine_chunks()
+                    column = joined if isinstance(joined, pa.ChunkedArray) else pa.chunked_array([joined])
+                    self._dictionaries[place] = column.chunk(0).slice(0, 0)
+            columns.append(column)
+        # Usually one record batch, more if one array cannot hold it all.
+        parts = pa.table(columns, schema=table.schema).combine_chunks().to_batches()
+        for part in parts or [pa.RecordBatch.from_pylist([], schema=table.schema)]:
+            writer.write_batch(part, metadata)
 
 
 def _has_dictionary(kind: Any) -> bool:

@@ -149,7 +149,7 @@ class Log:
         self.position = self.left_out = 0
         try:
             with reading_file(self.path):
-                for row in self._rows(sample) if self.row_path is None else self._nested(self.row_path, sample):
+                for row in self._rows(sample):
                     last = row.index
                     if sample is not None:
                         self.left_out = sample.left_out
@@ -162,17 +162,17 @@ class Log:
         if sample is not None:
             self.left_out = sample.left_out
 
-    def _nested(self, row_path: RowPath, sample: RowSample | None) -> Iterator[RawRow]:
-        outer, nested = self.outer(), NestedRowReader(row_path, sample, keep=self.keep_text)
-        for row in nested.rows(outer):
-            self.position = outer.position
-            yield row
-        self.tail, self.rows_without = outer.tail, nested.rows_without
-        # `outer` cannot check a pipe before it is read.
-        if nested.first_without_path is not None and not self.path.is_file():
-            raise row_path.missing_path_error(nested.first_without_path, self.path)
-
     def _rows(self, sample: RowSample | None) -> Iterator[RawRow]:
+        if self.row_path is not None:
+            outer, nested = self.outer(), NestedRowReader(self.row_path, sample, keep=self.keep_text)
+            for row in nested.rows(outer):
+                self.position = outer.position
+                yield row
+            self.tail, self.rows_without = outer.tail, nested.rows_without
+            # `outer` cannot check a pipe before it is read.
+            if nested.first_without_path is not None and not self.path.is_file():
+                raise self.row_path.missing_path_error(nested.first_without_path, self.path)
+            return
         with contextlib.ExitStack() as stack:
             raw = None if isinstance(self.path, RowsInMemory) else stack.enter_context(open_bytes(self.path))
             kind, stream, leads = (self.kind, None, LeadBuffer()) if raw is None else self.detect_kind(raw)

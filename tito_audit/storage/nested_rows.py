@@ -157,22 +157,22 @@ def _find_rows(value: Any, steps: tuple[str, ...], path: Path) -> Iterator[_Nest
     elif not steps:
         error = f"{_path_text(path)} is {_kind_text(value)}, not an object with named columns"
         yield _NestedValue(path, error=error)
-    elif isinstance(value, Mapping) and (key := _matching_key(value, steps)) is not None:
-        yield from _find_rows(value[key], steps[key.count(".") + 1 :], (*path, key))
-    elif isinstance(value, Mapping) and steps[0] == _EACH_ENTRY:
-        yield _NestedValue(path, error=f"{_path_text(path)} is an object, not a list; {_keys_text(value, path)}")
-    elif isinstance(value, Mapping):
-        close = difflib.get_close_matches(steps[0], [str(name) for name in value], n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        yield _NestedValue(path, error=f"there is no {steps[0]!r}{hint}; {_keys_text(value, path)}")
-    else:
+    elif not isinstance(value, Mapping):
         yield _NestedValue(path, error=f"{_path_text(path)} is {_kind_text(value)}, and has no {steps[0]!r}")
-
-
-def _matching_key(value: Mapping[str, Any], steps: tuple[str, ...]) -> str | None:
-    """The key that the next steps name: the longest one that joins several of them by dots, or the first step."""
-    joined = (".".join(steps[:count]) for count in range(len(steps), 0, -1) if _EACH_ENTRY not in steps[:count])
-    return next((key for key in joined if key in value), None)
+    else:
+        # The longest key that joins several steps by dots, or the first step.
+        starts = (steps[:count] for count in range(len(steps), 0, -1))
+        joined = (".".join(start) for start in starts if _EACH_ENTRY not in start)
+        key = next((key for key in joined if key in value), None)
+        if key is not None:
+            yield from _find_rows(value[key], steps[key.count(".") + 1 :], (*path, key))
+        elif steps[0] == _EACH_ENTRY:
+            error = f"{_path_text(path)} is an object, not a list; {_keys_text(value, path)}"
+            yield _NestedValue(path, error=error)
+        else:
+            close = difflib.get_close_matches(steps[0], [str(name) for name in value], n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            yield _NestedValue(path, error=f"there is no {steps[0]!r}{hint}; {_keys_text(value, path)}")
 
 
 def _path_text(path: Path) -> str:

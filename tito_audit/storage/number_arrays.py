@@ -72,26 +72,14 @@ class ArrayParser:
 
     def parse_row(self, index: int, data: bytes, *, cut_off: bool = False) -> RawRow:
         """The same as `storage.row.parse_row`, with some lists as arrays `[N]` of int64, float64 or bool."""
-        value = self._parse_object(data) if len(data) >= _SHORTEST else None
-        return parse_row(index, data, cut_off=cut_off) if value is None else RawRow(index, value, has_arrays=True)
-
-    def is_json(self, data: bytes) -> bool:
-        """Whether a text is JSON, without making objects of numbers."""
-        # The quotes of a mark would end a string around it, after which no JSON can go on like that.
-        return is_json(b"".join(self._cut_arrays(data)[1])) or is_json(data)
-
-    def _parse_object(self, data: bytes) -> dict[str, Any] | None:
-        """The object in `data`; None if nothing can be cut out, or a mark is not found again."""
-        marked, pieces = self._cut_arrays(data)
-        if not marked:
-            return None
+        marked, pieces = self._cut_arrays(data) if len(data) >= _SHORTEST else ({}, [])
         text = b"".join(pieces)
         try:
-            value = load_json(text)
+            value = load_json(text) if marked else None
         except ValueError:
-            return None
+            value = None
         if not isinstance(value, dict) or may_repeat_keys(text, value):
-            return None
+            return parse_row(index, data, cut_off=cut_off)
         # Replace each mark by its array, or by a list if its path is not in `columns`.
         waiting: list[tuple[Any, str]] = [(value, "")]
         while waiting and marked:
@@ -110,7 +98,14 @@ class ArrayParser:
                     elif type(first) is str and len(child) == 1 and first in marked:
                         array = marked.pop(first)
                         node[key] = array if here in self._columns else array.tolist()
-        return value if not marked else None
+        if marked:  # one was not in a list of its own
+            return parse_row(index, data, cut_off=cut_off)
+        return RawRow(index, value, has_arrays=True)
+
+    def is_json(self, data: bytes) -> bool:
+        """Whether a text is JSON, without making objects of numbers."""
+        # The quotes of a mark would end a string around it, after which no JSON can go on like that.
+        return is_json(b"".join(self._cut_arrays(data)[1])) or is_json(data)
 
     def _cut_arrays(self, data: bytes) -> tuple[dict[str, NDArray[Any]], list[bytes]]:
         """The arrays by mark, and the rest of the text in pieces, with the marks in place of the arrays."""
@@ -183,30 +178,26 @@ def parse_numbers(data: bytes, start: int, stop: int) -> NDArray[Any] | None:
         if first <= start or start < _WORD:
             return None
         gap = 2 if data[first + 1] == _SPACE else 1
-        part: NDArray[Any] | None = _parse_digits(data, start, end, gap) if first == start + 1 else None
-        if part is None and (data[start] in b"tf" or data.find(b".", start, end) >= 0):
+        part: NDArray[Any] | None
+        if (
+            first == start + 1
+            and (end - start + gap) % (1 + gap) == 0
+            and (digits := data[start : end : 1 + gap]).isdigit()
+            and not data[start + 1 : end : 1 + gap].strip(b",")
+            and not (gap == 2 and data[start + 2 : end : 3].strip(b" "))
+        ):  # integers of one digit each, as in most masks
+            part = (np.frombuffer(digits, np.uint8) - np.uint8(_ZERO)).astype(np.int64)
+        elif data[start] in b"tf" or data.find(b".", start, end) >= 0:
             part = _parse_with_runs(data, start, end, data[start : first + gap], data[first : first + gap])
-        elif part is None and end - start < _SHORTEST_INTEGERS:
+        elif end - start < _SHORTEST_INTEGERS:
             part = _parse_by_json(data[start:end])
-        elif part is None:
+        else:
             part = _parse_integers(data, start, end, gap)
         if part is None or (parts and part.dtype != parts[0].dtype):
             return None
         parts.append(part)
         start = comma + (2 if data[comma + 1] == _SPACE else 1)
     return np.concatenate(parts) if len(parts) > 1 else parts[0]
-
-
-def _parse_digits(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.int64] | None:
-    """Integers of one digit each, as in most masks; `gap` is the length of what separates them."""
-    if (stop - start + gap) % (1 + gap):
-        return None
-    digits = data[start : stop : 1 + gap]
-    if not digits.isdigit() or data[start + 1 : stop : 1 + gap].strip(b","):
-        return None
-    if gap == 2 and data[start + 2 : stop : 3].strip(b" "):
-        return None
-    return (np.frombuffer(digits, np.uint8) - np.uint8(_ZERO)).astype(np.int64)
 
 
 def _parse_integers(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.int64] | None:

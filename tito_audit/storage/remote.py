@@ -118,7 +118,12 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
         return hash(self.url)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (self.url, getattr(self, "_status", None))
+        return RemoteFile, (self.url,), getattr(self, "_status", None)
+
+    def __setstate__(self, status: RemoteStatus) -> None:
+        # `_copies` finds the copy of a file by the identity of its status.
+        own = getattr(_by_name.get(str(self)), "_status", None)
+        self._status = own if own == status else status
 
     @property
     def store(self) -> Store:
@@ -281,15 +286,6 @@ def _read_through_copy(path: RemoteFile) -> ReadRange:
     return read
 
 
-def _unpickle(url: str, status: RemoteStatus | None) -> RemoteFile:
-    file = RemoteFile(url)
-    if status is None:
-        return file
-    # `_copies` finds the copy of a file by the identity of its status.
-    own = getattr(_by_name.get(str(file)), "_status", None)
-    return file.with_status(own if own == status else status)
-
-
 def _path_part(part: Any) -> Any:
     """A part of a path as text; a URL without its secrets."""
     text = part if isinstance(part, str) else os.fspath(part)
@@ -398,12 +394,10 @@ class RangedFile(io.RawIOBase):
                 offset = self._at - sequence.start
                 data = sequence.data[offset : offset + wanted]
                 break
-        data = data or self._fetch_block(wanted, exact=exact)
-        self._at += len(data)
-        return data
-
-    def _fetch_block(self, wanted: int, *, exact: bool) -> bytes:
-        """Fetch a block from here on and return what is wanted of it; the next reads get the rest."""
+        if data:
+            self._at += len(data)
+            return data
+        # Fetch a block from here on; the next reads get the rest.
         at, limit = self._at, self._size
         previous = self._sequences.pop(at, None)
         most = min(_LARGEST_BLOCK, max(_READ_AHEAD // max(len(self._sequences), 1), FIRST_BLOCK))
@@ -422,6 +416,7 @@ class RangedFile(io.RawIOBase):
         self._sequences[at + len(data)] = _SequentialRead(at, rest, len(data), expected)
         if previous is None and len(self._sequences) > 256:  # positions that are read from alternately
             self._sequences.popitem(last=False)
+        self._at += min(len(data), wanted)
         return data[:wanted]
 
     def fetch(self, start: int, stop: int) -> bytes:

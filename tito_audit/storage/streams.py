@@ -451,8 +451,24 @@ def detect_json_kind(path: Path, stream: ByteStream, limit: int) -> Literal["lin
         lines = _first_lines(stream, 2, min(limit, 16 * _HEAD_BYTES))
         if not (len(lines) == 2 and is_json(lines[0])):
             return "array"
-    if first == b"{" and _is_document(path, stream, limit):
-        return "values"
+    if first == b"{":
+        # A first line that parses is JSONL. One that does not may be a broken row, so the first whole object is
+        # tried, and then the second line. A long line is parsed without an object for each number.
+        lines = _first_lines(stream, 1, limit)
+        if lines and not (_NUMBERS.is_json if len(lines[0]) > 1 << 20 else is_json)(lines[0]):
+            piece = _first_object(stream, limit)
+            data = piece.data if piece is not None else None
+            if data is not None and b"\n" in data.strip() and is_json(data):
+                return "values"
+            lines = _first_lines(stream, 2, limit)
+            if not (len(lines) == 2 and lines[1].lstrip().startswith(b"{") and is_json(lines[1])):
+                if piece is not None and data is None:
+                    raise StorageError(
+                        f"{path}: this is one JSON document of more than {limit:,} bytes, which has to fit in "
+                        "memory while it is read.\n"
+                        "Write its rollouts as JSONL, one per line, or raise --max-row-bytes."
+                    )
+                return "values"
     # Rows may follow lines that are no JSON.
     if not head or first in b"[{" or any(line.lstrip().startswith(b"{") for line in head.split(b"\n")):
         return "lines"
@@ -470,30 +486,6 @@ def _first_lines(stream: ByteStream, count: int, limit: int) -> list[bytes]:
         if len(lines) >= count or at_end or size >= limit:
             return lines[:count]
         head, size = b"", min(2 * size, limit)  # a long first line is not held twice
-
-
-def _is_document(path: Path, stream: ByteStream, limit: int) -> bool:
-    """Whether the first object of a file spans several lines.
-
-    A first line that parses is JSONL. One that does not may be a broken row, so the first whole object is tried,
-    and then the second line.
-    """
-    first = _first_lines(stream, 1, limit)
-    # A long line is parsed without an object for each number.
-    if not first or (_NUMBERS.is_json if len(first[0]) > 1 << 20 else is_json)(first[0]):
-        return False
-    piece = _first_object(stream, limit)
-    if piece is not None and piece.data is not None and b"\n" in piece.data.strip() and is_json(piece.data):
-        return True
-    lines = _first_lines(stream, 2, limit)
-    if len(lines) == 2 and lines[1].lstrip().startswith(b"{") and is_json(lines[1]):
-        return False
-    if piece is not None and piece.data is None:
-        raise StorageError(
-            f"{path}: this is one JSON document of more than {limit:,} bytes, which has to fit in memory "
-            "while it is read.\nWrite its rollouts as JSONL, one per line, or raise --max-row-bytes."
-        )
-    return True
 
 
 def _first_object(stream: ByteStream, limit: int) -> Piece | None:

@@ -192,7 +192,14 @@ def _build_non_null(kind: Any, values: list[Any], before: _OldValues) -> Any:
         lists = [_build_entries(kind.value_field, value, inside) for value in values]
         return _list_array(kind, pa.concat_arrays(lists), [len(entries) for entries in lists])
     if pa.types.is_temporal(kind) and all(isinstance(value, str) for value in values):
-        return _parse_times(kind, values)
+        if pa.types.is_duration(kind) or all(value.lstrip("-").isdigit() for value in values):
+            counts = pa.array([int(value) for value in values], pa.int32() if kind.bit_width == 32 else pa.int64())
+            return counts.view(kind)
+        if pa.types.is_time(kind):
+            # Arrow parses a time of day only as part of a timestamp.
+            moments = pa.array([f"1970-01-01 {value}" for value in values], pa.string())
+            return moments.cast(pa.timestamp(kind.unit)).cast(kind)
+        return pa.array(values, pa.string()).cast(kind)
     if _is_number(kind):
         return _build_numbers(kind, values, nan_is_null=False)
     if pa.types.is_decimal(kind):
@@ -207,7 +214,15 @@ def _build_entries(field: Any, value: Any, before: _OldValues) -> Any:
     if not isinstance(value, list | tuple | np.ndarray) or (isinstance(value, np.ndarray) and value.ndim != 1):
         raise TypeError(f"a list was expected, not {_value_words(value)}")
     if _is_number(field.type):
-        nan_is_null = field.nullable and not _writes_nan(value, before)
+        nan_is_null = field.nullable
+        if field.nullable and pa.types.is_floating(before.here.type):
+            # A missing float is written as in the old list, or else as in its column: as NaN, or as null.
+            may_miss = not isinstance(value, np.ndarray) or np.isnan(value).any()
+            for values in (before.here, before.elsewhere) if may_miss else ():
+                has_nan = np.isnan(values.to_numpy(zero_copy_only=False)).sum() > values.null_count
+                if has_nan or values.null_count:
+                    nan_is_null = not has_nan
+                    break
         return _build_numbers(field.type, value, nan_is_null=nan_is_null, nullable=field.nullable)
     around = _OldValues(before.here, before.elsewhere)
     # Plain values do not hold all of an extension or a time.
@@ -242,19 +257,6 @@ def _list_array(kind: Any, entries: Any, sizes: Sequence[int]) -> Any:
     )
 
 
-def _writes_nan(value: Any, before: _OldValues) -> bool:
-    """Whether a missing float is written as NaN, not null: as in the old list, or else in its column."""
-    if not pa.types.is_floating(before.here.type) or (isinstance(value, np.ndarray) and not np.isnan(value).any()):
-        return False
-    for values in (before.here, before.elsewhere):
-        flat = values.to_numpy(zero_copy_only=False)
-        if np.isnan(flat).sum() > values.null_count:
-            return True
-        if values.null_count:
-            return False
-    return False
-
-
 @cache
 def _indices(kind: Any) -> dict[str, int]:
     """The index of each field of an object; if names repeat, that of the last, which rows show."""
@@ -274,18 +276,6 @@ def _value_words(value: Any) -> str:
 def _is_number(kind: Any) -> bool:
     """Whether a type is of integers, floats or booleans."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
-
-
-def _parse_times(kind: Any, values: list[Any]) -> Any:
-    """Times from plain values: texts, or counts of units as text."""
-    if pa.types.is_duration(kind) or all(value.lstrip("-").isdigit() for value in values):
-        counts = pa.array([int(value) for value in values], pa.int32() if kind.bit_width == 32 else pa.int64())
-        return counts.view(kind)
-    if pa.types.is_time(kind):
-        # Arrow parses a time of day only as part of a timestamp.
-        moments = pa.array([f"1970-01-01 {value}" for value in values], pa.string())
-        return moments.cast(pa.timestamp(kind.unit)).cast(kind)
-    return pa.array(values, pa.string()).cast(kind)
 
 
 def _build_numbers(kind: Any, values: Any, *, nan_is_null: bool, nullable: bool = True) -> Any:

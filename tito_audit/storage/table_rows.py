@@ -298,8 +298,17 @@ def plain_values(array: Any) -> Sequence[Any]:
         return plain_values(pa.compute.run_end_decode(array))
     if pa.types.is_decimal(kind):
         return [None if value is None else plain_decimal(value) for value in array.to_pylist()]
-    if pa.types.is_map(kind):
-        return _map_values(array)
+    if pa.types.is_map(kind):  # objects, or lists of pairs if the keys are nested
+        nested = pa.types.is_nested(kind.key_type)
+        starts, ends = _list_bounds(array)
+        keys, items = plain_values(array.keys), plain_values(array.items)
+        keys = [key.decode("utf-8", "backslashreplace") if isinstance(key, bytes) else key for key in keys]
+        null = array.is_null().to_numpy(zero_copy_only=False)
+        maps: list[Any] = []
+        for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+            pairs = [(keys[at], items[at]) for at in range(start, end)] if not null[row] else []
+            maps.append(None if null[row] else [list(pair) for pair in pairs] if nested else dict(pairs))
+        return maps
     if is_list(kind):
         return _list_values(array)
     if pa.types.is_struct(kind):
@@ -331,20 +340,6 @@ def is_list(kind: Any) -> bool:
     types = pa.types
     fixed = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     return bool(fixed or types.is_list_view(kind) or types.is_large_list_view(kind))
-
-
-def _map_values(array: Any) -> list[Any]:
-    """Maps as objects, or as lists of pairs if their keys are nested."""
-    nested = pa.types.is_nested(array.type.key_type)
-    starts, ends = _list_bounds(array)
-    keys, items = list(plain_values(array.keys)), plain_values(array.items)
-    keys = [key.decode("utf-8", "backslashreplace") if isinstance(key, bytes) else key for key in keys]
-    null = array.is_null().to_numpy(zero_copy_only=False)
-    maps: list[Any] = []
-    for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-        pairs = [(keys[at], items[at]) for at in range(start, end)] if not null[row] else []
-        maps.append(None if null[row] else [list(pair) for pair in pairs] if nested else dict(pairs))
-    return maps
 
 
 def _list_values(array: Any) -> list[Any]:
