@@ -13,6 +13,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from itertools import islice, takewhile
@@ -85,9 +86,16 @@ def skipped_files(arguments: Sequence[str]) -> list[Path]:
     """The files that `find_logs` leaves out of folders because they are no logs, in order."""
     folders: list[Path] = []
     for argument in arguments:
-        folder = _remote_folder(argument) if is_url(argument) else expand_user(argument)
-        if folder is not None and (isinstance(folder, RemoteFile) or os.path.isdir(folder)):  # noqa: PTH112
-            folders.append(folder)
+        if not is_url(argument):
+            local = expand_user(argument)
+            folders += [local] if os.path.isdir(local) else []  # noqa: PTH112
+        elif not is_web_url(argument) and not _GLOB_CHARACTER.search(argument, argument.index("://") + 3):
+            folder = remote_file(argument.rstrip("/"))
+            with suppress(StorageError):  # `find_logs` reports it
+                if folder.files_below is not None:
+                    folders.append(folder)
+                elif not folder.is_file():
+                    folders.append(_list_folder(folder))
     return list(dict.fromkeys(path for folder in folders for path in sorted(_other_files(folder))))
 
 
@@ -273,19 +281,6 @@ def _remote_logs(url: str) -> list[Path]:
     if not folder.files_below:
         raise StorageError(f"{folder}: {why}{_suggest_names(folder)}")
     return _require_logs(folder)
-
-
-def _remote_folder(url: str) -> RemoteFile | None:
-    """The folder that a URL names, listed; None if it names no folder."""
-    if is_web_url(url) or _GLOB_CHARACTER.search(url, url.index("://") + 3):
-        return None
-    folder = remote_file(url.rstrip("/"))
-    if folder.files_below is not None:
-        return folder
-    try:
-        return None if folder.is_file() else _list_folder(folder)
-    except StorageError:  # `find_logs` reports it
-        return None
 
 
 def _list_folder(folder: RemoteFile) -> RemoteFile:

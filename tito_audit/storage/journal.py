@@ -76,7 +76,16 @@ class Journal:
         """By file: its stamps as they were written, each with the offset of its record."""
         self._end = self._start = 0
         self._synced = time.monotonic()
-        self._file = open(_open_file(path), "r+b")  # noqa: SIM115 - open until `close`
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        except ValueError:
+            raise SetupError(f"{path}: no file can have this name; name another file for the journal.") from None
+        except OSError as error:
+            raise _unwritable_error(path, error) from None
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise SetupError(f"{path}: this is no file on disk, and a journal is kept in one; name another file.")
+        self._file = os.fdopen(fd, "r+b")
         _open_journals.append(self._file)
         try:
             self._lock()
@@ -214,25 +223,24 @@ class Journal:
                 raise self._damage_error(at)
             if not text.startswith(b'{"part"'):
                 try:
-                    self._load_record(json.loads(text), at)
+                    record = json.loads(text)
+                    if "wrote" in record:
+                        size, changed, tag = record["stamp"]
+                        target = _require_text(record["wrote"])
+                        self._written.setdefault(target, []).append(((size, changed, tag), at))
+                    else:
+                        start = record["start"]
+                        if type(start) is not int or not len(_HEAD) <= start <= at:
+                            raise self._damage_error(at)
+                        log = _require_text(record["done"]), _require_text(record["log"])
+                        decided, more = dict(record["decided"]), dict(record["said"])
+                        self._finished_logs[log] = JournaledLog(record["state"], decided, more, start, at)
                 except _BAD_RECORD as error:
                     raise self._damage_error(at) from error
                 self._end = at + len(line)
             at += len(line)
         self._file.seek(self._end)
         self._file.truncate()
-
-    def _load_record(self, record: Mapping[str, Any], at: int) -> None:
-        """Load a written file or a finished log, recorded at byte `at`."""
-        if "wrote" in record:
-            size, changed, tag = record["stamp"]
-            self._written.setdefault(_require_text(record["wrote"]), []).append(((size, changed, tag), at))
-            return
-        start = record["start"]
-        if type(start) is not int or not len(_HEAD) <= start <= at:
-            raise ValueError(start)
-        finished = JournaledLog(record["state"], dict(record["decided"]), dict(record["said"]), start, at)
-        self._finished_logs[_require_text(record["done"]), _require_text(record["log"])] = finished
 
     def _damage_error(self, at: int) -> SetupError:
         return SetupError(
@@ -262,20 +270,6 @@ def is_open_journal(path: Path) -> bool:
     with suppress(OSError):
         return any(os.path.samestat(os.fstat(file.fileno()), path.stat()) for file in _open_journals)
     return False
-
-
-def _open_file(path: Path) -> int:
-    """Open the file, or create it; StorageError if that fails, SetupError if it is no regular file."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
-    except ValueError:
-        raise SetupError(f"{path}: no file can have this name; name another file for the journal.") from None
-    except OSError as error:
-        raise _unwritable_error(path, error) from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise SetupError(f"{path}: this is no file on disk, and a journal is kept in one; name another file.")
-    return fd
 
 
 def _require_text(value: object) -> str:

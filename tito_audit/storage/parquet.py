@@ -257,9 +257,30 @@ class ParquetOutput(TableOutput):
     def _write_group(
         self, writer: Any, file: Any, group: int, table: Any, first: int, claims: Sequence[Any]
     ) -> None:
-        """Write a row group with its changes, unless all of its rows are dropped."""
+        """Write a row group with its changes, unless all of its rows are dropped.
+
+        StorageError if a change breaks the sort order that the footer claims, on which readers rely.
+        """
         result = self._edit.edit_table(table, first, self._rows)
-        self._check_order(file, group, result, claims)
+        paths = [(claim, file.schema.column(claim.column_index).path) for claim in claims]
+        claimed = list(takewhile(lambda pair: pair[1] in result.column_names, paths))
+        changed = {change.path[0] for copies in self._rows.values() for copy in copies for change in copy}
+        names = [name for _, name in claimed]
+        if not changed.isdisjoint(names):
+            columns: dict[str, Any] = {}
+            keys = []
+            for claim, name in claimed:
+                # A key of their own for nulls, which versions of pyarrow place differently.
+                columns |= {f"null {name}": result[name].is_null().cast("int8"), name: result[name]}
+                keys.append((f"null {name}", "descending" if claim.nulls_first else "ascending"))
+                keys.append((name, "descending" if claim.descending else "ascending"))
+            order = pa.compute.sort_indices(pa.table(columns), sort_keys=keys)
+            if order.to_pylist() != list(range(len(result))):
+                raise StorageError(
+                    f"{self._source}: row group {group}: the footer says that rows are sorted by "
+                    f"{', '.join(names)}, and after the repair they would not be.\n"
+                    "A reader that trusts the footer would miss rows. Write the log without sorting columns."
+                )
         if not len(result) and len(table):
             return
         try:
@@ -314,29 +335,6 @@ class ParquetOutput(TableOutput):
                     if (abs(times.cast("int64").drop_null().to_numpy()) > _MOST_MICROSECONDS).any():
                         return True
         return False
-
-    def _check_order(self, file: Any, group: int, table: Any, claims: Sequence[Any]) -> None:
-        """StorageError if a change breaks the sort order that the footer claims, on which readers rely."""
-        paths = [(claim, file.schema.column(claim.column_index).path) for claim in claims]
-        claimed = list(takewhile(lambda pair: pair[1] in table.column_names, paths))
-        changed = {change.path[0] for copies in self._rows.values() for copy in copies for change in copy}
-        names = [name for _, name in claimed]
-        if changed.isdisjoint(names):
-            return
-        columns: dict[str, Any] = {}
-        keys = []
-        for claim, name in claimed:
-            # A key of their own for nulls, which versions of pyarrow place differently.
-            columns |= {f"null {name}": table[name].is_null().cast("int8"), name: table[name]}
-            keys.append((f"null {name}", "descending" if claim.nulls_first else "ascending"))
-            keys.append((name, "descending" if claim.descending else "ascending"))
-        order = pa.compute.sort_indices(pa.table(columns), sort_keys=keys)
-        if order.to_pylist() != list(range(len(table))):
-            raise StorageError(
-                f"{self._source}: row group {group}: the footer says that rows are sorted by "
-                f"{', '.join(names)}, and after the repair they would not be.\n"
-                "A reader that trusts the footer would miss rows. Write the log without sorting columns."
-            )
 
 
 def writer_options(path: Path, file: Any, schema: Any, added: tuple[str, ...]) -> dict[str, Any]:

@@ -140,25 +140,9 @@ def standard_input() -> Path:
     A file that the shell opened is read in place; anything else is copied to a temporary file, the first time.
     """
     global _copy
-    if _copy is None or (_copy.stream is not sys.stdin and _copy.process == os.getpid()):
-        file = _copy_standard_input()
-        at = f"{_DESCRIPTORS}/{file.fileno()}" if Path(_DESCRIPTORS).is_dir() else str(file.name)
-        if _copy is not None:
-            _copy.file.close()
-        _copy = _InputCopy(sys.stdin, os.getpid(), file, at)
     path: Path = StandardInput(STDIN)
-    return path
-
-
-def path_from_name(name: str) -> Path:
-    """The path for a name from `find_logs`."""
-    if name == STDIN:
-        return standard_input()
-    return remote_file(name) if is_url(name) else Path(name)
-
-
-def _copy_standard_input() -> Any:
-    """An open file with the content of standard input."""
+    if _copy is not None and (_copy.stream is sys.stdin or _copy.process != os.getpid()):
+        return path
     can_reopen = Path(_DESCRIPTORS).is_dir()
     if sys.stdin is None or sys.stdin.closed:
         raise StorageError("-: standard input is closed.\nPipe a log into it, or name a file.")
@@ -189,4 +173,15 @@ def _copy_standard_input() -> Any:
                 f"-: standard input cannot be kept in {tempfile.gettempdir()} ({error.strerror or error}).\n"
                 "Make room, name another folder with TMPDIR, or save the log to a file and name that."
             ) from error
-    return file
+    if _copy is not None:
+        _copy.file.close()
+    at = f"{_DESCRIPTORS}/{file.fileno()}" if can_reopen else str(file.name)
+    _copy = _InputCopy(sys.stdin, os.getpid(), file, at)
+    return path
+
+
+def path_from_name(name: str) -> Path:
+    """The path for a name from `find_logs`."""
+    if name == STDIN:
+        return standard_input()
+    return remote_file(name) if is_url(name) else Path(name)
