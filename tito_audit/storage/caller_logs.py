@@ -72,8 +72,24 @@ def passed_logs(logs: Logs) -> PassedLogs:
     content = rows_in(logs)
     if content is not None:
         return PassedLogs([RowsInMemory.of(UNNAMED_ROWS, content, logs)], itemgetter(0))
+    names: list[Name] = []
     if isinstance(logs, Mapping):
-        return _named_logs(logs)
+        for key, value in logs.items():
+            content = rows_in(value)
+            if content is None:
+                keys = ", ".join(map(repr, list(logs)[:_MOST_KEYS])) + (", …" if len(logs) > _MOST_KEYS else "")
+                raise SetupError(
+                    f"logs: a dict names logs and their rows, and in this one, with the keys {keys}, {key!r} is "
+                    f"{_describe(value)}.\n"
+                    "Pass [row] for a single row, and pyarrow.table(columns) or pandas.DataFrame(columns) for "
+                    "columns."
+                )
+            path = RowsInMemory.of(str(key), content, value)
+            if path in names:
+                raise SetupError(f"logs: two of the names are {str(path)!r}; give each log a name of its own.")
+            names.append(path)
+        kind: Any = type(logs)
+        return PassedLogs(names, lambda values: kind(zip(logs, values, strict=True)))
     if not _is_iterable(logs):
         raise _not_logs_error(_describe(logs))
     entries: Sequence[Any] = logs if isinstance(logs, Sequence) else []
@@ -94,7 +110,6 @@ def passed_logs(logs: Logs) -> PassedLogs:
     contents = [None if isinstance(entry, Sequence) else rows_in(entry) for entry in entries]
     if None in contents:
         raise _not_logs_error(_describe_list(logs, entries[contents.index(None)]))
-    names: list[Name] = []
     for number, (content, entry) in enumerate(zip(contents, entries, strict=True)):
         assert content is not None, "refused above"
         names.append(RowsInMemory.of(f"<rows {number}>", content, entry))
@@ -124,26 +139,6 @@ def _checked_path(path: str | os.PathLike[str]) -> Name:
             "logs: this is the text of a row, not a path.\nPass [json.loads(line) for line in lines]."
         )
     return path if isinstance(path, RowsInMemory) else str(path) if isinstance(path, Path) else os.fspath(path)
-
-
-def _named_logs(logs: Mapping[Any, Any]) -> PassedLogs:
-    """The logs of a dict, with their names as keys."""
-    paths: list[Name] = []
-    for key, value in logs.items():
-        content = rows_in(value)
-        if content is None:
-            keys = ", ".join(map(repr, list(logs)[:_MOST_KEYS])) + (", …" if len(logs) > _MOST_KEYS else "")
-            raise SetupError(
-                f"logs: a dict names logs and their rows, and in this one, with the keys {keys}, {key!r} is "
-                f"{_describe(value)}.\n"
-                "Pass [row] for a single row, and pyarrow.table(columns) or pandas.DataFrame(columns) for columns."
-            )
-        path = RowsInMemory.of(str(key), content, value)
-        if path in paths:
-            raise SetupError(f"logs: two of the names are {str(path)!r}; give each log a name of its own.")
-        paths.append(path)
-    kind: Any = type(logs)
-    return PassedLogs(paths, lambda values: kind(zip(logs, values, strict=True)))
 
 
 def rows_in(value: Any) -> MemoryContent | OneTimeRows | None:

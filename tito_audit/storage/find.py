@@ -275,42 +275,38 @@ def _remote_logs(url: str) -> list[Path]:
             return [remember(path)]
         except FileNotFoundError as error:
             why = str(error.strerror)
-    if pattern is not None:
-        return _match_pattern(url, pattern.start())
-    folder = _list_folder(RemoteFile(url.rstrip("/")))
-    if not folder.files_below:
-        raise StorageError(f"{folder}: {why}{_suggest_names(folder)}")
-    return _require_logs(folder)
+    if pattern is None:
+        folder = _list_folder(RemoteFile(url.rstrip("/")))
+        if not folder.files_below:
+            raise StorageError(f"{folder}: {why}{_suggest_names(folder)}")
+        return _require_logs(folder)
+    # The files that the pattern matches, and the logs in folders that it matches.
+    folder = RemoteFile(url[: pattern.start()].rpartition("/")[0])
+    if len(folder.parts) < 2:
+        raise StorageError(f"{url}: a pattern begins after the name of the bucket or the repository.")
+    steps = url.split("/")
+    matched: dict[str, list[Path]] = {}
+    folders: dict[RemoteFile, list[RemoteFile]] = defaultdict(list)
+    for file in _list_folder(folder).files_below or ():
+        if _matches(str(file).split("/"), steps):
+            matched[str(file)] = [file]
+        else:
+            above = (path for path in file.parents if _matches(str(path).split("/"), steps))
+            for parent in islice(above, 1):
+                folders[parent].append(file)
+    for parent, below in folders.items():
+        parent.files_below = below
+        matched[str(parent)] = _collect_logs(parent)
+    logs = [log for name in sorted(matched) for log in matched[name]]
+    if not logs:
+        raise StorageError(f"{url}: no file matches. Quote the pattern, or look where it starts.")
+    return logs
 
 
 def _list_folder(folder: RemoteFile) -> RemoteFile:
     """The folder with all files below it, whose status is remembered."""
     folder.files_below = [remember(file) for file in folder.files()]
     return remember(folder)
-
-
-def _match_pattern(url: str, glob_start: int) -> list[Path]:
-    """The files that a glob matches, and the logs in folders that it matches."""
-    folder = RemoteFile(url[:glob_start].rpartition("/")[0])
-    if len(folder.parts) < 2:
-        raise StorageError(f"{url}: a pattern begins after the name of the bucket or the repository.")
-    pattern = url.split("/")
-    matched: dict[str, list[Path]] = {}
-    folders: dict[RemoteFile, list[RemoteFile]] = defaultdict(list)
-    for file in _list_folder(folder).files_below or ():
-        if _matches(str(file).split("/"), pattern):
-            matched[str(file)] = [file]
-        else:
-            above = (path for path in file.parents if _matches(str(path).split("/"), pattern))
-            for path in islice(above, 1):
-                folders[path].append(file)
-    for path, below in folders.items():
-        path.files_below = below
-        matched[str(path)] = _collect_logs(path)
-    logs = [log for name in sorted(matched) for log in matched[name]]
-    if not logs:
-        raise StorageError(f"{url}: no file matches. Quote the pattern, or look where it starts.")
-    return logs
 
 
 def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:

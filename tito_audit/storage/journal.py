@@ -88,7 +88,18 @@ class Journal:
         self._file = os.fdopen(fd, "r+b")
         _open_journals.append(self._file)
         try:
-            self._lock()
+            import fcntl
+
+            # It ends with this process in any case, and its children do not inherit it.
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            self.close()
+            raise SetupError(
+                f"{path}: another run is using this journal.\nWait until it ends, or name another journal."
+            ) from None
+        except (ImportError, OSError):
+            pass  # Windows, or a file system without locks
+        try:
             self._read()
         except OSError as error:
             self.close()
@@ -179,21 +190,6 @@ class Journal:
             self.sync()
             with suppress(OSError):  # the record that could not be written was reported
                 self._file.close()
-
-    def _lock(self) -> None:
-        """Take a lock, which ends with this process in any case and which its children do not inherit."""
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            return
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            raise SetupError(
-                f"{self.path}: another run is using this journal.\nWait until it ends, or name another journal."
-            ) from None
-        except OSError:
-            return  # a file system without locks
 
     def _read(self) -> None:
         """Load all records but parts, and cut off parts of an unfinished log; start a file that is empty."""

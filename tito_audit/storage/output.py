@@ -450,33 +450,28 @@ class NestedOutput:
         if not changes:
             self._out.keep(outer)
             return
-        rows = _move_columns_up(outer.value, changes, self._moved) if outer.value is not None else []
-        self._out.replace(outer, rows)
-        self.changed = self._out.changed
-
-
-def _move_columns_up(outer: Row, changes: Sequence[_Change], moved: Sequence[str]) -> list[Row]:
-    """The rows of the file with the moved columns at their top: as `{"rows": […]}` for rows in a list."""
-    values: list[tuple[Steps, dict[str, Any]]] = []
-    bare: list[_Change] = []
-    for path, rows in changes:
-        values += [(path, {name: row[name] for name in moved if name in row}) for row in rows]
-        bare.append((path, [{name: row[name] for name in row if name not in moved} for row in rows]))
-    whole: list[Row] = _replace_nested(outer, bare if moved else changes, 0)
-    for name in moved:
-        named = [(path, row[name]) for path, row in values if name in row]
-        if not named:
-            continue
-        before = {"before": outer[name]} if outer.get(name) is not None else {}
-        if any(isinstance(step, int) for step in named[0][0]):
-            entries = [
-                {"entry": next(step for step in path[::-1] if isinstance(step, int)), **value}
-                for path, value in named
+        moved, stay = self._moved, changes
+        if moved:
+            stay = [
+                (path, [{name: row[name] for name in row if name not in moved} for row in rows])
+                for path, rows in changes
             ]
-            whole = [{**row, name: {"rows": entries, **before}} for row in whole]
-        else:
-            whole = [{**row, name: {**value, **before}} for row, (_, value) in zip(whole, named, strict=True)]
-    return whole
+        whole: list[Row] = _replace_nested(outer.value, stay, 0) if outer.value is not None else []
+        for name in moved if outer.value is not None else ():
+            named = [(path, row[name]) for path, rows in changes for row in rows if name in row]
+            if not named:
+                continue
+            before = {"before": outer.value[name]} if outer.value.get(name) is not None else {}
+            if any(isinstance(step, int) for step in named[0][0]):  # in a list
+                entries = [
+                    {"entry": next(step for step in path[::-1] if isinstance(step, int)), **value}
+                    for path, value in named
+                ]
+                whole = [{**row, name: {"rows": entries, **before}} for row in whole]
+            else:
+                whole = [{**row, name: {**value, **before}} for row, (_, value) in zip(whole, named, strict=True)]
+        self._out.replace(outer, whole)
+        self.changed = self._out.changed
 
 
 def _replace_nested(value: Any, changes: Sequence[_Change], depth: int) -> list[Any]:

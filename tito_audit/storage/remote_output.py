@@ -174,8 +174,18 @@ def upload(file: Path, place: RemoteFile, *, overwrite: bool) -> None:
     FileExistsError if the name is taken and must not be overwritten; StorageError in one line if the store refuses
     the file. Then nothing has appeared.
     """
+    store: Any = place.store
+    send = _upload_to_bucket if isinstance(store, BucketStore) else _upload_to_hub
     try:
-        with_retries(lambda: _upload_once(file, place, overwrite))
+        with_retries(lambda: send(store, file, place.url, overwrite))
+    except NameTaken:
+        # It may be the file of an earlier try whose response was lost: then it has the same bytes.
+        if place.refresh_status().st_size != file.stat().st_size:
+            raise FileExistsError from None
+        with place.open() as there, file.open("rb") as here:
+            blocks = iter(lambda: (there.read(_BLOCK), here.read(_BLOCK)), (b"", b""))
+            if any(block != other for block, other in blocks):
+                raise FileExistsError from None
     except Refusal as error:
         raise StorageError(f"{place}: nothing was written: {error}") from None
     arrived, size = place.refresh_status().st_size, file.stat().st_size
@@ -204,23 +214,6 @@ def content_status(file: Path) -> RemoteStatus:
         while block := opened.read(_BLOCK):
             digest.update(block)
     return RemoteStatus(file.stat().st_size, 0, CONTENT_ETAG + digest.hexdigest())
-
-
-def _upload_once(file: Path, place: RemoteFile, overwrite: bool) -> None:
-    """One try; FileExistsError if the name is taken by a file with other content."""
-    try:
-        if isinstance(place.store, BucketStore):
-            _upload_to_bucket(place.store, file, place.url, overwrite)
-        else:
-            _upload_to_hub(place.store, file, place.url, overwrite)
-    except NameTaken:
-        # It may be the file of an earlier try whose response was lost: then it has the same bytes.
-        if place.refresh_status().st_size != file.stat().st_size:
-            raise FileExistsError from None
-        with place.open() as there, file.open("rb") as here:
-            blocks = iter(lambda: (there.read(_BLOCK), here.read(_BLOCK)), (b"", b""))
-            if any(block != other for block, other in blocks):
-                raise FileExistsError from None
 
 
 def _upload_to_bucket(store: BucketStore, file: Path, url: str, overwrite: bool) -> None:

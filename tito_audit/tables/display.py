@@ -235,7 +235,18 @@ class NotebookPage:
             causes.append(f"<li>{word}{_html(cause.words)}{codes}</li>")
         parts += ["<ul>", *causes, "</ul>"] if causes else []
         if summary.findings:
-            parts += _rule_table(summary)
+            titles = {rule.code: rule.title for rule in all_rules()}
+            any_known = any(count.known for count in summary.findings.values())
+            heads = ["errors", "warnings", "notes", *(["known"] if any_known else []), "rollouts", "tokens"]
+            rows = []
+            for code in log_codes_first(summary.findings):
+                count = summary.findings[code]
+                new = [count.new[severity] for severity in sorted(Severity, reverse=True)]
+                numbers = [*new, *([count.known] if any_known else []), count.rollouts, count.tokens]
+                severity = max((level for level in Severity if count.new[level]), default=Severity.NOTE)
+                cells = [_coloured(code, severity), _html(titles.get(code, ""))]
+                rows.append([*cells, *(f"{number:,}" for number in numbers)])
+            parts += _html_table(("code", "what", *heads), rows, left=2)
         if worst := self._worst.pick(_WORST):
             shown = [escape("\n".join(entry_lines(entry, _WIDTH, with_repair=True))) for entry in worst]
             parts.append("<details open><summary>The worst of each cause</summary>")
@@ -277,20 +288,6 @@ def _box(parts: Iterable[str], colour: str) -> str:
 def _verdict_line(word: str, parts: Iterable[str], colour: str) -> str:
     shown = _html("; ".join(parts))
     return f'<div><b style="color: {colour}">tito-audit: {_html(word)}</b>: {shown}</div>'
-
-
-def _rule_table(summary: Summary) -> Iterator[str]:
-    titles = {rule.code: rule.title for rule in all_rules()}
-    any_known = any(count.known for count in summary.findings.values())
-    heads = ["errors", "warnings", "notes", *(["known"] if any_known else []), "rollouts", "tokens"]
-    rows = []
-    for code in log_codes_first(summary.findings):
-        count = summary.findings[code]
-        new = [count.new[severity] for severity in sorted(Severity, reverse=True)]
-        numbers = [*new, *([count.known] if any_known else []), count.rollouts, count.tokens]
-        worst = max((head for head in Severity if count.new[head]), default=Severity.NOTE)
-        rows.append([_coloured(code, worst), _html(titles.get(code, "")), *(f"{number:,}" for number in numbers)])
-    return _html_table(("code", "what", *heads), rows, left=2)
 
 
 def _html_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> Iterator[str]:
