@@ -23,7 +23,7 @@ from tests.remote.server import Fault
 from tests.tables import table
 from tests.tiers import DEEP, some
 from tito_audit.errors import StorageError
-from tito_audit.storage import _store, remote_output
+from tito_audit.storage import _store
 from tito_audit.storage.atomic import new_file
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.remote_output import output_path, path_identity, upload
@@ -218,7 +218,7 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(s3: S3Server, tmp_path
 
 def test_a_large_file_is_sent_in_parts_and_a_failure_ends_its_upload(s3: S3Server, tmp_path: Path) -> None:
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setitem(remote_output._UPLOAD_OPTIONS, "s3", {"chunksize": 5 << 20, "max_concurrency": 2})
+    monkeypatch.setattr(_store.S3Store, "upload_options", {"chunksize": 5 << 20, "max_concurrency": 2})
     large = tmp_path / "large"
     large.write_bytes(bytes(range(256)) * (12 << 12))
     place = RemoteFile(f"s3://{s3.bucket}/large.bin")

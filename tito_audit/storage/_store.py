@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 from tito_audit.errors import StorageError
 
@@ -47,6 +48,12 @@ class RemoteStatus:
 class Refusal(Exception):
     """A store refuses; the message says why and what to do. Caught within this room."""
 
+    def about_writing(self) -> Refusal:
+        """The same refusal, of a file that was to be written."""
+        words = str(self).replace("may not read it", "may not write it").replace("may read it", "may write to it")
+        self.args = (words,)
+        return self
+
 
 class Missing(Refusal):
     """There is no such file, folder, bucket or repository."""
@@ -57,6 +64,10 @@ class ChangedFile(Refusal):
 
     def __init__(self) -> None:
         super().__init__("the file was changed while it was read. Run again once nobody writes it.")
+
+
+class NameTaken(Refusal):
+    """There is a file of this name already."""
 
 
 class Transient(Refusal):
@@ -102,6 +113,10 @@ class Store:
 
     def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
         """The bytes `[start, stop)`, or fewer if the connection drops; ChangedFile if the etag is another."""
+        raise NotImplementedError
+
+    def upload(self, file: Path, url: str, *, overwrite: bool) -> None:
+        """Send a whole file; NameTaken if there is one of its name that must not be overwritten."""
         raise NotImplementedError
 
 
@@ -168,6 +183,7 @@ _SLOW = {
 }
 _BUSY = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "ServerBusy", "InternalError"}
 _CHANGED = {"PreconditionFailed", "ConditionNotMet", "FileExpired"}
+_STORE_FULL = {"QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull", "EntityTooLarge"}
 
 
 def refusal_from_error(error: BaseException, advice: Advice) -> Refusal:
@@ -197,9 +213,16 @@ def refusal_from_error(error: BaseException, advice: Advice) -> Refusal:
     for names, kind, words in kinds:
         if named := sorted(codes & names):
             return kind(words.format(code=named[0]))
-    status = next((status for status in map(_http_status, errors) if status is not None), None)
-    if status is not None:
-        return refusal_from_status(status, advice)
+    for cause in errors:  # the first that carries an HTTP status
+        response: Any = getattr(cause, "response", None)
+        statuses = (
+            getattr(at, name, None) for at in (response, cause) for name in ("status_code", "status", "code")
+        )
+        if isinstance(response, dict):
+            statuses = iter((response.get("ResponseMetadata", {}).get("HTTPStatusCode"),))
+        for status in statuses:
+            if isinstance(status, int) and 400 <= status < 600:
+                return refusal_from_status(status, advice)
     reason = getattr(error, "strerror", None)
     why = f": {reason}" if isinstance(reason, str) else ""
     return Refusal(f"the store fails ({type(error).__name__}{why}). {advice.check}")
@@ -244,24 +267,16 @@ def error_codes(error: BaseException) -> set[str]:
     return codes
 
 
-def _http_status(error: BaseException) -> int | None:
-    """The HTTP status that an exception carries; None if it has none."""
-    response: Any = getattr(error, "response", None)
-    if isinstance(response, dict):
-        response = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        return response if isinstance(response, int) and response >= 400 else None
-    for source in (response, error):
-        for name in ("status_code", "status", "code"):
-            status: Any = getattr(source, name, None)
-            if isinstance(status, int) and 400 <= status < 600:
-                return status
-    return None
-
-
 _MOST_ENTRIES = 1000
 """Entries of a folder that are listed at most for suggestions."""
 _DRIVER_VARIABLES = ("AWS_", "FSSPEC_", "GOOGLE_", "GCS", "STORAGE_EMULATOR", "AZURE_", "HF_", "CLOUDSDK_")
 """Prefixes of the environment variables that drivers read."""
+_PART_BYTES = 16 << 20
+"""Bytes of a part of a large upload; Google wants a multiple of 256 KiB."""
+_PARALLEL_PARTS = 4
+"""Parts that are sent at once."""
+_CONTENT_TYPES = {".html": "text/html; charset=utf-8", ".json": "application/json"}
+"""Content types by suffix, of files that browsers show; the store chooses those of others."""
 
 
 class BucketStore(Store):
@@ -269,6 +284,8 @@ class BucketStore(Store):
 
     module = ""
     extra = ""
+    upload_options: ClassVar[dict[str, Any]] = {}
+    content_type_option: str | None = None
 
     def __init__(self) -> None:
         try:
@@ -319,6 +336,32 @@ class BucketStore(Store):
         """`read`, on the event loop of the driver."""
         raise NotImplementedError
 
+    def upload(self, file: Path, url: str, *, overwrite: bool) -> None:
+        key, options = bucket_path(url), dict(self.upload_options)
+        content = _CONTENT_TYPES.get(Path(key).suffix.lower())
+        if content is not None and self.content_type_option is not None:
+            options[self.content_type_option] = content
+        mode = "overwrite" if overwrite else "create"
+        try:
+            self.filesystem.put_file(os.fspath(file), key, mode=mode, **options)
+        except FileExistsError:
+            raise NameTaken from None
+        except Exception as error:  # drivers raise exceptions of many kinds
+            codes = error_codes(error)
+            if not overwrite and codes & {"NotImplemented", "501"}:
+                # The server cannot create only new files; the name was free a moment ago.
+                return self.upload(file, url, overwrite=True)
+            refused = refusal_from_error(error, self.advice)
+            if codes & _STORE_FULL:
+                refused = Refusal("the store has no room for it. Free some, or write elsewhere.")
+            elif codes & {"ConditionalRequestConflict", "OperationAborted", "409"}:
+                refused = Transient("somebody else writes this file. Run again once nobody does.")
+            elif isinstance(refused, ChangedFile):
+                refused = Transient("the store lost the upload. Run again.") if overwrite else NameTaken()
+            else:
+                refused = refused.about_writing()
+            raise refused from None
+
     def _details(self, url: str) -> dict[str, Any]:
         """What fsspec's `info` says of a URL."""
         details: dict[str, Any] = self.filesystem.info(bucket_path(url))
@@ -334,7 +377,8 @@ class BucketStore(Store):
 class S3Store(BucketStore):
     """S3, and services with the same API."""
 
-    module, extra = "s3fs", "s3"
+    module, extra, content_type_option = "s3fs", "s3", "ContentType"
+    upload_options: ClassVar[dict[str, Any]] = {"chunksize": _PART_BYTES, "max_concurrency": _PARALLEL_PARTS}
     advice = Advice(
         credentials="Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; FSSPEC_S3_ANON=true for a "
         "public bucket.",
@@ -403,7 +447,8 @@ class S3Store(BucketStore):
 class GoogleStore(BucketStore):
     """Google Cloud Storage."""
 
-    module, extra = "gcsfs", "gs"
+    module, extra, content_type_option = "gcsfs", "gs", "content_type"
+    upload_options: ClassVar[dict[str, Any]] = {"chunksize": _PART_BYTES}
     advice = Advice(
         credentials="Run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS; "
         "FSSPEC_GCS_TOKEN=anon for a public bucket.",
@@ -435,6 +480,7 @@ class AzureStore(BucketStore):
     """Azure Blob Storage."""
 
     module, extra = "adlfs", "az"
+    upload_options: ClassVar[dict[str, Any]] = {"max_concurrency": _PARALLEL_PARTS}
     advice = Advice(
         credentials="Set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME with "
         "AZURE_STORAGE_ACCOUNT_KEY or after `az login`; AZURE_STORAGE_ANON=true for a public container.",

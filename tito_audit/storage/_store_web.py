@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from email.message import Message
 from email.utils import parsedate_to_datetime
 from functools import cache
+from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
@@ -31,9 +32,11 @@ from tito_audit.storage._store import (
     Advice,
     ChangedFile,
     Missing,
+    NameTaken,
     Refusal,
     RemoteStatus,
     Store,
+    Transient,
     dropped_connection,
     refusal_from_error,
     refusal_from_status,
@@ -358,6 +361,41 @@ class HubStore(Store):
             raise refusal_from_status(response.status_code, HUB_ADVICE)
         data: bytes = response.content
         return data[start:stop] if response.status_code == 200 else data[: stop - start]
+
+    def upload(self, file: Path, url: str, *, overwrite: bool) -> None:
+        """Commit a file to a data set."""
+        from huggingface_hub import CommitOperationAdd
+        from huggingface_hub.utils.tqdm import (
+            are_progress_bars_disabled,
+            disable_progress_bars,
+            enable_progress_bars,
+        )
+
+        place, api = parse_hub_url(url), self._api
+        about: dict[str, Any] = {"repo_id": place.name, "repo_type": place.kind, "revision": place.revision}
+        shows_progress = not are_progress_bars_disabled()
+        if shows_progress:  # the client's own, which would mix with ours
+            disable_progress_bars()
+        try:
+            head = api.repo_info(**about).sha
+            if not overwrite and api.get_paths_info(place.name, [place.path], repo_type=place.kind, revision=head):
+                raise NameTaken
+            api.create_commit(
+                **about,
+                operations=[CommitOperationAdd(place.path, os.fspath(file))],
+                commit_message=f"Write {place.path} with tito-audit",
+                parent_commit=None if overwrite else head,
+            )
+        except NameTaken:
+            raise
+        except Exception as error:  # of requests or httpx, whichever the hub's client uses
+            refused = refusal_from_hub(error, place)
+            if isinstance(refused, ChangedFile):
+                refused = Transient("others write to this data set all the time. Run again later.")
+            raise refused.about_writing() from None
+        finally:
+            if shows_progress:
+                enable_progress_bars()
 
     def _commit(self, place: HubPath) -> str:
         about = self._api.repo_info(

@@ -69,11 +69,36 @@ _MANY_SHARDS = 8
 def find_logs(arguments: Sequence[str | Path]) -> list[Path]:
     """The logs that arguments name, each once and in order: files, folders with all below them, globs, `-`.
 
-    Rows in memory are passed through.
+    Rows in memory are passed through. StorageError, with close names, if an argument names none.
     """
     files: dict[Path, None] = {}
     for argument in arguments:
-        files |= dict.fromkeys([argument] if isinstance(argument, RowsInMemory) else _resolve(str(argument)))
+        name, path = str(argument), expand_user(str(argument))
+        if str(path) == STDIN:
+            path = Path.cwd() / STDIN  # ./- is the file of that name
+        logs: list[Path]
+        if isinstance(argument, RowsInMemory):
+            logs = [argument]
+        elif name == STDIN:
+            logs = [standard_input()]
+        elif is_url(name):
+            logs = _remote_logs(name)
+        # pathlib's versions raise if the name is too long.
+        elif os.path.isdir(path):  # noqa: PTH112
+            logs = _require_logs(path)
+        elif os.path.exists(path):  # noqa: PTH110
+            logs = [path]
+        # Only if no such file exists, as names may contain brackets.
+        elif glob.has_magic(name):
+            matched = map(Path, sorted(glob.glob(str(path), recursive=True)))  # noqa: PTH207  Path takes no absolute pattern
+            logs = [file for match in matched for file in (_collect_logs(match) if match.is_dir() else [match])]
+            if not logs:
+                raise StorageError(f"{name}: no file matches. Quote the pattern, or look where it starts.")
+        elif name == "…":
+            raise StorageError(f"{name}: it stands for the logs and flags of your scan; write them in its place.")
+        else:
+            raise StorageError(f"{name}: no such file or folder.{_suggest_names(path)}")
+        files |= dict.fromkeys(logs)
     return list(files)
 
 
@@ -137,37 +162,6 @@ def _classify(folder: Path, refuse: Callable[[OSError], None] | None = None) -> 
 def _other_files(folder: Path) -> Iterator[Path]:
     """Files that are no logs, without journals, hidden files and those in folders that `datasets` saved."""
     return (path for path, is_log in _classify(folder) if is_log is False and not path.name.endswith(SUFFIX))
-
-
-def _resolve(argument: str) -> list[Path]:
-    """The logs that one argument names; StorageError, with close names, if there are none."""
-    if argument == STDIN:
-        return [standard_input()]
-    if is_url(argument):
-        if argument.startswith("file://"):
-            local = argument.removeprefix("file://")
-            raise StorageError(
-                f"{argument}: local logs are named by path, not by URL.\nPass the path: tito-audit scan {local}"
-            )
-        return _remote_logs(argument)
-    path = expand_user(argument)
-    if str(path) == STDIN:
-        path = Path.cwd() / STDIN  # ./- is the file of that name
-    # pathlib's versions raise if the name is too long.
-    if os.path.isdir(path):  # noqa: PTH112
-        return _require_logs(path)
-    if os.path.exists(path):  # noqa: PTH110
-        return [path]
-    # Only if no such file exists, as names may contain brackets.
-    if glob.has_magic(argument):
-        matched = map(Path, sorted(glob.glob(str(path), recursive=True)))  # noqa: PTH207  Path takes no absolute pattern
-        files = [file for match in matched for file in (_collect_logs(match) if match.is_dir() else [match])]
-        if not files:
-            raise StorageError(f"{argument}: no file matches. Quote the pattern, or look where it starts.")
-        return files
-    if argument == "…":
-        raise StorageError(f"{argument}: it stands for the logs and flags of your scan; write them in its place.")
-    raise StorageError(f"{argument}: no such file or folder.{_suggest_names(path)}")
 
 
 def _require_logs(folder: Path) -> list[Path]:
@@ -256,6 +250,11 @@ def _suggest_names(path: Path) -> str:
 
 def _remote_logs(url: str) -> list[Path]:
     """The logs that a URL names, with their status now; StorageError if there are none."""
+    if url.startswith("file://"):
+        local = url.removeprefix("file://")
+        raise StorageError(
+            f"{url}: local logs are named by path, not by URL.\nPass the path: tito-audit scan {local}"
+        )
     if url.endswith("://"):
         raise StorageError(f"{url}: this names no file. Name one, or a folder, after it.")
     path = remote_file(url)

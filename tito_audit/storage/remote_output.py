@@ -11,20 +11,15 @@ from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 from tito_audit.errors import StorageError
 from tito_audit.storage._store import (
     BucketStore,
-    ChangedFile,
     Missing,
+    NameTaken,
     Refusal,
     RemoteStatus,
-    Transient,
-    bucket_path,
-    error_codes,
-    refusal_from_error,
     with_retries,
 )
 from tito_audit.storage.remote import RemoteFile, is_url
@@ -32,26 +27,9 @@ from tito_audit.storage.remote import RemoteFile, is_url
 _BLOCK = 1 << 20
 CONTENT_ETAG = "sha256:"
 """Prefix of the etags of `content_status`."""
-_PART_BYTES = 16 << 20
-"""Bytes of a part of a large upload; Google wants a multiple of 256 KiB."""
-_PARALLEL_PARTS = 4
-"""Parts that are sent at once."""
-_UPLOAD_OPTIONS: dict[str, dict[str, Any]] = {
-    "s3": {"chunksize": _PART_BYTES, "max_concurrency": _PARALLEL_PARTS},
-    "gs": {"chunksize": _PART_BYTES},
-    "az": {"max_concurrency": _PARALLEL_PARTS},
-}
-_CONTENT_TYPES = {".html": "text/html; charset=utf-8", ".json": "application/json"}
-"""Content types by suffix, of files that browsers show; the store chooses those of others."""
-_CONTENT_TYPE_OPTION = {"s3": "ContentType", "gs": "content_type"}
 _buckets: set[str] = set()
 """URLs of buckets that were found to exist."""
 _SCHEME_ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az"}
-_STORE_FULL = {"QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull", "EntityTooLarge"}
-
-
-class NameTaken(Refusal):
-    """There is a file of this name already."""
 
 
 def output_path(name: str | Path) -> Path:
@@ -174,10 +152,8 @@ def upload(file: Path, place: RemoteFile, *, overwrite: bool) -> None:
     FileExistsError if the name is taken and must not be overwritten; StorageError in one line if the store refuses
     the file. Then nothing has appeared.
     """
-    store: Any = place.store
-    send = _upload_to_bucket if isinstance(store, BucketStore) else _upload_to_hub
     try:
-        with_retries(lambda: send(store, file, place.url, overwrite))
+        with_retries(lambda: place.store.upload(file, place.url, overwrite=overwrite))
     except NameTaken:
         # It may be the file of an earlier try whose response was lost: then it has the same bytes.
         if place.refresh_status().st_size != file.stat().st_size:
@@ -214,73 +190,3 @@ def content_status(file: Path) -> RemoteStatus:
         while block := opened.read(_BLOCK):
             digest.update(block)
     return RemoteStatus(file.stat().st_size, 0, CONTENT_ETAG + digest.hexdigest())
-
-
-def _upload_to_bucket(store: BucketStore, file: Path, url: str, overwrite: bool) -> None:
-    """Send a file to a bucket; NameTaken if there is one of its name that must not be overwritten."""
-    key = bucket_path(url)
-    options = dict(_UPLOAD_OPTIONS[store.extra])
-    content = _CONTENT_TYPES.get(Path(key).suffix.lower())
-    if content is not None and store.extra in _CONTENT_TYPE_OPTION:
-        options[_CONTENT_TYPE_OPTION[store.extra]] = content
-    mode = "overwrite" if overwrite else "create"
-    try:
-        store.filesystem.put_file(os.fspath(file), key, mode=mode, **options)
-    except FileExistsError:
-        raise NameTaken from None
-    except Exception as error:  # drivers raise exceptions of many kinds
-        codes = error_codes(error)
-        if not overwrite and codes & {"NotImplemented", "501"}:
-            # The server cannot create only new files; the name was free a moment ago.
-            return _upload_to_bucket(store, file, url, True)
-        refused = refusal_from_error(error, store.advice)
-        if codes & _STORE_FULL:
-            refused = Refusal("the store has no room for it. Free some, or write elsewhere.")
-        elif codes & {"ConditionalRequestConflict", "OperationAborted", "409"}:
-            refused = Transient("somebody else writes this file. Run again once nobody does.")
-        elif isinstance(refused, ChangedFile):
-            refused = Transient("the store lost the upload. Run again.") if overwrite else NameTaken()
-        else:
-            refused = _worded_for_writing(refused)
-        raise refused from None
-
-
-def _worded_for_writing(refused: Refusal) -> Refusal:
-    """The same refusal, but about writing."""
-    words = str(refused).replace("may not read it", "may not write it").replace("may read it", "may write to it")
-    refused.args = (words,)
-    return refused
-
-
-def _upload_to_hub(store: Any, file: Path, url: str, overwrite: bool) -> None:
-    """Commit a file to a data set; NameTaken if there is one of its name that must not be overwritten."""
-    from huggingface_hub import CommitOperationAdd
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    from tito_audit.storage._store_web import parse_hub_url, refusal_from_hub
-
-    place, api = parse_hub_url(url), store._api
-    about: dict[str, Any] = {"repo_id": place.name, "repo_type": place.kind, "revision": place.revision}
-    shows_progress = not are_progress_bars_disabled()
-    if shows_progress:  # the client's own, which would mix with ours
-        disable_progress_bars()
-    try:
-        head = api.repo_info(**about).sha
-        if not overwrite and api.get_paths_info(place.name, [place.path], repo_type=place.kind, revision=head):
-            raise NameTaken
-        api.create_commit(
-            **about,
-            operations=[CommitOperationAdd(place.path, os.fspath(file))],
-            commit_message=f"Write {place.path} with tito-audit",
-            parent_commit=None if overwrite else head,
-        )
-    except NameTaken:
-        raise
-    except Exception as error:  # of requests or httpx, whichever the hub's client uses
-        refused = refusal_from_hub(error, place)
-        if isinstance(refused, ChangedFile):
-            refused = Transient("others write to this data set all the time. Run again later.")
-        raise _worded_for_writing(refused) from None
-    finally:
-        if shows_progress:
-            enable_progress_bars()

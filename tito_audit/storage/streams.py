@@ -9,6 +9,7 @@ import gzip
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
@@ -79,9 +80,20 @@ class ByteStream:
                 break
         return b"".join(parts)
 
-    def unread(self, blocks: list[bytes]) -> None:
-        """Put blocks back in front, to be read again."""
-        self._ahead[:0] = blocks
+    def preview(self, limit: int) -> Iterator[bytes]:
+        """The next blocks, until they exceed the limit; all stay to be read. Damage where the file is damaged."""
+        number = size = 0
+        while size <= limit:
+            if number == len(self._ahead):
+                block = self._read_block()
+                if self._damage is not None:
+                    raise self._damage
+                if not block:
+                    return
+                self._ahead.append(block)
+            yield self._ahead[number]
+            size += len(self._ahead[number])
+            number += 1
 
     def skip(self, size: int) -> None:
         """Drop bytes that `peek` has returned."""
@@ -456,7 +468,9 @@ def detect_json_kind(path: Path, stream: ByteStream, limit: int) -> Literal["lin
         # tried, and then the second line. A long line is parsed without an object for each number.
         lines = _first_lines(stream, 1, limit)
         if lines and not (_NUMBERS.is_json if len(lines[0]) > 1 << 20 else is_json)(lines[0]):
-            piece = _first_object(stream, limit)
+            piece = None
+            with suppress(Damage):
+                piece = next(cut_values(stream.preview(limit), array=False, limit=limit), None)
             data = piece.data if piece is not None else None
             if data is not None and b"\n" in data.strip() and is_json(data):
                 return "values"
@@ -486,24 +500,3 @@ def _first_lines(stream: ByteStream, count: int, limit: int) -> list[bytes]:
         if len(lines) >= count or at_end or size >= limit:
             return lines[:count]
         head, size = b"", min(2 * size, limit)  # a long first line is not held twice
-
-
-def _first_object(stream: ByteStream, limit: int) -> Piece | None:
-    """The text of the first object in the stream, which stays to be read; its data is None past the limit."""
-    seen: list[bytes] = []
-
-    def watched() -> Iterator[bytes]:
-        size = 0
-        for block in stream:
-            seen.append(block)
-            yield block
-            size += len(block)
-            if size > limit:
-                return
-
-    try:
-        return next(cut_values(watched(), array=False, limit=limit), None)
-    except Damage:
-        return None
-    finally:
-        stream.unread(seen)
