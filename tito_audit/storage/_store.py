@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -215,11 +215,11 @@ def refusal_from_error(error: BaseException, advice: Advice) -> Refusal:
             return kind(words.format(code=named[0]))
     for cause in errors:  # the first that carries an HTTP status
         response: Any = getattr(cause, "response", None)
-        statuses = (
+        statuses: Iterable[Any] = (
             getattr(at, name, None) for at in (response, cause) for name in ("status_code", "status", "code")
         )
         if isinstance(response, dict):
-            statuses = iter((response.get("ResponseMetadata", {}).get("HTTPStatusCode"),))
+            statuses = [response.get("ResponseMetadata", {}).get("HTTPStatusCode")]
         for status in statuses:
             if isinstance(status, int) and 400 <= status < 600:
                 return refusal_from_status(status, advice)

@@ -95,12 +95,6 @@ def _to_plain(value: Any, table_like: bool) -> Any:
         return _plain_array(np.asarray(value), table_like)
     if isinstance(value, Sequence | Set) and not isinstance(value, str | bytes | bytearray | memoryview):
         return _to_plain(list(value), table_like)
-    return _plain_scalar(value, table_like)
-
-
-def _plain_scalar(value: Any, table_like: bool) -> Any:
-    """The same for a value that holds no others."""
-    kind = type(value)
     if kind.__name__ in PANDAS_MISSING and kind.__module__.startswith("pandas."):
         return None
     if isinstance(value, enum.Enum):

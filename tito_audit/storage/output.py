@@ -456,13 +456,14 @@ class NestedOutput:
                 (path, [{name: row[name] for name in row if name not in moved} for row in rows])
                 for path, rows in changes
             ]
-        whole: list[Row] = _replace_nested(outer.value, stay, 0) if outer.value is not None else []
-        for name in moved if outer.value is not None else ():
+        top = outer.value or {}
+        whole: list[Row] = _replace_nested(top, stay, 0) if top else []
+        for name in moved:
             named = [(path, row[name]) for path, rows in changes for row in rows if name in row]
             if not named:
                 continue
-            before = {"before": outer.value[name]} if outer.value.get(name) is not None else {}
-            if any(isinstance(step, int) for step in named[0][0]):  # in a list
+            before = {"before": top[name]} if top.get(name) is not None else {}
+            if any(isinstance(step, int) for step in named[0][0]):  # a list of them, as the rows are in a list
                 entries = [
                     {"entry": next(step for step in path[::-1] if isinstance(step, int)), **value}
                     for path, value in named

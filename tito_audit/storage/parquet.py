@@ -303,12 +303,19 @@ class ParquetOutput(TableOutput):
         try:
             waiting = file.read_row_group(group) if count <= size else file.schema_arrow.empty_table()
             batches = read_batches(file, group) if count > size else iter(())
-            if self._has_unreadable_times(file, group):
-                raise StorageError(
-                    f"{self._source}: row group {group} holds times (INT96) outside the years 1677 to "
-                    "2262.\nThey would be written as other times, so the repaired file is not written. "
-                    "Write the log with times as INT64, or as JSONL."
-                )
+            columns = map(file.schema.column, range(len(file.schema)))
+            if paths := [column.path for column in columns if column.physical_type == "INT96"]:
+                with (
+                    self._source.open("rb") as source,
+                    pa.parquet.ParquetFile(source, coerce_int96_timestamp_unit="us") as coarse,
+                ):
+                    parts = coarse.iter_batches(row_groups=[group], columns=paths)
+                    if any(_has_distant_times(column) for part in parts for column in part.columns):
+                        raise StorageError(
+                            f"{self._source}: row group {group} holds times (INT96) outside the years 1677 to "
+                            "2262.\nThey would be written as other times, so the repaired file is not written. "
+                            "Write the log with times as INT64, or as JSONL."
+                        )
             for start in range(0, max(count, 1), size):
                 while len(waiting) < min(size, count - start):
                     waiting = pa.concat_tables([waiting, pa.Table.from_batches([next(batches)])])
@@ -319,22 +326,6 @@ class ParquetOutput(TableOutput):
         except (pa.ArrowException, OSError, ValueError) as error:
             why = f"row group {group} of the Parquet file cannot be read ({first_line(error)})"
             raise unwritable_error(self._source, why) from error
-
-    def _has_unreadable_times(self, file: Any, group: int) -> bool:
-        """Whether a row group has INT96 times outside the years 1677 to 2262, which Arrow reads as other times."""
-        columns = map(file.schema.column, range(len(file.schema)))
-        paths = [column.path for column in columns if column.physical_type == "INT96"]
-        if not paths:
-            return False
-        with (
-            self._source.open("rb") as source,
-            pa.parquet.ParquetFile(source, coerce_int96_timestamp_unit="us") as coarse,
-        ):
-            for batch in coarse.iter_batches(row_groups=[group], columns=paths):
-                for times in (times for column in batch.columns for times in _timestamps(column)):
-                    if (abs(times.cast("int64").drop_null().to_numpy()) > _MOST_MICROSECONDS).any():
-                        return True
-        return False
 
 
 def writer_options(path: Path, file: Any, schema: Any, added: tuple[str, ...]) -> dict[str, Any]:
@@ -429,18 +420,15 @@ def _column_options(chunks: list[Any], places: dict[str, str], added: tuple[str,
     }
 
 
-def _timestamps(array: Any) -> Iterator[Any]:
-    """The arrays of timestamps in an Arrow array, at any depth."""
+def _has_distant_times(array: Any) -> bool:
+    """Whether an Arrow array of times in microseconds has some that Arrow reads as other times in nanoseconds."""
     if pa.types.is_timestamp(array.type):
-        yield array
-    elif pa.types.is_map(array.type):
-        yield from _timestamps(array.keys)
-        yield from _timestamps(array.items)
-    elif pa.types.is_struct(array.type):
-        for part in array.flatten():
-            yield from _timestamps(part)
-    elif pa.types.is_nested(array.type):
-        yield from _timestamps(array.flatten())
+        return bool((abs(array.cast("int64").drop_null().to_numpy()) > _MOST_MICROSECONDS).any())
+    if pa.types.is_map(array.type):
+        return _has_distant_times(array.keys) or _has_distant_times(array.items)
+    if pa.types.is_struct(array.type):
+        return any(map(_has_distant_times, array.flatten()))
+    return pa.types.is_nested(array.type) and _has_distant_times(array.flatten())
 
 
 def _parse_page_header(path: Path, chunks: list[Any]) -> tuple[bool, bool]:
