@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from tito_audit.errors import SetupError, TitoAuditError
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.rules import all_rules
-from tito_audit.summary import Summary
+from tito_audit.summary import RuleCount, Summary
 from tito_audit.tables.findings import FindingsBuilder
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.verdict import cause_lines, skip_lines, verdict, verdict_line, verdict_lines, verdict_word
@@ -51,7 +51,15 @@ class DisplayableRepairs:
         """What a notebook displays: the verdict before and after, and the findings of each rule."""
         if not self._ended:
             return error_html(f"{type(self).__name__}: not run yet", "Call run(), iterate it, or read `repaired`.")
-        return comparison_html(self.before, self.after)
+        parts, rows = [], []
+        for when, summary in (("before", self.before), ("after", self.after)):
+            judged = verdict(summary)
+            parts.append(_verdict_line(f"{when}, {judged.word}", judged.parts, _verdict_colour(summary)))
+        for code in log_codes_first(self.before.findings | self.after.findings):
+            counts = [side.findings.get(code, RuleCount()).new.total() for side in (self.before, self.after)]
+            rows.append([_html(code), *(f"{count:,}" for count in counts)])
+        parts += _html_table(("code", "before", "after"), rows, left=1)
+        return _box(parts, _verdict_colour(self.after))
 
 
 _NOT_KEPT = "The findings were not kept: findings_table() reads the log again."
@@ -255,20 +263,6 @@ class NotebookPage:
         parts += _folded_list("Notices", summary.notices)
         parts += [_dim_line(note)] if note else []
         return _box(parts, colour)
-
-
-def comparison_html(before: Summary, after: Summary) -> str:
-    """The display of a repair: the verdicts before and after it, and the findings of each rule."""
-    parts = [
-        _verdict_line(f"{when}, {(judged := verdict(summary)).word}", judged.parts, _verdict_colour(summary))
-        for when, summary in (("before", before), ("after", after))
-    ]
-    rows = []
-    for code in log_codes_first(before.findings | after.findings):
-        counts = (side.findings[code].new.total() if code in side.findings else 0 for side in (before, after))
-        rows.append([_html(code), *(f"{count:,}" for count in counts)])
-    parts += _html_table(("code", "before", "after"), rows, left=1)
-    return _box(parts, _verdict_colour(after))
 
 
 def error_html(title: str, message: str) -> str:
