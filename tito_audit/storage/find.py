@@ -74,7 +74,7 @@ def find_logs(arguments: Sequence[str | Path]) -> list[Path]:
     files: dict[Path, None] = {}
     for argument in arguments:
         name, path = str(argument), expand_user(str(argument))
-        if str(path) == STDIN:
+        if name != STDIN and str(path) == STDIN:
             path = Path.cwd() / STDIN  # ./- is the file of that name
         logs: list[Path]
         if isinstance(argument, RowsInMemory):
