@@ -84,13 +84,24 @@ def _sides_at_break(link: Link, evidence: Evidence, prompt: Ids, start: int) -> 
     if parent is None or seen is None or parent.prompt_ids is None:
         return evidence.side(prompt[start : start + _SHOWN], NEXT_PROMPT), Side(), Side(), Side()
     at = min(link.seen_at, len(seen))
-    ends = _difference_at_break(link, evidence, prompt, seen, len(parent.prompt_ids))
-    if ends is None:
-        stop, seen_stop, equal = min(start + _SHOWN, len(prompt)), min(at + _SHOWN, len(seen)), 0
-    else:
-        stop, seen_stop = ends
-        tail, seen_tail = prompt[stop : stop + CONTEXT_TOKENS], seen[seen_stop : seen_stop + CONTEXT_TOKENS]
-        equal = common_prefix(tail, seen_tail)
+    stop, seen_stop, equal = min(start + _SHOWN, len(prompt)), min(at + _SHOWN, len(seen)), 0
+    # A difference that begins where they part says where it ends.
+    for number in _differences_by_turn(evidence).get(link.turn, ()):
+        difference = evidence.explained[number].difference
+        if difference.turn != link.parent or difference.where is not Where.COMPLETION:
+            continue
+        # The two may share the first tokens of a difference.
+        shared = link.seen_at - (len(parent.prompt_ids) + difference.start)
+        begin, seen_begin = link.at - shared, link.seen_at - shared
+        end, seen_end = begin + len(difference.canonical.ids), seen_begin + len(difference.recorded.ids)
+        if shared < 0 or begin < 0 or link.at > end or link.seen_at > seen_end:
+            continue
+        here = same_ids(prompt[begin:end], difference.canonical.ids)
+        if here and same_ids(seen[seen_begin:seen_end], difference.recorded.ids):
+            if max(end - link.at, seen_end - link.seen_at) <= SHOWN_TOKENS:
+                stop, seen_stop = end, seen_end
+                equal = common_prefix(prompt[stop : stop + CONTEXT_TOKENS], seen[seen_stop:][:CONTEXT_TOKENS])
+            break
     label = SAMPLED if at >= len(parent.prompt_ids) else PREVIOUS_CALL
     return (
         evidence.side(prompt[start:stop], NEXT_PROMPT),
@@ -98,25 +109,3 @@ def _sides_at_break(link: Link, evidence: Evidence, prompt: Ids, start: int) -> 
         evidence.side(prompt[max(start - CONTEXT_TOKENS, 0) : start]),
         evidence.side(prompt[stop : stop + equal]),
     )
-
-
-def _difference_at_break(
-    link: Link, evidence: Evidence, prompt: Ids, seen: Ids, completion_start: int
-) -> tuple[int, int] | None:
-    """Where the difference that breaks a link ends, in the prompt and in what was seen before; None if no
-    difference begins where they part, or if it is too long to show."""
-    for number in _differences_by_turn(evidence).get(link.turn, ()):
-        difference = evidence.explained[number].difference
-        if difference.turn != link.parent or difference.where is not Where.COMPLETION:
-            continue
-        # The two may share the first tokens of a difference.
-        shared = link.seen_at - (completion_start + difference.start)
-        begin, seen_begin = link.at - shared, link.seen_at - shared
-        stop, seen_stop = begin + len(difference.canonical.ids), seen_begin + len(difference.recorded.ids)
-        if shared < 0 or begin < 0 or link.at > stop or link.seen_at > seen_stop:
-            continue
-        here = same_ids(prompt[begin:stop], difference.canonical.ids)
-        if here and same_ids(seen[seen_begin:seen_stop], difference.recorded.ids):
-            long = max(stop - link.at, seen_stop - link.seen_at) > SHOWN_TOKENS
-            return None if long else (stop, seen_stop)
-    return None

@@ -75,24 +75,18 @@ def certainty(evidence: Evidence) -> Certainty:
                 inside.append(end - start)
     short = sum(length < LONG_RUN for length in lengths)
     near = 1e-5  # values this near to 0 show a model that was certain at times: float32 has only 0.0 below 6e-8
-    if short and len(below) and below.min() > near:
-        # Rounding makes lone zeros too; if there are only long runs, no sampler wrote them.
-        near = 3 * _rounding_step(below)
+    if short and len(below) and below.min() > near and len(np.unique(below)) >= 8:
+        # Rounding makes lone zeros too; if there are only long runs, no sampler wrote them. Fewer values may be
+        # round by chance.
+        for step in _GRIDS:
+            steps = below / step
+            if (np.abs(steps - np.rint(steps)) <= 1e-6 * (1 + steps)).all():
+                near = 3 * step
+                break
     if not len(below) or below.min() > near:
         return Certainty(0.0, 0, 0, ())
     close = int((below <= near).sum()) + sum(lengths)
     return Certainty(near, close, sum(lengths), inside if 2 * short >= len(lengths) else ())
-
-
-def _rounding_step(values: Logprobs) -> float:
-    """The step to which values are rounded; 0 if they are not, or if they are too few to show it."""
-    if len(np.unique(values)) < 8:  # fewer may be round by chance
-        return 0.0
-    for step in _GRIDS:
-        steps = values / step
-        if (np.abs(steps - np.rint(steps)) <= 1e-6 * (1 + steps)).all():
-            return step
-    return 0.0
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tito_audit.evidence.logprobs import LogprobShift, logprob_shifts
+from tito_audit.evidence.logprobs import logprob_shifts
 from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
@@ -58,35 +58,33 @@ def shifted_logprobs(evidence: Evidence) -> Iterator[Hit]:
     if row is None:
         return
     for shift in logprob_shifts(evidence):
-        start, end = shift.start, shift.end
-        recorded = head(evidence, row.token_ids[start:end])
-        cause = f"shifted by {shift.offset:+d}" if shift.offset else "other values than the calls recorded"
-        cause = "undecided" if shift.is_undecided else cause
-        yield Hit(Where.ROW, start, end, _message(shift), shift.turn, cause, recorded=recorded)
-
-
-def _message(shift: LogprobShift) -> str:
-    if shift.against_mask:
-        apart = listed([shift_in_words(slide.logprobs) for slide in shift.slides], "or")
-        return (
-            f"undecided: the logprobs are {apart} against the mask, and nothing in the row tells which is "
-            "off; pass a tokenizer, or log the calls or the messages"
-        )
-    if shift.is_undecided:
-        ways = describe_slides(shift.slides)
-        if shift.may_lack_values:
-            ways.append(f"{counted(shift.values, 'value')} under the mask never recorded")
-        state = next(
-            (f"; if you know, state it: {assume_flags(way)}" for way in shift.slides if way.whole_row), ""
-        )
-        return f"undecided: {listed(ways, 'or')}; the row alone cannot tell, so no repair touches it{state}"
-    if not shift.offset:
-        differ = "differs" if shift.values == 1 else "differ"
-        return (
-            f"{counted(shift.values, 'logprob')} of the row {differ} from what the call recorded for the "
-            "same tokens; the importance ratio is not taken against the sampler"
-        )
-    proof = "proven by the calls" if shift.by_calls else "by where values begin and end in every sampled span"
-    where = "" if shift.by_calls or not shift.slides else shift.slides[0].where
-    off = f"{shift_in_words(shift.offset)}{where} ({proof})"
-    return f"the logprobs are {off}; each token is weighted by another's probability"
+        cause = "undecided" if shift.is_undecided else f"shifted by {shift.offset:+d}"
+        if shift.against_mask:
+            apart = listed([shift_in_words(slide.logprobs) for slide in shift.slides], "or")
+            message = (
+                f"undecided: the logprobs are {apart} against the mask, and nothing in the row tells which is "
+                "off; pass a tokenizer, or log the calls or the messages"
+            )
+        elif shift.is_undecided:
+            ways = describe_slides(shift.slides)
+            if shift.may_lack_values:
+                ways.append(f"{counted(shift.values, 'value')} under the mask never recorded")
+            message = f"undecided: {listed(ways, 'or')}; the row alone cannot tell, so no repair touches it"
+            whole = next((slide for slide in shift.slides if slide.whole_row), None)
+            if whole is not None:
+                message += f"; if you know, state it: {assume_flags(whole)}"
+        elif not shift.offset:
+            cause, differ = "other values than the calls recorded", "differs" if shift.values == 1 else "differ"
+            message = (
+                f"{counted(shift.values, 'logprob')} of the row {differ} from what the call recorded for the "
+                "same tokens; the importance ratio is not taken against the sampler"
+            )
+        else:
+            proof = "proven by the calls"
+            if not shift.by_calls:
+                proof = "by where values begin and end in every sampled span"
+            where = "" if shift.by_calls or not shift.slides else shift.slides[0].where
+            off = f"{shift_in_words(shift.offset)}{where} ({proof})"
+            message = f"the logprobs are {off}; each token is weighted by another's probability"
+        recorded = head(evidence, row.token_ids[shift.start : shift.end])
+        yield Hit(Where.ROW, shift.start, shift.end, message, shift.turn, cause, recorded=recorded)

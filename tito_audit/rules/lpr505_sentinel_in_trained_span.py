@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from itertools import chain
 from operator import itemgetter
 
-import numpy as np
-
 from tito_audit.evidence.logprobs import placeholder_zeros
 from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.needs import Needs
@@ -84,12 +82,31 @@ def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
             for start, end in trained_runs(refuted):
                 clause = "a logprob of 0 where the call recorded another value"
                 yield _hit(evidence, values, start, end, clause, "sentinel 0")
-        else:
-            for start, end, padded in _suspicious_zeros(evidence, values):
-                why = "which looks like padding" if padded else "certain or never recorded"
-                clause = f"a logprob of exactly 0, {why}"
-                cause, severity = ("run of zeros", Severity.WARNING) if padded else ("undecided", Severity.NOTE)
-                yield _hit(evidence, values, start, end, clause, cause, severity)
+            continue
+        marked = values.zeros & values.trained
+        if not marked.any():
+            continue
+        total, zeros = int(values.trained.sum()), int(marked.sum())
+        begins, ends = {start for start, _ in values.runs}, {end for _, end in values.runs}
+        whole = sorted(chain.from_iterable(values.constant_groups))
+        for start, end in trained_runs(marked):
+            run = end - start
+            around = bisect_right(whole, start, key=itemgetter(0)) - 1
+            if around >= 0 and end <= whole[around][1]:
+                continue  # a stretch of nothing but zeros is LPR506's
+            at_edge = start in begins or end in ends
+            chance = run * math.log10((zeros - run + 1) / (total - run + 2))
+            if run < (3 if at_edge else LONG_RUN) or chance >= (_LONG_CHANCE if run >= LONG_RUN else _EDGE_CHANCE):
+                continue
+            certain, padded = certainty(evidence), run >= LONG_RUN and chance < MAX_CHANCE
+            if certain.near:
+                if not padded or certain.is_like_others(values, start, end):
+                    continue
+                padded = not certain.may_be_sampled(values, start, end)
+            why = "which looks like padding" if padded else "certain or never recorded"
+            clause = f"a logprob of exactly 0, {why}"
+            cause, severity = ("run of zeros", Severity.WARNING) if padded else ("undecided", Severity.NOTE)
+            yield _hit(evidence, values, start, end, clause, cause, severity)
 
 
 def _hit(
@@ -104,30 +121,3 @@ def _hit(
     tokens = f"{counted(end - start, 'token')} in the loss {'has' if end - start == 1 else 'have'}"
     message = f"{tokens} {clause}; its importance ratio uses a probability that was never recorded"
     return values.hit(evidence, start, end, message, cause, severity)
-
-
-def _suspicious_zeros(evidence: Evidence, values: SampledValues) -> Iterator[tuple[int, int, bool]]:
-    """(start, end, whether it looks like padding) of runs of exact zeros that are too long for chance."""
-    marked = values.zeros & values.trained
-    if not marked.any():
-        return
-    total, zeros = int(values.trained.sum()), int(marked.sum())
-    edges = np.zeros((2, len(marked) + 1), np.bool_)
-    for start, end in values.runs:
-        edges[0, start] = edges[1, end] = True
-    whole = sorted(chain.from_iterable(values.constant_groups))
-    for start, end in trained_runs(marked):
-        run = end - start
-        # A stretch of nothing but zeros is LPR506's.
-        around = bisect_right(whole, start, key=itemgetter(0)) - 1
-        if around >= 0 and end <= whole[around][1]:
-            continue
-        at_edge = edges[0, start] or edges[1, end]
-        chance = run * math.log10((zeros - run + 1) / (total - run + 2))
-        if run < (3 if at_edge else LONG_RUN) or chance >= (_LONG_CHANCE if run >= LONG_RUN else _EDGE_CHANCE):
-            continue
-        certain = certainty(evidence)
-        if not certain.near:
-            yield start, end, run >= LONG_RUN and chance < MAX_CHANCE
-        elif run >= LONG_RUN and chance < MAX_CHANCE and not certain.is_like_others(values, start, end):
-            yield start, end, not certain.may_be_sampled(values, start, end)

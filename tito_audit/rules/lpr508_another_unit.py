@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from operator import attrgetter
 
 import numpy as np
@@ -13,7 +13,7 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.rule import rule
-from tito_audit.rules._logprobs import SampledValues, sampled_values
+from tito_audit.rules._logprobs import sampled_values
 from tito_audit.rules._trainer import logprob_pairs, other_bases
 from tito_audit.rules._words import counted, head
 from tito_audit.terminal.words import decimal
@@ -94,16 +94,30 @@ def another_unit(evidence: Evidence) -> Iterator[Hit]:
     calls = [values for values in unshifted if values.where is Where.COMPLETION]
     rows = [values for values in unshifted if values.where is Where.ROW and values.expected is None]
     for together in (calls, rows):
-        which = _describe_sums(together) if together else None
-        if which is not None:
-            side, neighbours, first = *which, together[0]
-            start, end = first.runs[0][0], first.runs[-1][1]
-            count = sum(stop - begin for values in together for begin, stop in values.runs)
-            message = (
-                f"the {counted(count, 'logprob')} never {side} from token to token: each looks like the sum of "
-                f"all logprobs {neighbours} its token; the difference of two neighbours is the logprob"
-            )
-            yield first.hit(evidence, start, end, message, "sums")
+        stretches = [values.logprobs[start:end] for values in together for start, end in values.runs]
+        if any(_zigzags(run[:4]) for run in stretches) or not all(np.isfinite(run).all() for run in stretches):
+            continue
+        chance = 0.0  # the decimal logarithm of the chance that values in random order never rise
+        for run in stretches:
+            _, counts = np.unique(run, return_counts=True)
+            orders = math.lgamma(len(run) + 1) - sum(math.lgamma(count + 1) for count in counts.tolist())
+            chance -= orders / math.log(10)
+        if chance >= _CHANCE:
+            continue
+        # No sampler draws tokens this unlikely: the chance of each is at most that times its vocabulary.
+        drawn = sum(float(np.minimum(run + _VOCABULARY, 0).sum()) for run in stretches) / math.log(10)
+        if all((run[1:] <= run[:-1]).all() for run in stretches):
+            side, neighbours = "rise", "up to"
+        elif drawn < _CHANCE and all((run[1:] >= run[:-1]).all() for run in stretches):
+            side, neighbours = "fall", "from"
+        else:
+            continue
+        message = (
+            f"the {counted(sum(map(len, stretches)), 'logprob')} never {side} from token to token: each looks "
+            f"like the sum of all logprobs {neighbours} its token; the difference of two neighbours is the logprob"
+        )
+        first = together[0]
+        yield first.hit(evidence, first.runs[0][0], first.runs[-1][1], message, "sums")
 
 
 def _impossible_alternatives(evidence: Evidence) -> Iterator[Hit]:
@@ -118,13 +132,19 @@ def _impossible_alternatives(evidence: Evidence) -> Iterator[Hit]:
         sums = [float(np.exp(top).sum()) for top in tops]
     wrong = [total for total in sums if total > _ROUNDED]
     ids = turns[number].completion_ids
-    if ids is not None and not wrong and _fit_base_2(tops):
-        message = (
-            f"the alternatives of {counted(len(sums), 'token')} add up to 1 as logarithms of base 2, and to "
-            f"a median of {decimal(float(np.median(sums)), 3)} as natural ones"
-        )
-        yield Hit(Where.COMPLETION, 0, len(ids), message, number, "base 2", recorded=head(evidence, ids))
-    if len(wrong) < 3 or ids is None:
+    if ids is None:
+        return
+    if not wrong and all(float(np.exp2(top).sum()) <= 1.005 for top in tops):
+        uncertain = [top for top in tops if len(top) and top.max() < _UNCERTAIN]
+        best = [float(top.max()) for top in uncertain]
+        differ = len(best) >= 12 and max(best) - min(best) >= 0.5  # tokens with equal alternatives prove nothing
+        if differ and np.mean([np.exp2(top).sum() > 0.98 for top in uncertain]) >= 0.9:
+            message = (
+                f"the alternatives of {counted(len(sums), 'token')} add up to 1 as logarithms of base 2, and to "
+                f"a median of {decimal(float(np.median(sums)), 3)} as natural ones"
+            )
+            yield Hit(Where.COMPLETION, 0, len(ids), message, number, "base 2", recorded=head(evidence, ids))
+    if len(wrong) < 3:
         return
     fits = all(float((10.0 ** np.minimum(top, 9)).sum()) <= _ROUNDED for top in tops)
     reading = "they fit logarithms of base 10" if fits else "they are not logarithms of probabilities"
@@ -134,18 +154,6 @@ def _impossible_alternatives(evidence: Evidence) -> Iterator[Hit]:
     )
     cause = "base 10" if fits else "alternatives above 1"
     yield Hit(Where.COMPLETION, 0, len(ids), message, number, cause, recorded=head(evidence, ids))
-
-
-def _fit_base_2(tops: Sequence[Logprobs]) -> bool:
-    """Whether alternatives add up to 1 as powers of 2; natural logarithms then add up to more, or to much less."""
-    if any(float(np.exp2(top).sum()) > 1.005 for top in tops):
-        return False
-    uncertain = [top for top in tops if len(top) and top.max() < _UNCERTAIN]
-    best = [float(top.max()) for top in uncertain]
-    if len(uncertain) < 12 or max(best) - min(best) < 0.5:  # tokens with equal alternatives prove nothing
-        return False
-    sums = np.array([float(np.exp2(top).sum()) for top in uncertain])
-    return bool((sums > 0.98).mean() >= 0.9)
 
 
 def _zigzags_early(evidence: Evidence) -> bool:
@@ -170,24 +178,3 @@ def _zigzags_early(evidence: Evidence) -> bool:
 def _zigzags(values: Logprobs) -> bool:
     before, behind = values[:-1], values[1:]
     return bool((behind > before).any()) and bool((behind < before).any())
-
-
-def _describe_sums(together: Sequence[SampledValues]) -> tuple[str, str] | None:
-    """("rise", "up to") if values that never rise are sums of the logprobs up to each token, ("fall", "from") if
-    they never fall and are sums from it on; None if neither holds, or if it may be chance."""
-    stretches = [values.logprobs[start:end] for values in together for start, end in values.runs]
-    if not any(_zigzags(run[:4]) for run in stretches) and all(np.isfinite(run).all() for run in stretches):
-        chance = 0.0  # the decimal logarithm of the chance that values in random order never rise
-        for run in stretches:
-            _, counts = np.unique(run, return_counts=True)
-            orders = math.lgamma(len(run) + 1) - sum(math.lgamma(count + 1) for count in counts.tolist())
-            chance -= orders / math.log(10)
-        if chance >= _CHANCE:
-            return None
-        if all((run[1:] <= run[:-1]).all() for run in stretches):
-            return "rise", "up to"
-        # No sampler draws tokens this unlikely: the chance of each is at most that times its vocabulary.
-        drawn = sum(float(np.minimum(run + _VOCABULARY, 0).sum()) for run in stretches) / math.log(10)
-        if drawn < _CHANCE and all((run[1:] >= run[:-1]).all() for run in stretches):
-            return "fall", "from"
-    return None

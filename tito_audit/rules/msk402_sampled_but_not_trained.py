@@ -11,7 +11,7 @@ from tito_audit.evidence.sft import is_sft
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
-from tito_audit.rules._masks import JudgedMask, judged_mask
+from tito_audit.rules._masks import judged_mask
 from tito_audit.rules._words import counted
 from tito_audit.terminal.words import listed
 
@@ -59,35 +59,31 @@ def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
     for number, (turn, spans) in enumerate(turns):
         start, end = spans[0][0], spans[-1][1]
         # A run no longer than its slide misses its turn entirely; that is still not a choice of the trainer.
-        if trained[number] or (mask.in_slide[start] and end - start <= abs(mask.slide)):
-            for a, b in spans:
-                for s, e in trained_runs(mask.not_trained[a:b]):
-                    yield _hit_in_turn(evidence, mask, a + s, a + e, turn)
-        else:
+        if not trained[number] and not (mask.in_slide[start] and end - start <= abs(mask.slide)):
             calls, why = evidence.rollout.turns, "a choice that some trainers make"
             if turn is not None and turn < len(calls) and calls[turn].finish_reason == "length":
                 why = "it was cut by the length limit, and some trainers leave such turns out"
             message = f"turn {number + 1} of {len(trained)} is not trained; {why}"
             headline = "{n} with answers left out of the loss" if is_sft(evidence.rollout) else ""
             yield mask.hit(evidence, start, end, message, "turn left out", turn, Severity.NOTE, headline)
-
-
-def _hit_in_turn(evidence: Evidence, mask: JudgedMask, start: int, end: int, turn: int | None) -> Hit:
-    """The finding on an untrained part of a turn that is otherwise trained."""
-    verb = "is" if end - start == 1 else "are"
-    tokens = counted(end - start, "sampled token")
-    if is_sft(evidence.rollout):
-        tokens = f"{end - start:,} token{'s' * (end - start > 1)} of the assistant"
-    message = f"{tokens} {verb} not trained although the rest of the turn is"
-    severity, cause = Severity.WARNING, "part of a turn left out"
-    if mask.in_slide[start:end].all():
-        message += f"; {mask.slide_words}"
-        severity, cause = Severity.ERROR, f"slid by {mask.slide:+d}"
-    elif mask.readings:
-        message += f"; undecided: {listed(mask.readings, 'or')}"
-        cause = "undecided"
-    elif mask.view.drifted[start:end].any():
-        message += "; they touch drifted tokens, which a repair may have taken out of the loss"
-        severity, cause = Severity.NOTE, "left out beside drift"
-    headline = "{n} with parts of answers left out of the loss" if is_sft(evidence.rollout) else ""
-    return mask.hit(evidence, start, end, message, cause, turn, severity, headline)
+            continue
+        for begin, stop in spans:
+            for left_out, rest in trained_runs(mask.not_trained[begin:stop]):
+                start, end = begin + left_out, begin + rest
+                tokens, headline = counted(end - start, "sampled token"), ""
+                if is_sft(evidence.rollout):
+                    tokens = f"{end - start:,} token{'s' * (end - start > 1)} of the assistant"
+                    headline = "{n} with parts of answers left out of the loss"
+                verb = "is" if end - start == 1 else "are"
+                message = f"{tokens} {verb} not trained although the rest of the turn is"
+                severity, cause = Severity.WARNING, "part of a turn left out"
+                if mask.in_slide[start:end].all():
+                    message += f"; {mask.slide_words}"
+                    severity, cause = Severity.ERROR, f"slid by {mask.slide:+d}"
+                elif mask.readings:
+                    message += f"; undecided: {listed(mask.readings, 'or')}"
+                    cause = "undecided"
+                elif mask.view.drifted[start:end].any():
+                    message += "; they touch drifted tokens, which a repair may have taken out of the loss"
+                    severity, cause = Severity.NOTE, "left out beside drift"
+                yield mask.hit(evidence, start, end, message, cause, turn, severity, headline)

@@ -8,7 +8,6 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import Turn
 from tito_audit.rule import rule
 from tito_audit.rules._texts import (
     TextAgreement,
@@ -71,8 +70,19 @@ def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
         if copies and number == 0:
             message = f"two copies of the completion ids differ: {copies}; only one of them was sampled"
             yield Hit(Where.COMPLETION, 0, len(ids), message, turn=0, cause="copies of the ids differ")
-        if turn.usage is not None:
-            yield from _check_prompt_usage(evidence, number, turn)
+        usage, prompt = turn.usage, turn.prompt_ids
+        if usage is not None and prompt is not None and usage.prompt:
+            messages = evidence.rollout.messages or turn.prompt_messages or ()
+            texts = all(isinstance(message.content, str | None) for message in messages)
+            whole = texts and any(message.known_unsampled for message in messages)  # no images, no audio
+            # If other completion tokens were counted, the server resumed an answer or added up calls.
+            resumed = abs(usage.counted - usage.recorded) > 1
+            # Some servers count BOS, others do not.
+            if whole and not resumed and all(abs(len(prompt) - count) > 1 for count in usage.prompt):
+                tokens = f"{counted(len(prompt), 'id')}, and the server counted {usage.prompt[0]:,} tokens"
+                message = f"the prompt has {tokens}: these are not the ids that it was given"
+                cause, side = "prompt of another length", head(evidence, prompt)
+                yield Hit(Where.PROMPT, 0, len(prompt), message, number, cause, Severity.WARNING, side)
         if evidence.vocabulary is None or number in spelled:
             continue
         if turn.completion_text is not None:
@@ -89,26 +99,6 @@ def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
             )
             cause, side = f"{name} is not in the ids", head(evidence, ids)
             yield Hit(Where.COMPLETION, 0, len(ids), message, number, cause, Severity.WARNING, side)
-
-
-def _check_prompt_usage(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
-    """A hit on a prompt of another length than the server counted; some servers count BOS, others do not.
-
-    If it counted other completion tokens than the log holds, it may have resumed an answer or added up calls.
-    """
-    usage, prompt, rollout = turn.usage, turn.prompt_ids, evidence.rollout
-    if usage is None or prompt is None or not usage.prompt:
-        return
-    messages = rollout.messages or turn.prompt_messages or ()
-    texts = all(isinstance(message.content, str | None) for message in messages)
-    if not texts or not any(message.known_unsampled for message in messages):
-        return  # there may be images, or audio
-    if abs(usage.counted - usage.recorded) > 1 or any(abs(len(prompt) - count) <= 1 for count in usage.prompt):
-        return
-    tokens = f"{counted(len(prompt), 'id')}, and the server counted {usage.prompt[0]:,} tokens"
-    message = f"the prompt has {tokens}: these are not the ids that it was given"
-    severity, cause = Severity.WARNING, "prompt of another length"
-    yield Hit(Where.PROMPT, 0, len(prompt), message, number, cause, severity, head(evidence, prompt))
 
 
 def _check_text(evidence: Evidence, number: int, ids: Ids, text: str) -> Iterator[Hit]:

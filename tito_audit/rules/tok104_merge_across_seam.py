@@ -46,18 +46,18 @@ def merge_across_seam(difference: Difference, evidence: Evidence) -> Reason | No
     unbroken run of calls, and is the safe way where a later turn saw the re-encoded tokens. `mask` takes the span
     out of the loss.
     """
-    if not same_bytes(difference) or not _crosses(difference, evidence):
+    if not same_bytes(difference):
+        return None
+    first, last = difference.start, difference.end - 1
+    if difference.where is Where.COMPLETION:
+        crosses = first == 0 and len(difference.recorded.ids) > difference.end
+    elif difference.where is Where.ROW and evidence.row is not None and first < last:
+        # From a generation prompt of the row into the answer.
+        sampled, roles = evidence.row.sampled, evidence.row.roles
+        crosses = bool(sampled[last] and not sampled[first]) and roles[first] == GENERATION_PROMPT
+    else:
+        crosses = False
+    if not crosses:
         return None
     what = "the end of the prompt and the start of the completion are encoded together"
     return Reason("merge across the seam", what)
-
-
-def _crosses(difference: Difference, evidence: Evidence) -> bool:
-    """Whether a difference starts in a prompt, or in a generation prompt of a row, and ends in the answer."""
-    if difference.where is Where.COMPLETION:
-        return difference.start == 0 and len(difference.recorded.ids) > difference.end
-    if difference.where is not Where.ROW or evidence.row is None or difference.end - difference.start < 2:
-        return False
-    first, last = difference.start, difference.end - 1
-    sampled = evidence.row.sampled
-    return bool(sampled[last] and not sampled[first]) and evidence.row.roles[first] == GENERATION_PROMPT
