@@ -116,31 +116,23 @@ def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     left = row.loss_mask & ~out
     notes = [f"{count:,} of {int(row.loss_mask.sum()):,} trained tokens left the loss"]
     if not left.any():
-        left = _sampled_tokens(evidence)
+        # The mask trains no sampled token: they enter the loss if values lie on exactly these tokens or, without
+        # logprobs, if messages and headers agree. Rollouts with calls are left to `splice`.
+        if judged is None or evidence.row is None or evidence.row.proven:
+            raise RecordError("nothing would be left to train")
+        if judged.values is None:
+            agreed = agreed_mask(evidence)
+            if agreed is None or not agreed.any():
+                raise RecordError("nothing would be left to train")
+            left = agreed
+        elif judged.logprobs_in_place:
+            left = evidence.row.sampled & judged.values.real
+        else:
+            raise RecordError("nothing would be left to train, and the logprobs are not on the sampled tokens")
+        if not left.any():
+            raise RecordError("nothing would be left to train: no sampled token has a logprob")
         notes.append(f"{many(int(left.sum()), 'sampled token')} entered it, none of them trained before")
     return Proposal(with_row(evidence, edit_row(row, loss_mask=left)), notes=tuple(notes), adds=UNTRAINED)
-
-
-def _sampled_tokens(evidence: Evidence) -> Mask:
-    """`[T]` the sampled tokens with a logprob, for a mask that trains none of them.
-
-    RecordError unless it is proven what was sampled: by values on exactly these tokens or, without logprobs, by
-    messages and headers that agree. Rollouts with calls are left to `splice`.
-    """
-    judged, view = judgement(evidence), evidence.row
-    if judged is None or view is None or view.proven:
-        raise RecordError("nothing would be left to train")
-    if judged.values is None:
-        agreed = agreed_mask(evidence)
-        if agreed is None or not agreed.any():
-            raise RecordError("nothing would be left to train")
-        return agreed
-    if not judged.logprobs_in_place:
-        raise RecordError("nothing would be left to train, and the logprobs are not on the sampled tokens")
-    sampled = view.sampled & judged.values.real
-    if not sampled.any():
-        raise RecordError("nothing would be left to train: no sampled token has a logprob")
-    return sampled
 
 
 def _covered_tokens(evidence: Evidence, row: TrainingRow, finding: Finding) -> _CoveredTokens | None:

@@ -60,8 +60,23 @@ def normalize(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
         return None
     notes: list[str] = []
     before = row
-    if findings:
-        row = _with_mask_inverted_back(evidence, row, notes)
+    view, may_invert = evidence.row, bool(findings) and whole_mask(evidence) is WholeMask.INVERTED
+    if may_invert and view is not None and row.loss_mask is not None:
+        judged = judgement(evidence)
+        if column_of(row, ColumnRole.LOSS_MASK) is None:
+            raise RecordError("the row has no mask column that could be inverted back")
+        if judged is not None and judged.values is not None and not judged.logprobs_in_place:
+            raise RecordError(
+                "the logprobs are not on the sampled tokens, and nothing else shows what they belong to"
+            )
+        mask = view.sampled if view.proven else view.sampled & ~row.loss_mask
+        if row.logprobs is not None and all(column.alignment is not Alignment.SAMPLED for column in row.columns):
+            # A token without a logprob has no ratio to train with.
+            mask = mask & np.isfinite(row.logprobs) & ~np.isin(row.logprobs, IMPOSSIBLE)
+        if not mask.any():
+            raise RecordError("nothing would be left to train: no sampled token has a logprob")
+        notes.append("the inverted mask was inverted back")
+        row = edit_row(row, loss_mask=mask)
     row = _with_sentinel(evidence, row, choices, notes)
     row = _with_mask_style(row, choices, notes)
     total = row.padding.left + row.padding.right
@@ -74,25 +89,6 @@ def normalize(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
         return None
     inverted = row.loss_mask is not before.loss_mask
     return Proposal(with_row(evidence, row), notes=tuple(notes), adds=UNTRAINED if inverted else frozenset())
-
-
-def _with_mask_inverted_back(evidence: Evidence, row: TrainingRow, notes: list[str]) -> TrainingRow:
-    """The row with its inverted mask inverted back."""
-    view = evidence.row
-    if whole_mask(evidence) is not WholeMask.INVERTED or view is None or row.loss_mask is None:
-        return row
-    if column_of(row, ColumnRole.LOSS_MASK) is None:
-        raise RecordError("the row has no mask column that could be inverted back")
-    mask, judged = view.sampled if view.proven else view.sampled & ~row.loss_mask, judgement(evidence)
-    if judged is not None and judged.values is not None and not judged.logprobs_in_place:
-        raise RecordError("the logprobs are not on the sampled tokens, and nothing else shows what they belong to")
-    if row.logprobs is not None and all(column.alignment is not Alignment.SAMPLED for column in row.columns):
-        # A token without a logprob has no ratio to train with.
-        mask = mask & np.isfinite(row.logprobs) & ~np.isin(row.logprobs, IMPOSSIBLE)
-    if not mask.any():
-        raise RecordError("nothing would be left to train: no sampled token has a logprob")
-    notes.append("the inverted mask was inverted back")
-    return edit_row(row, loss_mask=mask)
 
 
 def _with_sentinel(evidence: Evidence, row: TrainingRow, choices: RepairChoices, notes: list[str]) -> TrainingRow:

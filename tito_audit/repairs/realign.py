@@ -40,15 +40,21 @@ def _logprobs_moved_back(evidence: Evidence) -> tuple[Logprobs, Mask, bool] | No
     if not shifted[0].by_calls and judged is not None:
         logprobs, lost = restored_logprobs(row, judged)
         return logprobs, lost, False
-    fill, first = _find_fill(evidence, row), first_covered(row)
+    assert view is not None
+    assert view.expected_logprobs is not None
+    first, expected = first_covered(row), view.expected_logprobs
+    # The fill is the sentinel, else the most frequent entry of tokens without a logprob.
+    entries, counts = np.unique(row.logprobs[~view.sampled][first:], return_counts=True)
+    fill = float(entries[counts.argmax()]) if len(counts) and 2 * counts.max() > counts.sum() else np.nan
+    if row.sentinel is not None:
+        fill = row.sentinel
+    elif judged is not None and judged.values is not None:
+        fill = judged.values.fill
     source = np.arange(len(row.logprobs)) + offset
     inside = (source >= first) & (source - offset >= first) & (source < len(source))
     source = np.where(inside, source, 0)
     whole = np.where(inside, row.logprobs[source], fill)
     whole[:first] = row.logprobs[:first]
-    assert view is not None
-    assert view.expected_logprobs is not None
-    expected = view.expected_logprobs
     right = inside & (np.abs(row.logprobs[source] - expected) <= ROUNDING)
     within_turn = inside & (view.turn >= 0) & (view.turn == view.turn[source])
     within_turn &= view.turn_offset[source] - view.turn_offset == source - np.arange(len(source))
@@ -67,21 +73,6 @@ def _logprobs_moved_back(evidence: Evidence) -> tuple[Logprobs, Mask, bool] | No
     trained = row.loss_mask if row.loss_mask is not None else np.zeros(len(source), np.bool_)
     lost &= trained
     return np.where(lost, fill, values), lost, True
-
-
-def _find_fill(evidence: Evidence, row: TrainingRow) -> float:
-    """The fill of the column for tokens without a logprob: the sentinel, else the most frequent entry there."""
-    if row.sentinel is not None:
-        return row.sentinel
-    judged, view = judgement(evidence), evidence.row
-    if judged is not None and judged.values is not None:
-        return judged.values.fill
-    sampled = view.sampled if view is not None else row.loss_mask
-    if row.logprobs is None or sampled is None or sampled.all():
-        return np.nan
-    rest = row.logprobs[~sampled][first_covered(row) :]
-    values, counts = np.unique(rest, return_counts=True)
-    return float(values[counts.argmax()]) if len(rest) and 2 * counts.max() > len(rest) else np.nan
 
 
 def is_fill(values: Logprobs, sentinel: float | None) -> Mask:

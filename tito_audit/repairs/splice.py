@@ -129,20 +129,25 @@ def _tail_of_row(
     original = evidence.rollout.turns[chain[-1]].seen_ids
     assert seen is not None
     assert original is not None
-    inside = _size_if_cut(evidence, row, chain[-1])
-    if inside is not None:
-        prompt = turns[chain[-1]].prompt_ids
-        assert prompt is not None
-        return seen[:0], min(len(prompt) + inside, len(seen))
+    view, stops = evidence.row, sorted(turn_end_ids(evidence))
+    assert view is not None
+    positions = np.flatnonzero(view.turn >= 0)
+    if len(positions) and view.turn[positions[-1]] == chain[-1]:
+        after = slice(int(positions[-1]) + 1, len(row.token_ids))
+        if view.drifted[after].all() and not np.isin(row.token_ids[after], stops).any():
+            # The row ends inside the answer, without a turn end; drifted tokens there hold the rest of it.
+            prompt = turns[chain[-1]].prompt_ids
+            assert prompt is not None
+            size = len(prompt) + int(view.turn_offset[positions[-1]]) + 1
+            return seen[:0], size if after.start == after.stop else len(seen)
     start = _end_of_answer_in_row(evidence, chain[-1])
     if start is None:
         try:
-            whole = splice_prefix(seen, original, row.token_ids, sorted(turn_end_ids(evidence)))
+            whole = splice_prefix(seen, original, row.token_ids, stops)
         except SpliceError as error:
             raise RecordError(f"the row has no place for what turn {chain[-1]} saw and sampled: {error}") from None
         start = len(row.token_ids) - (len(whole) - len(seen))
-    view = evidence.row
-    if view is not None and (view.turn[start:] >= 0).any():
+    if (view.turn[start:] >= 0).any():
         raise RecordError(f"the row goes on with sampled tokens after the end of turn {chain[-1]}")
     return np.asarray(row.token_ids[start:], np.int32), None
 
@@ -160,24 +165,6 @@ def _end_of_answer_in_row(evidence: Evidence, last: int) -> int | None:
         undrifted = np.flatnonzero(~view.drifted[end:])
         end += int(undrifted[0]) if len(undrifted) else len(view.drifted) - end
     return end
-
-
-def _size_if_cut(evidence: Evidence, row: TrainingRow, last: int) -> int | None:
-    """How many tokens of the last answer the row holds if it ends inside it, without a turn end; else None.
-
-    A row that ends in drifted tokens holds the rest of the answer in them.
-    """
-    view = evidence.row
-    assert view is not None
-    positions = np.flatnonzero(view.turn >= 0)
-    if not len(positions) or view.turn[positions[-1]] != last:
-        return None
-    after = slice(int(positions[-1]) + 1, len(row.token_ids))
-    if not view.drifted[after].all() or np.isin(row.token_ids[after], sorted(turn_end_ids(evidence))).any():
-        return None
-    completion = evidence.rollout.turns[last].completion_ids
-    assert completion is not None
-    return int(view.turn_offset[positions[-1]]) + 1 if after.start == after.stop else len(completion)
 
 
 def _spliced_prompts(evidence: Evidence) -> tuple[tuple[Turn, ...], list[int]]:

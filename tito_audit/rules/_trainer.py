@@ -39,7 +39,7 @@ _READABLE = -0.05
 
 
 @dataclass(frozen=True, slots=True)
-class LogprobPair:
+class PairedLogprobs:
     """The sampler's and a trainer's logprobs, as `[N]` arrays over the tokens in the loss that have both."""
 
     where: Where
@@ -56,10 +56,10 @@ class LogprobPair:
 
 
 @memoized
-def logprob_pairs(evidence: Evidence) -> list[LogprobPair]:
+def logprob_pairs(evidence: Evidence) -> list[PairedLogprobs]:
     """Each trainer's column paired with the sampler's, in the row, else in the calls."""
     row, view = evidence.rollout.training_row, evidence.row
-    with_both: list[LogprobPair] = []
+    with_both: list[PairedLogprobs] = []
     if row is not None and row.logprobs is not None and not logprob_shifts(evidence):
         inside = effective_loss_mask(row)
         if inside is None:
@@ -70,7 +70,7 @@ def logprob_pairs(evidence: Evidence) -> list[LogprobPair]:
             if len(at):
                 drifted = np.zeros(len(at), np.bool_) if view is None or not view.proven else view.drifted[at]
                 names, values = (_logprobs_name(row.columns), column.name), (row.logprobs[at], trainer[at])
-                with_both.append(LogprobPair(Where.ROW, None, row.token_ids, at, *values, names, drifted))
+                with_both.append(PairedLogprobs(Where.ROW, None, row.token_ids, at, *values, names, drifted))
     for number, turn in enumerate(() if with_both else evidence.rollout.turns):
         logprobs, ids = turn.completion_logprobs, turn.completion_ids
         if logprobs is None or ids is None:
@@ -81,7 +81,7 @@ def logprob_pairs(evidence: Evidence) -> list[LogprobPair]:
             if len(at):
                 names, values = (_logprobs_name(turn.columns), column.name), (logprobs[at], trainer[at])
                 nothing = np.zeros(len(at), np.bool_)
-                with_both.append(LogprobPair(Where.COMPLETION, number, ids, at, *values, names, nothing))
+                with_both.append(PairedLogprobs(Where.COMPLETION, number, ids, at, *values, names, nothing))
     return with_both
 
 
@@ -94,7 +94,7 @@ def other_bases(evidence: Evidence) -> dict[str, tuple[str, str]]:
     twelve would lie in that window once in 10^18.
     """
     bases: dict[str, tuple[str, str]] = {}
-    by_column: dict[str, list[LogprobPair]] = {}
+    by_column: dict[str, list[PairedLogprobs]] = {}
     for pair in logprob_pairs(evidence):
         by_column.setdefault(pair.names[1], []).append(pair)
     for name, pairs_of_column in by_column.items():
@@ -110,7 +110,7 @@ def other_bases(evidence: Evidence) -> dict[str, tuple[str, str]]:
     return bases
 
 
-def join_pairs(evidence: Evidence, column: list[LogprobPair]) -> LogprobColumns:
+def join_pairs(evidence: Evidence, column: list[PairedLogprobs]) -> LogprobColumns:
     """The pairs of one trainer's column joined, with what else the log has on each token."""
     named = Needs.WEIGHT_VERSIONS in evidence.present
     versions = [_versions(evidence, pair)[pair.at] for pair in column] if named else []
@@ -183,7 +183,7 @@ def notes_on_causes(evidence: Evidence, mismatch: RowMismatch) -> Iterator[tuple
         yield MismatchCause.UNKNOWN, words
 
 
-def _rerouted(evidence: Evidence, pair: LogprobPair) -> Mask | None:
+def _rerouted(evidence: Evidence, pair: PairedLogprobs) -> Mask | None:
     """`[T]` True where the two sides used other experts for the token before, which make the logprob of a token.
 
     None unless the log has the experts of both sides.
@@ -215,7 +215,7 @@ def _rerouted(evidence: Evidence, pair: LogprobPair) -> Mask | None:
     return out[before:]
 
 
-def _set_sizes(evidence: Evidence, pair: LogprobPair) -> Logprobs | None:
+def _set_sizes(evidence: Evidence, pair: PairedLogprobs) -> Logprobs | None:
     """`[T]` how many tokens each was sampled from; NaN where the log does not say, None if it never does."""
     rollout = evidence.rollout
     row, size = rollout.training_row, len(pair.ids)
@@ -236,7 +236,7 @@ def _set_sizes(evidence: Evidence, pair: LogprobPair) -> Logprobs | None:
     return None
 
 
-def _versions(evidence: Evidence, pair: LogprobPair) -> Logprobs:
+def _versions(evidence: Evidence, pair: PairedLogprobs) -> Logprobs:
     """`[T]` the version of the weights that sampled each token; NaN where the log does not say."""
     rollout, row = evidence.rollout, evidence.rollout.training_row
     out = np.full(len(pair.ids), np.nan)

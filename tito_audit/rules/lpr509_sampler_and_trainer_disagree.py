@@ -17,7 +17,7 @@ from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.mismatch import MISMATCH, CauseShare, MismatchCause, RowMismatch
 from tito_audit.record.reading import shift_in_words
 from tito_audit.rule import rule
-from tito_audit.rules._trainer import LogprobPair, join_pairs, logprob_pairs, notes_on_causes, other_bases
+from tito_audit.rules._trainer import PairedLogprobs, join_pairs, logprob_pairs, notes_on_causes, other_bases
 from tito_audit.rules._words import counted, head, quoted
 from tito_audit.terminal.mismatch import cause_words
 from tito_audit.terminal.words import decimal, listed, percent, signed
@@ -92,7 +92,7 @@ def sampler_and_trainer_disagree(evidence: Evidence) -> Iterator[Hit]:
     otherwise compare both engines on one prompt, or correct with importance ratios.
     """
     units = other_bases(evidence)
-    by_column: dict[str, list[LogprobPair]] = {}
+    by_column: dict[str, list[PairedLogprobs]] = {}
     for pair in logprob_pairs(evidence):
         if pair.names[1] not in units:
             by_column.setdefault(pair.names[1], []).append(pair)
@@ -102,7 +102,9 @@ def sampler_and_trainer_disagree(evidence: Evidence) -> Iterator[Hit]:
     evidence.memo[MISMATCH] = tuple(mismatches)
 
 
-def _check_column(evidence: Evidence, column: list[LogprobPair], mismatches: list[RowMismatch]) -> Iterator[Hit]:
+def _check_column(
+    evidence: Evidence, column: list[PairedLogprobs], mismatches: list[RowMismatch]
+) -> Iterator[Hit]:
     """The finding on one trainer's column, of the row or of all calls; its causes are added to `mismatches`."""
     differences = [pair.trainer - pair.sampler for pair in column]
     every = np.concatenate(differences)
@@ -167,13 +169,15 @@ def _check_column(evidence: Evidence, column: list[LogprobPair], mismatches: lis
 
 
 def _explain_mismatch(
-    evidence: Evidence, column: list[LogprobPair], *, shifted: bool = False, near: bool = False
+    evidence: Evidence, column: list[PairedLogprobs], *, shifted: bool = False, near: bool = False
 ) -> RowMismatch:
     mismatch = explain_mismatch(join_pairs(evidence, column), *column[0].names, shifted=shifted, near=near)
     return replace(mismatch, notes=tuple(notes_on_causes(evidence, mismatch)))
 
 
-def _within_bound(evidence: Evidence, column: list[LogprobPair], every: Logprobs, apart: Logprobs) -> RowMismatch:
+def _within_bound(
+    evidence: Evidence, column: list[PairedLogprobs], every: Logprobs, apart: Logprobs
+) -> RowMismatch:
     """The causes of the mismatch of a column near the sampler's: numerics, unless a cheap look shows others."""
     above, (sampler, trainer) = (every > 0).sum(), column[0].names
     strange = not apart.any() or apart.max() > _STRANGE or above <= _ONE_SIDED * len(every)
@@ -185,7 +189,7 @@ def _within_bound(evidence: Evidence, column: list[LogprobPair], every: Logprobs
     return RowMismatch(sampler, trainer, len(apart), ((MismatchCause.NUMERICS.value, share),), points=points)
 
 
-def _find_offset(column: list[LogprobPair]) -> int:
+def _find_offset(column: list[PairedLogprobs]) -> int:
     """How many places late (+) or early (-) the trainer's values are; 0 unless one offset alone explains them."""
     fits = []
     for offset in (*range(-MAX_SLIDE, 0), *range(1, MAX_SLIDE + 1)):
@@ -197,7 +201,7 @@ def _find_offset(column: list[LogprobPair]) -> int:
     return fits[0] if len(fits) == 1 else 0
 
 
-def _distances(column: list[LogprobPair], offset: int) -> tuple[Logprobs, Logprobs]:
+def _distances(column: list[PairedLogprobs], offset: int) -> tuple[Logprobs, Logprobs]:
     """`[N]` how far the two sides of a token are apart in place, and with the trainer's values moved back."""
     in_place, moved = [], []
     for pair in column:
@@ -209,7 +213,7 @@ def _distances(column: list[LogprobPair], offset: int) -> tuple[Logprobs, Logpro
     return np.concatenate(in_place), np.concatenate(moved)
 
 
-def _describe_worst(evidence: Evidence, column: list[LogprobPair], differences: list[Logprobs]) -> str:
+def _describe_worst(evidence: Evidence, column: list[PairedLogprobs], differences: list[Logprobs]) -> str:
     """The tokens that differ most, with their places and whether they drifted."""
     places = [
         (abs(float(own[k])), pair, k)

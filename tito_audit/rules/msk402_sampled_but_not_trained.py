@@ -68,8 +68,8 @@ def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
             yield mask.hit(evidence, start, end, message, "turn left out", turn, Severity.NOTE, headline)
             continue
         for begin, stop in spans:
-            for left_out, rest in trained_runs(mask.not_trained[begin:stop]):
-                start, end = begin + left_out, begin + rest
+            for first, past in trained_runs(mask.not_trained[begin:stop]):
+                start, end = begin + first, begin + past
                 tokens, headline = counted(end - start, "sampled token"), ""
                 if is_sft(evidence.rollout):
                     tokens = f"{end - start:,} token{'s' * (end - start > 1)} of the assistant"

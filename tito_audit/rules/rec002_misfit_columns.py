@@ -8,9 +8,8 @@ import numpy as np
 
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
-from tito_audit.record.column import Column, ColumnRole, MaskEncoding, expand
+from tito_audit.record.column import ColumnRole, MaskEncoding, expand
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._masks import has_shifted_column
@@ -49,8 +48,10 @@ def misfit_columns(evidence: Evidence) -> Iterator[Hit]:
     fix the code that writes the mask.
     """
     row = evidence.rollout.training_row
-    for column in row.columns if row is not None else ():
-        if row is None or column.role is not ColumnRole.LOSS_MASK:
+    if row is None:
+        return
+    for column in row.columns:
+        if column.role is not ColumnRole.LOSS_MASK:
             continue
         if column.alignment is None:
             message = f"`{column.name}` has {counted(len(column.values), 'entry', 'entries')} for "
@@ -60,7 +61,8 @@ def misfit_columns(evidence: Evidence) -> Iterator[Hit]:
                 message += f" ({len(row.token_ids) - row.prompt_length} after the prompt)"
             message += "; nothing says which token each entry belongs to"
             yield Hit(Where.ROW, 0, len(row.token_ids), message, cause="mask length")
-        elif column.encoding is None:
+            continue
+        if column.encoding is None:
             values, what = column.values, "are not numbers"
             if values.dtype.kind in "iuf" and len(values):
                 finite = values[~np.isnan(values.astype(np.float64))]
@@ -69,40 +71,28 @@ def misfit_columns(evidence: Evidence) -> Iterator[Hit]:
             not_one = "they are not a mask of 0 and 1, of weights, or of -100 and ids"
             message = f"the values of `{column.name}` {what}; {not_one}"
             yield Hit(Where.ROW, 0, len(row.token_ids), message, cause="values are no mask")
-        elif column.encoding is MaskEncoding.LABELS:
-            yield from _check_labels(evidence, column, row)
-
-
-def _check_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Iterator[Hit]:
-    """Hits on labels that are not the id of their token; a single one if all are those of a neighbour."""
-    assert column.alignment is not None
-    labels = expand(
-        column.values.astype(np.int64),
-        column.alignment,
-        full=len(row.token_ids),
-        prompt_length=row.prompt_length,
-        fill=_IGNORED,
-    )
-    where = labels != _IGNORED
-    wrong = where & (labels != row.token_ids)
-    if not wrong.any():
-        return
-    marked, slide = where.nonzero()[0], 0
-    for by in (1, -1):  # every label is the id one place before it, or the one after it
-        source = marked - by
-        inside = (source >= 0) & (source < len(row.token_ids))
-        if not slide and inside.all() and np.array_equal(labels[marked], row.token_ids[source]):
-            slide = by
-    runs = [(int(marked[0]), int(marked[-1]) + 1)] if slide else trained_runs(wrong)
-    for start, end in runs:
-        count = int(wrong[start:end].sum())
-        labels_are = f"{counted(count, 'label')} of `{column.name}` {'is' if count == 1 else 'are'}"
-        if slide:
-            side = "before" if slide > 0 else "after"
-            message = (
-                f"{labels_are} the id of the token one place {side} their own: the labels are off by {slide:+d}"
-            )
-        else:
-            message = f"{labels_are} not the id of their token; mask and tokens were made from different sequences"
-        cause = f"labels slid by {slide:+d}" if slide else "labels of other tokens"
-        yield Hit(Where.ROW, start, end, message, cause=cause, recorded=head(evidence, row.token_ids[start:end]))
+        if column.encoding is not MaskEncoding.LABELS:
+            continue
+        full, values = len(row.token_ids), column.values.astype(np.int64)
+        labels = expand(values, column.alignment, full=full, prompt_length=row.prompt_length, fill=_IGNORED)
+        labelled = labels != _IGNORED
+        wrong = labelled & (labels != row.token_ids)
+        if not wrong.any():
+            continue
+        marked, slide = labelled.nonzero()[0], 0
+        for by in (1, -1):  # every label is the id one place before it, or the one after it
+            source = marked - by
+            inside = (source >= 0) & (source < full)
+            if not slide and inside.all() and np.array_equal(labels[marked], row.token_ids[source]):
+                slide = by
+        for start, end in [(int(marked[0]), int(marked[-1]) + 1)] if slide else trained_runs(wrong):
+            count = int(wrong[start:end].sum())
+            message = f"{counted(count, 'label')} of `{column.name}` {'is' if count == 1 else 'are'}"
+            if slide:
+                cause, side = f"labels slid by {slide:+d}", "before" if slide > 0 else "after"
+                message += f" the id of the token one place {side} their own: the labels are off by {slide:+d}"
+            else:
+                cause = "labels of other tokens"
+                message += " not the id of their token; mask and tokens were made from different sequences"
+            tokens = head(evidence, row.token_ids[start:end])
+            yield Hit(Where.ROW, start, end, message, cause=cause, recorded=tokens)

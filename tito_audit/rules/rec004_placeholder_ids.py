@@ -10,7 +10,7 @@ from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import TrainingRow, Turn, effective_loss_mask
+from tito_audit.record.rollout import Turn, effective_loss_mask
 from tito_audit.rule import rule
 from tito_audit.rules._drift import hits_of_known_causes
 from tito_audit.rules._logprobs import sampled_values
@@ -64,16 +64,38 @@ def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
     rollout = evidence.rollout
     stated = rollout.stated.dummy_tokens
     for number, turn in enumerate(rollout.turns):
+        prompt, completion = turn.prompt_ids, turn.completion_ids
         # A quick look: most ids neither start at 0 or 1 nor begin as they end.
-        for ids in (turn.prompt_ids, turn.completion_ids):
+        for ids in (prompt, completion):
             if ids is not None and len(ids) and (stated or ids[0] <= 1 or ids[0] == ids[-1]):
-                yield from _check_turn(evidence, number, turn, stated)
                 break
+        else:
+            continue
+        dummy_prompt = False
+        if prompt is not None and _one_id(prompt) and not _repeats_a_piece(turn.prompt_text, len(prompt)):
+            dummy_prompt = True
+            yield _hit(evidence, Where.PROMPT, number, prompt, _ONE_ID)
+        if completion is None or not len(completion):
+            continue
+        cause = "stated by the log" if stated else _pattern(completion)
+        if cause is None and prompt is not None and len(prompt) == 1 and not (prompt[0] or completion.any()):
+            cause = "nothing but 0"
+        real = None if stated or cause is None else _was_sampled(evidence, number, turn)
+        if cause is not None and not real:
+            looping = cause == _ONE_ID and real is None and not dummy_prompt and not stated
+            cause, severity = (_UNDECIDED, Severity.WARNING) if looping else (cause, Severity.ERROR)
+            yield _hit(evidence, Where.COMPLETION, number, completion, cause, severity)
     row = rollout.training_row
     if row is None:
         return
     cause = "stated by the log" if stated and len(row.token_ids) else _pattern(row.token_ids)
-    if cause is not None and not (cause == _ONE_ID and _is_answer_in_loop(row)):
+    in_loop = False
+    if cause == _ONE_ID and row.logprobs is not None:
+        # Such a row may be the answer of a model in a loop, but has no prompt of that id.
+        trained = effective_loss_mask(row)
+        in_loop = bool(_show_a_loop(row.logprobs if trained is None else row.logprobs[trained]))
+        in_loop &= trained is None or np.count_nonzero(~trained) < _CONSTANT
+    if cause is not None and not in_loop:
         yield _hit(evidence, Where.ROW, None, row.token_ids, cause)
     elif not rollout.turns and Verified.LOGPROBS not in evidence.verified:
         for values in sampled_values(evidence):
@@ -81,32 +103,6 @@ def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
                 ids = row.token_ids[start:end]
                 if _one_id(ids) and _show_a_loop(values.logprobs[start:end]) is False:
                     yield _hit(evidence, Where.ROW, None, ids, _ONE_ID, start=start)
-
-
-def _is_answer_in_loop(row: TrainingRow) -> bool:
-    """Whether a row of one id is the answer of a model in a loop, with no prompt of that id before it."""
-    trained = effective_loss_mask(row)
-    if row.logprobs is None or trained is None:
-        return row.logprobs is not None and bool(_show_a_loop(row.logprobs))
-    return int((~trained).sum()) < _CONSTANT and bool(_show_a_loop(row.logprobs[trained]))
-
-
-def _check_turn(evidence: Evidence, number: int, turn: Turn, stated: bool) -> Iterator[Hit]:
-    """Hits on a prompt and a completion that are placeholders."""
-    prompt, completion = turn.prompt_ids, turn.completion_ids
-    dummy_prompt = prompt is not None and _one_id(prompt) and not _repeats_a_piece(turn.prompt_text, len(prompt))
-    if prompt is not None and dummy_prompt:
-        yield _hit(evidence, Where.PROMPT, number, prompt, _ONE_ID)
-    if completion is None or not len(completion):
-        return
-    cause = "stated by the log" if stated else _pattern(completion)
-    if cause is None and prompt is not None and len(prompt) == 1 and not (prompt[0] or completion.any()):
-        cause = "nothing but 0"
-    real = None if stated or cause is None else _was_sampled(evidence, number, turn)
-    if cause is not None and not real:
-        looping = cause == _ONE_ID and real is None and not dummy_prompt and not stated
-        cause, severity = (_UNDECIDED, Severity.WARNING) if looping else (cause, Severity.ERROR)
-        yield _hit(evidence, Where.COMPLETION, number, completion, cause, severity)
 
 
 def _pattern(ids: Ids) -> str | None:

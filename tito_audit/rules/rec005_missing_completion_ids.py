@@ -11,7 +11,6 @@ import numpy as np
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.message import ToolCall
 from tito_audit.record.rollout import Turn
 from tito_audit.rule import rule
 from tito_audit.rules._texts import TextAgreement, agreement, answer_of, ids_contain, missing_part, spelled_calls
@@ -61,10 +60,30 @@ def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
     for number, turn in enumerate(evidence.rollout.turns):
         if number in unrecovered:
             continue
-        if turn.completion_ids is None or not len(turn.completion_ids):
-            without += _check_without_ids(evidence, number, turn)
-        elif turn.usage is not None or number not in spelled:
-            yield from _check_complete(evidence, number, turn)
+        if turn.completion_ids is not None and len(turn.completion_ids):
+            if turn.usage is not None or number not in spelled:
+                yield from _check_complete(evidence, number, turn)
+            continue
+        if turn.completion_ids is None and turn.token_texts is not None:
+            continue  # ids can be looked up from the token strings once there is a tokenizer
+        answer = answer_of(evidence, turn)
+        text = turn.completion_text or (answer.text if answer is not None else "")
+        columns = [c for c in turn.columns if c.role is ColumnRole.LOGPROBS and len(c.values)]
+        if text:
+            there = f"its text has {counted(len(text), 'character')} ({quoted(text)})"
+        elif answer is not None and answer.tool_calls:
+            there = f"its message calls `{answer.tool_calls[0].name}`"
+        elif answer is not None and answer.reasoning:
+            there = f"its reasoning has {counted(len(answer.reasoning), 'character')}"
+        elif columns:
+            there = f"{counted(len(columns[0].values), 'logprob')} were recorded"
+        else:
+            continue  # nothing shows that the call generated anything
+        cause, has = "no ids", "has no completion ids"
+        if turn.completion_ids is not None:
+            cause, has = "empty ids", "has an empty list of completion ids"
+        message = f"the call {has} although {there}; it can only be trained on tokens that were never recorded"
+        without.append(Hit(Where.COMPLETION, 0, 0, message, turn=number, cause=cause))
     # Calls without ids are one hit for each cause, at the first of them.
     for cause in dict.fromkeys(hit.cause for hit in without):
         first, *more = (hit for hit in without if hit.cause == cause)
@@ -74,30 +93,6 @@ def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
     if row is not None and not len(row.token_ids) and any(m.sampled for m in evidence.rollout.messages):
         message = "the training row holds no tokens although the conversation has an answer"
         yield Hit(Where.ROW, 0, 0, message, cause="empty row")
-
-
-def _check_without_ids(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
-    """A hit on a call without ids, if the log shows that it generated something."""
-    if turn.completion_ids is None and turn.token_texts is not None:
-        # Ids can be looked up from the token strings once there is a tokenizer.
-        return
-    answer = answer_of(evidence, turn)
-    text = turn.completion_text or (answer.text if answer is not None else "")
-    columns = [c for c in turn.columns if c.role is ColumnRole.LOGPROBS and len(c.values)]
-    if text:
-        there = f"its text has {counted(len(text), 'character')} ({quoted(text)})"
-    elif answer is not None and answer.tool_calls:
-        there = f"its message calls `{answer.tool_calls[0].name}`"
-    elif answer is not None and answer.reasoning:
-        there = f"its reasoning has {counted(len(answer.reasoning), 'character')}"
-    elif columns:
-        there = f"{counted(len(columns[0].values), 'logprob')} were recorded"
-    else:
-        return
-    cause = "no ids" if turn.completion_ids is None else "empty ids"
-    has = "has no completion ids" if turn.completion_ids is None else "has an empty list of completion ids"
-    message = f"the call {has} although {there}; it can only be trained on tokens that were never recorded"
-    yield Hit(Where.COMPLETION, 0, 0, message, turn=number, cause=cause)
 
 
 def _check_complete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
@@ -121,9 +116,13 @@ def _check_complete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit
     if missed is not None and not _EMPTY_THOUGHT.fullmatch(missed):
         problem = f"lack {counted(len(missed), 'character')} of its text: {quoted(missed)}"
     elif answer is not None and evidence.vocabulary is not None and not complete:
-        names = [call.name for call in answer.tool_calls if call.name and not _hold_call(evidence, number, call)]
-        if names:
-            problem, cause = f"hold no call of `{names[0]}`, which its message makes", "tool call"
+        for call in answer.tool_calls:
+            # The name, or only the arguments if the request named the tool.
+            arguments = call.arguments if isinstance(call.arguments, str) else ""
+            parts = [call.name, *([arguments] if len(arguments.strip()) > len("{}") else [])]
+            if call.name and not any(ids_contain(evidence, number, part) for part in parts):
+                problem, cause = f"hold no call of `{call.name}`, which its message makes", "tool call"
+                break
     if not problem and usage is not None and uncounted > usage.choices:
         length = len(turn.completion_text or "")
         if answer is not None:  # every tool call has about 20 characters besides its name and arguments
@@ -140,11 +139,3 @@ def _check_complete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit
         message = f"the {counted(len(ids), 'completion id')} {problem}; the rest was not recorded"
         side = head(evidence, ids[np.maximum(len(ids) - 16, 0) :])
         yield Hit(Where.COMPLETION, 0, len(ids), message, number, f"incomplete: {cause}", severity, side)
-
-
-def _hold_call(evidence: Evidence, number: int, call: ToolCall) -> bool:
-    """Whether the ids hold a call: its name, or only its arguments if the request named the tool."""
-    arguments = call.arguments if isinstance(call.arguments, str) else ""
-    return ids_contain(evidence, number, call.name) or (
-        len(arguments.strip()) > len("{}") and ids_contain(evidence, number, arguments)
-    )

@@ -96,7 +96,7 @@ def several_weight_versions(evidence: Evidence) -> Iterator[Hit]:
     None is needed: nothing is wrong with the row. Log the version of each token where calls outlive an update.
     """
     versions = _count_versions(evidence.rollout)
-    if versions is None or len(versions.tokens) < 2:
+    if len(versions.tokens) < 2:
         return
     where, turn, start, end = versions.change or (Where.ROW, None, 0, 0)
     names = [
@@ -121,24 +121,34 @@ def _shorten(version: str) -> str:
     return version if len(version) <= _LONGEST else version[: _LONGEST - 1] + "…"
 
 
-def _count_versions(rollout: Rollout) -> _VersionCounts | None:
-    """The versions that sampled the row's tokens, else the calls, else the whole rollout; None if unknown."""
-    row, stated = rollout.training_row, rollout.stated
+def _count_versions(rollout: Rollout) -> _VersionCounts:
+    """The versions that sampled the row's tokens, else the calls, else the whole rollout; none if unknown."""
+    row, stated, versions = rollout.training_row, rollout.stated, _VersionCounts()
     column = None if row is None else version_column(row.columns)
+    named, spans = stated.facts.get("weight_versions"), stated.facts.get("weight_spans")
     if row is not None and column is not None:
-        versions = _VersionCounts()
         if column.name == WEIGHTS and column.values.dtype.kind == "O":
             sampled = column.values.copy()
             sampled[~_sampled(row)] = None
             versions.add_spans(versions_to_spans(sampled), Where.ROW, None)
         else:
             _add_tokens(versions, expand_to_row(column, row), Where.ROW, None, _sampled(row))
-        return versions
-    if any(turn.weight_versions or version_column(turn.columns) is not None for turn in rollout.turns):
-        return _count_calls(rollout)
-    named, spans = stated.facts.get("weight_versions"), stated.facts.get("weight_spans")
-    if row is not None and isinstance(spans, list | tuple) and spans:
-        versions = _VersionCounts()
+    elif any(turn.weight_versions or version_column(turn.columns) is not None for turn in rollout.turns):
+        versions.calls = True
+        for number, turn in enumerate(rollout.turns):
+            size = 0 if turn.completion_ids is None else len(turn.completion_ids)
+            column = version_column(turn.columns)
+            if column is not None:
+                values = column.values.astype(np.float64)
+                _add_tokens(versions, values, Where.COMPLETION, number, np.ones(size, np.bool_))
+            elif turn.weight_spans and size:
+                cut = [
+                    (version, start, min(end, size)) for version, start, end in turn.weight_spans if start < size
+                ]
+                versions.add_spans(cut, Where.COMPLETION, number)
+            elif turn.weight_versions and (size or turn.completion_ids is None):
+                versions.add(turn.weight_versions, size, (Where.COMPLETION, number, 0, size))
+    elif row is not None and isinstance(spans, list | tuple) and spans:
         # Spans count from the start of the row or of its response: take what covers more trained tokens.
         trained = _sampled(row)
         start = row.prompt_length if row.prompt_length is not None else int(trained.argmax())
@@ -147,41 +157,23 @@ def _count_versions(rollout: Rollout) -> _VersionCounts | None:
         size = len(trained)
         cut = [(version, a + by, min(b + by, size)) for version, a, b in spans if a + by < size]
         versions.add_spans(cut, Where.ROW, None)
-        return versions
-    if row is not None and isinstance(named, list | tuple) and named:
-        versions = _VersionCounts()
+    elif row is not None and isinstance(named, list | tuple) and named:
         runs = [] if row.loss_mask is None else trained_runs(row.loss_mask)
         if len(runs) == len(named):  # each call names one
             for (start, end), version in zip(runs, named, strict=True):
                 versions.add([version], end - start, (Where.ROW, None, start, end))
         else:
             versions.add(named, int(_sampled(row).sum()), (Where.ROW, None, 0, len(row.token_ids)))
-        return versions
-    if len(set(stated.policy_versions)) < 2:
-        return None
-    size = sum(len(turn.completion_ids) for turn in rollout.turns if turn.completion_ids is not None)
-    size = int(_sampled(row).sum()) if row is not None and not size else size
-    versions = _VersionCounts()
-    first = rollout.turns[0].completion_ids if rollout.turns else None
-    whole: tuple[Where, int | None, int, int] = (Where.ROW, None, 0, 0 if row is None else len(row.token_ids))
-    place = whole if row is not None else (Where.COMPLETION, 0, 0, 0 if first is None else len(first))
-    versions.add([str(version) for version in stated.policy_versions], size, place)
-    return versions if rollout.turns or row is not None else None
-
-
-def _count_calls(rollout: Rollout) -> _VersionCounts:
-    versions = _VersionCounts(calls=True)
-    for number, turn in enumerate(rollout.turns):
-        size = 0 if turn.completion_ids is None else len(turn.completion_ids)
-        column = version_column(turn.columns)
-        if column is not None:
-            values = column.values.astype(np.float64)
-            _add_tokens(versions, values, Where.COMPLETION, number, np.ones(size, np.bool_))
-        elif turn.weight_spans and size:
-            cut = ((version, start, min(end, size)) for version, start, end in turn.weight_spans if start < size)
-            versions.add_spans(tuple(cut), Where.COMPLETION, number)
-        elif turn.weight_versions and (size or turn.completion_ids is None):
-            versions.add(turn.weight_versions, size, (Where.COMPLETION, number, 0, size))
+    elif len(set(stated.policy_versions)) > 1 and (rollout.turns or row is not None):
+        completions = [turn.completion_ids for turn in rollout.turns]
+        size = sum(len(ids) for ids in completions if ids is not None)
+        place: tuple[Where, int | None, int, int]
+        if row is not None:
+            size, place = size or int(_sampled(row).sum()), (Where.ROW, None, 0, len(row.token_ids))
+        else:
+            first = completions[0]
+            place = Where.COMPLETION, 0, 0, 0 if first is None else len(first)
+        versions.add([str(version) for version in stated.policy_versions], size, place)
     return versions
 
 

@@ -187,17 +187,9 @@ def _check_sequence(evidence: Evidence, sequence: _ImageSequence) -> Iterator[Hi
         )
         place = short[0].start, short[0].stop
         yield sequence.hit(evidence, place, message, "not expanded", Severity.WARNING)
-    if miscounted is None:
-        yield from _check_repeated_images(evidence, sequence)
-    yield from _check_grids(evidence, sequence)
-
-
-def _check_repeated_images(evidence: Evidence, sequence: _ImageSequence) -> Iterator[Hit]:
-    """A hit on an image with several times as many placeholders as elsewhere in the prompt."""
-    if sequence.stated is None or len(sequence.stated.images) != len(sequence.images):
-        return
     first: dict[str, ImageSpan] = {}
-    for image, span in zip(sequence.stated.images, sequence.images, strict=True):
+    in_messages = stated.images if stated is not None and miscounted is None else ()
+    for image, span in zip(in_messages, images, strict=True) if len(in_messages) == len(images) else ():
         other = first.setdefault(image, span)
         low, high = sorted((other.pads, span.pads))
         if image and low > 1 and high > low and high % low == 0:
@@ -205,7 +197,8 @@ def _check_repeated_images(evidence: Evidence, sequence: _ImageSequence) -> Iter
             message = f"one image has {low} placeholders in one place and {high} in another: it was expanded again"
             place = longer.start, longer.stop
             yield sequence.hit(evidence, place, message, "placeholders multiplied", Severity.WARNING)
-            return
+            break
+    yield from _check_grids(evidence, sequence)
 
 
 def _check_grids(evidence: Evidence, sequence: _ImageSequence) -> Iterator[Hit]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
-from tito_audit.record.arrays import Mask, Offsets
+from tito_audit.record.arrays import Mask
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.token_extras import Routing
@@ -94,18 +94,22 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
                 inside = (~((flat == 0).all(axis=1) | (flat == _MISSING).all(axis=1))).nonzero()[0]
                 start, end = (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
             if not images and count not in first | later and (count < most or end - start > most):
+                message = f"`{routing.name}` has {counted(count, 'row')} for {_tokens(sequence)}"
                 parts = sequence.resumed_at
                 if parts and count - sum(parts) + len(parts) in first:
                     # inclusionAI/AReaL `areal/infra/remote_inf_engine.py`; its trainer refuses so many rows.
-                    message = (
-                        f"`{routing.name}` has {counted(count, 'row')} for {_tokens(sequence)}: those of "
-                        f"{counted(len(parts) + 1, 'part')} that different weights sampled, each from the first "
-                        "token on; replay has to leave out what a later part repeats"
+                    message += (
+                        f": those of {counted(len(parts) + 1, 'part')} that different weights sampled, each from "
+                        "the first token on; replay has to leave out what a later part repeats"
                     )
                     yield sequence.hit(message, "rows of several parts", severity=Severity.WARNING)
                     yield from _check_experts(sequence, routing, None)
                     continue
-                yield sequence.hit(_count_message(sequence, routing), "rows of other tokens")
+                missing = len(sequence.ids) - routing.start - 1 - count
+                message += f" from token {routing.start} on" if routing.start else ""
+                message += f": {counted(missing, 'row')} missing" if missing > 0 else ""
+                message += "; replay sends tokens to the experts of others"
+                yield sequence.hit(message, "rows of other tokens")
                 continue
             # If there may be rows of the response alone, or an image takes several, their tokens are unknown.
             certain = not images and (count in first or (count > most >= end))
@@ -125,23 +129,12 @@ def _possible_row_counts(sequence: TokenSequence, routing: Routing) -> tuple[set
     return rows, {size - at - by for at in later if at is not None for by in (0, 1) if at + by <= size} - rows
 
 
-def _count_message(sequence: TokenSequence, routing: Routing) -> str:
-    count, size = len(routing.experts), len(sequence.ids)
-    message = f"`{routing.name}` has {counted(count, 'row')} for {_tokens(sequence)}"
-    if routing.start:
-        message += f" from token {routing.start} on"
-    wanted = size - routing.start
-    if count < wanted - 1:
-        message += f": {counted(wanted - 1 - count, 'row')} missing"
-    return f"{message}; replay sends tokens to the experts of others"
-
-
 def _tokens(sequence: TokenSequence) -> str:
     return counted(len(sequence.ids), "token")
 
 
 def _check_experts(sequence: TokenSequence, routing: Routing, first: int | None) -> Iterator[Hit]:
-    """Hits on wrong experts; if `first`, the token of the first row, is known, also on rows that do not fit."""
+    """Hits on wrong experts; with `first`, the token of the first row, also on rows of zeros and equal rows."""
     experts = routing.experts.astype(np.int64)
     if not experts.size:
         return
@@ -160,12 +153,8 @@ def _check_experts(sequence: TokenSequence, routing: Routing, first: int | None)
             message = f"{counted(int(twice.sum()), 'row')} of `{routing.name}` with one expert twice in a layer"
             yield sequence.hit(message, "one expert twice", None if first is None else twice.nonzero()[0] + first)
             return
-    if first is not None:
-        yield from _check_filled(sequence, routing, experts, first)
-
-
-def _check_filled(sequence: TokenSequence, routing: Routing, experts: Offsets, first: int) -> Iterator[Hit]:
-    """Hits on sampled tokens with a row of zeros, or with the same row as many others."""
+    if first is None:
+        return
     flat = experts.reshape(len(experts), -1)[: max(len(sequence.ids) - first - 1, 0)]
     sampled = sequence.sampled[first : first + len(flat)]
     if experts.shape[2] > 1:

@@ -9,11 +9,11 @@ import numpy as np
 
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
-from tito_audit.record.arrays import Ids, Mask, Offsets
+from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.token_extras import KeptSets
 from tito_audit.rule import rule
-from tito_audit.rules._beside import TokenSequence, token_sequences
+from tito_audit.rules._beside import token_sequences
 from tito_audit.rules._words import counted, head
 
 
@@ -64,46 +64,33 @@ def kept_token_sets(evidence: Evidence) -> Iterator[Hit]:
                 message = f"`{sets.name}` holds the id {int(out[0])}, which the vocabulary does not have"
                 yield sequence.hit(message, "ids outside the vocabulary")
                 continue
-            places = _places_of_entries(sequence, len(sets.offsets) - 1)
-            if places is None:
-                sampled = counted(int(sequence.sampled.sum()), "sampled token")
-                message = f"`{sets.name}` has {counted(len(sets.offsets) - 1, 'set')} for {sampled}"
+            # A set for each token of the row, of the response, or for each that was sampled.
+            count, sampled, start = len(sets.offsets) - 1, sequence.sampled.nonzero()[0], sequence.response
+            if start is None:
+                start = int(sampled[0]) if len(sampled) else len(sequence.ids)
+            if count in (len(sequence.ids), len(sequence.ids) - start):
+                places = np.arange(len(sequence.ids) - count, len(sequence.ids))
+            elif count == len(sampled):
+                places = sampled
+            else:
+                message = f"`{sets.name}` has {counted(count, 'set')} for {counted(len(sampled), 'sampled token')}"
                 message += "; nothing says which token each set belongs to"
                 yield sequence.hit(message, "sets of other tokens")
                 continue
-            yield from _check_ids(evidence, sequence, sets, places)
-
-
-def _places_of_entries(sequence: TokenSequence, count: int) -> Offsets | None:
-    """The token of each set; None if nothing says which tokens this many sets belong to."""
-    size = len(sequence.ids)
-    if count == size:
-        return np.arange(size)
-    if sequence.response is not None and count == size - sequence.response:
-        return np.arange(sequence.response, size)
-    sampled = sequence.sampled.nonzero()[0]
-    if count == len(sampled):
-        return sampled
-    first = int(sampled[0]) if len(sampled) else size
-    return np.arange(first, size) if sequence.response is None and count == size - first else None
-
-
-def _check_ids(evidence: Evidence, sequence: TokenSequence, sets: KeptSets, places: Offsets) -> Iterator[Hit]:
-    """A hit on sampled tokens that are not in their sets."""
-    ids = sequence.ids[places]
-    judged = sequence.sampled[places] & (np.diff(sets.offsets) > 0)
-    wrong = judged & ~_sets_hold(sets, ids)
-    if not wrong.any():
-        return
-    at = places[wrong]
-    message = f"{counted(len(at), 'sampled token')} of {int(judged.sum()):,} not in the set of `{sets.name}`"
-    for by, side in ((1, "before"), (-1, "after")):
-        moved = np.roll(ids, by)
-        both = judged & (np.arange(len(ids)) >= 1 if by > 0 else np.arange(len(ids)) < len(ids) - 1)
-        if len(at) > 1 and both.any() and (_sets_hold(sets, moved) | ~both).all():
-            message += f"; the sets are those of the token {side} each"
-    tokens = head(evidence, sequence.ids[int(at[0]) : int(at[-1]) + 1])
-    yield replace(sequence.hit(message, "not in its set", at), recorded=tokens)
+            ids = sequence.ids[places]
+            judged = sequence.sampled[places] & (np.diff(sets.offsets) > 0)
+            at = places[judged & ~_sets_hold(sets, ids)]
+            if not len(at):
+                continue
+            message = (
+                f"{counted(len(at), 'sampled token')} of {int(judged.sum()):,} not in the set of `{sets.name}`"
+            )
+            for by, side in ((1, "before"), (-1, "after")):
+                both = judged & (np.arange(len(ids)) >= 1 if by > 0 else np.arange(len(ids)) < len(ids) - 1)
+                if len(at) > 1 and both.any() and (_sets_hold(sets, np.roll(ids, by)) | ~both).all():
+                    message += f"; the sets are those of the token {side} each"
+            tokens = head(evidence, sequence.ids[int(at[0]) : int(at[-1]) + 1])
+            yield replace(sequence.hit(message, "not in its set", at), recorded=tokens)
 
 
 def _sets_hold(sets: KeptSets, ids: Ids) -> Mask:

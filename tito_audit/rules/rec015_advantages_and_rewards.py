@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
-from tito_audit.record.arrays import Offsets
-from tito_audit.record.finding import Hit, Severity
+from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._beside import TokenSequence, token_sequences
@@ -52,12 +51,24 @@ def advantages_and_rewards(evidence: Evidence) -> Iterator[Hit]:
     """
     for sequence in token_sequences(evidence):
         for name, value in sequence.beside.credit.items():
-            if name == _LENGTH:
-                yield from _check_response_length(evidence, sequence, value)
-            elif isinstance(value, list | tuple | np.ndarray):
-                yield from _check_list(evidence, sequence, name, value)
-            elif isinstance(value, float) and not np.isfinite(value):
-                yield sequence.hit(f"`{name}` is {_worst(np.array([value]))}", "not a finite number")
+            if name != _LENGTH:
+                if isinstance(value, list | tuple | np.ndarray):
+                    yield from _check_list(evidence, sequence, name, value)
+                elif isinstance(value, float) and not np.isfinite(value):
+                    yield sequence.hit(f"`{name}` is {_worst(np.array([value]))}", "not a finite number")
+                continue
+            trained = sequence.sampled.nonzero()[0]
+            if sequence.where is not Where.ROW or type(value) is not int or not len(trained):
+                continue
+            # The length of an answer or of what is trained, else one that reaches back to the first trained token.
+            lengths = {end - start for start, end in trained_runs(sequence.sampled)}
+            early = trained[trained < len(sequence.ids) - value]
+            if len(early) and value not in {*lengths, len(trained), int(trained[-1]) + 1 - int(trained[0])}:
+                message = (
+                    f"`{_LENGTH}` is {value:,}, and {counted(len(early), 'trained token')} of {len(trained):,} "
+                    f"stand{'s' if len(early) == 1 else ''} before the last {counted(value, 'token')}"
+                )
+                yield sequence.hit(message, "response length", early)
 
 
 def _check_list(evidence: Evidence, sequence: TokenSequence, name: str, value: Any) -> Iterator[Hit]:
@@ -71,7 +82,10 @@ def _check_list(evidence: Evidence, sequence: TokenSequence, name: str, value: A
             yield sequence.hit(f"`{name}` holds {_worst(numbers)}", "not a finite number")
         return
     # One for each token, each turn, or all; or padded with zeros at the end.
-    count, size, places = len(numbers), len(sequence.ids), _places_of_entries(sequence, len(numbers))
+    count, size, sampled = len(numbers), len(sequence.ids), sequence.sampled.nonzero()[0]
+    places = sampled if count == len(sampled) else None
+    if any(size - start - count in (0, 1) for start in (0, sequence.response or 0, *sampled[:1].tolist())):
+        places = np.arange(size - count, size)
     answers = sum(message.sampled for message in evidence.rollout.messages)
     runs = len(trained_runs(sequence.sampled))
     padded = count > size and not np.nan_to_num(numbers[size:], nan=0.0).any()
@@ -102,37 +116,6 @@ def _holds_nan(value: Any) -> bool:
     return not isinstance(value, np.ndarray) and any(
         isinstance(entry, float) and entry != entry for entry in value
     )
-
-
-def _places_of_entries(sequence: TokenSequence, count: int) -> Offsets | None:
-    """The token of each entry; None if no tokens fit this many entries."""
-    size, sampled = len(sequence.ids), sequence.sampled.nonzero()[0]
-    if count in (size, size - 1):
-        return np.arange(size - count, size)
-    starts = {0 if sequence.response is None else sequence.response, int(sampled[0]) if len(sampled) else 0}
-    for start in sorted(starts):
-        if count in (size - start, size - start - 1):
-            return np.arange(size - count, size)
-    return sampled if count == len(sampled) else None
-
-
-def _check_response_length(evidence: Evidence, sequence: TokenSequence, length: Any) -> Iterator[Hit]:
-    """A hit on a length that is not that of an answer or of what is trained, and does not reach back to the first
-    trained token."""
-    row = evidence.rollout.training_row
-    trained = sequence.sampled.nonzero()[0]
-    if row is None or sequence.turn is not None or type(length) is not int or not len(trained):
-        return
-    size, runs = len(sequence.ids), trained_runs(sequence.sampled)
-    spans = {len(trained), int(trained[-1]) + 1 - int(trained[0]), *(end - start for start, end in runs)}
-    if length >= size - int(trained[0]) or length in spans:
-        return
-    before = int((trained < size - length).sum())
-    message = (
-        f"`{_LENGTH}` is {length:,}, and {counted(before, 'trained token')} of {len(trained):,} "
-        f"stand{'s' if before == 1 else ''} before the last {counted(length, 'token')}"
-    )
-    yield sequence.hit(message, "response length", trained[trained < size - length])
 
 
 def _worst(numbers: NDArray[np.float64]) -> str:

@@ -11,6 +11,7 @@ from tito_audit.evidence.reference import headers_in, pieces_of
 from tito_audit.evidence.roles import token_roles
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._texts import prompt_in_answer
 from tito_audit.rules._words import counted, head, quoted
@@ -85,9 +86,12 @@ def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
         message = f"the {side.name} answer {message}, so it does not teach when to stop"
         recorded = head(evidence, ids[at : at + 1])
         yield Hit(where, start + at, start + at + 1, message, turn, cause, recorded=recorded)
-    run = _find_repeated_end(evidence, ids, start)
-    if run is not None:
-        low, high = run
+    again = np.isin(ids[1:], list(evidence.end_ids)) & (ids[1:] == ids[:-1])
+    if row is not None and row.loss_mask is not None:
+        again &= row.loss_mask[start + 1 :] & row.loss_mask[start:-1]
+    if again.any():
+        low, last = trained_runs(again)[0]
+        high = last + 1
         message = (
             f"the {side.name} answer trains the same end token {high - low} times in a row: padding is in the "
             "loss, or template and tokenizer both write the end"
@@ -137,16 +141,3 @@ def _find_untrained_end(evidence: Evidence, ids: Ids, start: int) -> tuple[int, 
     if row is not None and row.loss_mask is not None and not row.loss_mask[start + ends].any():
         return int(ends[-1]), "does not train its end token", "end not trained"
     return 0, "", ""
-
-
-def _find_repeated_end(evidence: Evidence, ids: Ids, start: int) -> tuple[int, int] | None:
-    """The first run of one repeated end token in an answer, all of it trained; None if there is none."""
-    row = evidence.rollout.training_row
-    same = np.isin(ids[1:], list(evidence.end_ids)) & (ids[1:] == ids[:-1])
-    if row is not None and row.loss_mask is not None:
-        same &= row.loss_mask[start + 1 :] & row.loss_mask[start:-1]
-    if not same.any():
-        return None
-    first = int(same.argmax())
-    rest = (~same[first:]).nonzero()[0]
-    return first, first + 1 + (int(rest[0]) if len(rest) else len(same) - first)

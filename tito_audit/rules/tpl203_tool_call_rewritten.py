@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,49 +35,36 @@ def _calls(text: str) -> list[_SpelledCall]:
     literals of them."""
     calls, at = [], text.find("{")
     while at >= 0:
-        call = None
+        value, keys, python = None, {"arguments", "parameters"}, False
         try:
             value, end = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError):
-            call = _python_call(text, at)
-        else:
-            if isinstance(value, dict) and "name" in value and ("arguments" in value or "parameters" in value):
-                call = _SpelledCall(text[at:end], value)
-        if call is not None:
-            calls.append(call)
-        at = text.find("{", at + (len(call.text) if call else 1))
+            # A Python literal on one line: `{'name': 'f', 'arguments': {'x': True}}`.
+            line = text[at:].split("\n", 1)[0]
+            end, keys, python = at + line.rfind("}") + 1, {"arguments"}, True
+            if at < end <= at + 20_000 and "name" in line:
+                with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+                    value = ast.literal_eval(text[at:end])
+        is_call = isinstance(value, dict) and "name" in value and not keys.isdisjoint(value)
+        if is_call:
+            calls.append(_SpelledCall(text[at:end], value, python))
+        at = text.find("{", end if is_call else at + 1)
     return calls
 
 
-def _python_call(text: str, at: int) -> _SpelledCall | None:
-    """A call written as a Python literal on one line: `{'name': 'f', 'arguments': {'x': True}}`."""
-    line = text[at:].split("\n", 1)[0]
-    end = line.rfind("}") + 1
-    if not 0 < end <= 20_000 or "name" not in line:
-        return None
-    try:
-        value = ast.literal_eval(line[:end])
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return None
-    is_call = isinstance(value, dict) and "name" in value and "arguments" in value
-    return _SpelledCall(line[:end], value, python=True) if is_call else None
-
-
-def _name_spelling(a: _SpelledCall, b: _SpelledCall) -> str:
-    """How two spellings of equal calls differ."""
-    if a.python != b.python:
-        return "Python literal instead of JSON"
-    if re.sub(r"\s+", "", a.text) == re.sub(r"\s+", "", b.text):
-        return "spacing"
-    if _canonical_text(a.value) != _canonical_text(b.value):
-        return "number spelling"  # 1 and 1.0 are equal, and so are 1 and True
-    if str(a.value) != str(b.value):
-        return "key order"
-    return "escapes" if "\\" in a.text + b.text else "number or string spelling"
-
-
-def _name_change(a: dict[str, Any], b: dict[str, Any]) -> str:
-    """What differs between two calls whose values differ."""
+def _name_change(left: _SpelledCall, right: _SpelledCall) -> str:
+    """How two calls differ: in their spelling if their values are equal, else in their values."""
+    a, b = left.value, right.value
+    if a == b:
+        if left.python != right.python:
+            return "Python literal instead of JSON"
+        if re.sub(r"\s+", "", left.text) == re.sub(r"\s+", "", right.text):
+            return "spacing"
+        if _canonical_text(a) != _canonical_text(b):
+            return "number spelling"  # 1 and 1.0 are equal, and so are 1 and True
+        if str(a) != str(b):
+            return "key order"
+        return "escapes" if "\\" in left.text + right.text else "number or string spelling"
     x, y = (value.get("arguments", value.get("parameters")) for value in (a, b))
     if a.get("name") != b.get("name"):
         return "another name"
@@ -166,7 +154,7 @@ def tool_call_rewritten(difference: Difference, evidence: Evidence) -> Reason | 
     for a, b in zip(left, right, strict=True) if len(left) == len(right) else ():
         if a.text != b.text:
             try:
-                aspects.append(_name_spelling(a, b) if a.value == b.value else _name_change(a.value, b.value))
+                aspects.append(_name_change(a, b))
             except RecursionError:  # nested too deep to be worth comparing
                 aspects.append("other keys or values")
     how = ", ".join(dict.fromkeys(aspects))

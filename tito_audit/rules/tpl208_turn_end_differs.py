@@ -59,8 +59,23 @@ def turn_end_differs(difference: Difference, evidence: Evidence) -> Reason | Non
         return _reason_for_lone_end(difference.recorded, difference, evidence)
     if canonical and not difference.recorded.data.strip():
         return _reason_for_lone_end(difference.canonical, difference, evidence)
-    word = _describe_merged_end(difference, evidence)
-    if word is None:
+    # The text of each side without end tokens and white space, and how many ends it has.
+    texts: list[bytes] = []
+    ends: list[int] = []
+    vocabulary = evidence.vocabulary
+    for side in (difference.recorded, difference.canonical):
+        inner_ids = [int(i) for i in side.ids if int(i) not in evidence.end_ids]
+        texts.append(b"" if vocabulary is None else unspaced(b"".join(map(vocabulary.token_bytes, inner_ids))))
+        ends.append(len(side.ids) - len(inner_ids))
+    more = difference.canonical.data.removeprefix(difference.recorded.data)
+    # An answer that was cut, and a prompt that continues with white space in place of its end.
+    cut = difference.sampled and difference.against is Against.NEXT_PROMPT and not difference.recorded.after
+    if all(texts) and len(set(texts)) == 1 and len(set(ends)) > 1:
+        fewer = ends[0] < ends[1]
+        word = "missing" if fewer is not (difference.against in _LATER) else "added"
+    elif cut and len(difference.recorded.ids) and more.isspace() and len(more) < len(difference.canonical.data):
+        word = "missing"
+    else:
         return None
     what = f"the end of the turn is {word}, and the text around it is encoded together"
     return Reason(f"turn end {word}, its neighbours merged", what)
@@ -91,32 +106,6 @@ def _cut_at_stop(difference: Difference, evidence: Evidence) -> str | None:
         return None
     stopped = agreement(evidence, difference.turn) is TextAgreement.STOP_STRING
     return "the answer is cut where its text ends, as if at a stop string" if stopped else None
-
-
-def _describe_merged_end(difference: Difference, evidence: Evidence) -> str | None:
-    """ "missing" or "added", for a turn end without which its neighbours are one token; None otherwise."""
-    recorded, canonical = (_without_ends(side, evidence) for side in (difference.recorded, difference.canonical))
-    if recorded is not None and canonical is not None and recorded[0] == canonical[0]:
-        recorded_end, wanted = recorded[1], canonical[1]
-        if difference.against in _LATER:
-            recorded_end, wanted = wanted, recorded_end
-        if recorded_end != wanted:
-            return "missing" if recorded_end < wanted else "added"
-    # An answer that was cut, and a prompt that continues with white space in place of its end.
-    more = difference.canonical.data.removeprefix(difference.recorded.data)
-    closes = difference.against is Against.NEXT_PROMPT and not difference.recorded.after
-    if not (closes and difference.sampled and len(difference.recorded.ids) and more and not more.strip()):
-        return None
-    return None if len(more) == len(difference.canonical.data) else "missing"
-
-
-def _without_ends(side: TextSide, evidence: Evidence) -> tuple[bytes, int] | None:
-    """The bytes of a side without end tokens and white space, and the number of ends; None if nothing is left."""
-    if evidence.vocabulary is None or not len(side.ids):
-        return None
-    inner_ids = [int(i) for i in side.ids if int(i) not in evidence.end_ids]
-    data = b"".join(evidence.vocabulary.token_bytes(i) for i in inner_ids)
-    return (unspaced(data), len(side.ids) - len(inner_ids)) if data.strip() else None
 
 
 def _reason_for_lone_end(side: TextSide, difference: Difference, evidence: Evidence) -> Reason:
