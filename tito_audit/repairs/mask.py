@@ -39,23 +39,20 @@ class _CoveredTokens:
     """Whether later tokens stand in another context than the one they were sampled in."""
 
 
-def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """Whether the finding covers a trained token of a row whose mask can leave it out."""
-    row = evidence.rollout.training_row
-    if row is None or row.loss_mask is None or column_of(row, ColumnRole.LOSS_MASK) is None:
-        return False
-    if may_be_inverted(evidence):
-        return False
-    place = _covered_tokens(evidence, row, finding)
-    return place is not None and bool(row.loss_mask[place.positions].any())
-
-
 @repair(
     "mask",
     cures=("TOK", "TPL", "MSK401", "MSK403", "MSK404", "LPR503", "LPR504", "LPR505", "REC003"),
     safety=Safety.SAFE,
     precedence=50,
-    fits=_fits,
+    # The finding covers a trained token of a row whose mask can leave it out.
+    fits=lambda evidence, finding: (
+        (row := evidence.rollout.training_row) is not None
+        and row.loss_mask is not None
+        and column_of(row, ColumnRole.LOSS_MASK) is not None
+        and not may_be_inverted(evidence)
+        and (place := _covered_tokens(evidence, row, finding)) is not None
+        and bool(row.loss_mask[place.positions].any())
+    ),
 )
 def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
     """Takes drifted or unproven tokens out of the loss.

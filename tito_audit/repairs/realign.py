@@ -152,15 +152,6 @@ def _agree(values: Logprobs, expected: Logprobs) -> Mask:
     return np.asarray(~np.isfinite(expected) | (np.abs(values - expected) <= ROUNDING))
 
 
-def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """Whether the finding is a slid mask, logprobs at an offset, or one entry too many or too few."""
-    if finding.code.startswith("MSK"):
-        return row_mask_slide(evidence) != 0
-    if finding.code == "LPR502":
-        return any(shift.offset for shift in logprob_shifts(evidence))
-    return finding.hit.cause in ("one too many", "one too few")
-
-
 def _describe_proof(evidence: Evidence, verb: str) -> str:
     """How a slide is known without calls, as a clause."""
     judged = judgement(evidence)
@@ -183,7 +174,12 @@ class _Progress:
     cures=("LPR501", "LPR502", "MSK401", "MSK402", "MSK404"),
     safety=Safety.SAFE,
     precedence=20,
-    fits=_fits,
+    # A slid mask, logprobs at an offset, or one entry too many or too few.
+    fits=lambda evidence, finding: (
+        (finding.code.startswith("MSK") and row_mask_slide(evidence) != 0)
+        or (finding.code == "LPR502" and any(shift.offset for shift in logprob_shifts(evidence)))
+        or (finding.code == "LPR501" and finding.hit.cause in ("one too many", "one too few"))
+    ),
 )
 def realign(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
     """Puts logprobs and masks back on their tokens.

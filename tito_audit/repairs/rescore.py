@@ -60,7 +60,28 @@ def rescore(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
     scores = choices.rescored(evidence) if choices.rescored is not None else None
     if not isinstance(scores, ModelScores):
         return None
-    turns, filled, replaced = _rescore_calls(evidence, scores)
+    turns, filled, replaced = [*evidence.rollout.turns], 0, 0
+    for number, turn in enumerate(evidence.rollout.turns):
+        model, old = scores.calls.get(number), turn.completion_logprobs
+        if model is None or turn.completion_ids is None:
+            continue
+        stated = scores.recorded.get(number, np.zeros(len(model), np.bool_))
+        values = _merge(old, model, stated, scores)
+        if values is None:
+            continue
+        filled += int((np.isfinite(model) & ~stated).sum())
+        replaced += int((_differs(old, values) & stated).sum())
+        columns = list(turn.columns)
+        at = next((k for k, column in enumerate(columns) if column.role is ColumnRole.LOGPROBS), None)
+        if at is None:
+            _require_new_column(scores)
+            columns.append(Column("completion_logprobs", ColumnRole.LOGPROBS, values, Alignment.CALL))
+        else:
+            columns[at] = replace(columns[at], values=values, alignment=Alignment.CALL)
+            if replaced and old is not None:
+                _require_new_column(scores)
+                columns.append(Column(RECORDED, ColumnRole.OTHER, old, Alignment.CALL))
+        turns[number] = replace(turn, completion_logprobs=values, columns=tuple(columns))
     row = evidence.rollout.training_row
     if row is not None and scores.row is not None:
         new = _rescore_row(evidence, row, scores, turns)
@@ -90,35 +111,6 @@ def rescore(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
         tuple(notes),
         adds=frozenset({"LPR507", "LPR509"}),
     )
-
-
-def _rescore_calls(evidence: Evidence, scores: ModelScores) -> tuple[list[Turn], int, int]:
-    """The calls with their gaps filled, and how many entries were filled and replaced."""
-    turns, filled, replaced = [], 0, 0
-    for number, turn in enumerate(evidence.rollout.turns):
-        model = scores.calls.get(number)
-        if model is None or turn.completion_ids is None:
-            turns.append(turn)
-            continue
-        stated = scores.recorded.get(number, np.zeros(len(model), np.bool_))
-        new = _merge(turn.completion_logprobs, model, stated, scores)
-        if new is None:
-            turns.append(turn)
-            continue
-        filled += int((np.isfinite(model) & ~stated).sum())
-        replaced += int((_differs(turn.completion_logprobs, new) & stated).sum())
-        columns = list(turn.columns)
-        at = next((k for k, column in enumerate(columns) if column.role is ColumnRole.LOGPROBS), None)
-        if at is None:
-            _require_new_column(scores)
-            columns.append(Column("completion_logprobs", ColumnRole.LOGPROBS, new, Alignment.CALL))
-        else:
-            columns[at] = replace(columns[at], values=new, alignment=Alignment.CALL)
-            if replaced and turn.completion_logprobs is not None:
-                _require_new_column(scores)
-                columns.append(Column(RECORDED, ColumnRole.OTHER, turn.completion_logprobs, Alignment.CALL))
-        turns.append(replace(turn, completion_logprobs=new, columns=tuple(columns)))
-    return turns, filled, replaced
 
 
 def _merge(recorded: Logprobs | None, model: Logprobs, stated: Mask, scores: ModelScores) -> Logprobs | None:

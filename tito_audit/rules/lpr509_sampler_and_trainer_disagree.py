@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import itemgetter
 
 import numpy as np
 
@@ -98,33 +99,47 @@ def sampler_and_trainer_disagree(evidence: Evidence) -> Iterator[Hit]:
             by_column.setdefault(pair.names[1], []).append(pair)
     mismatches: list[RowMismatch] = []
     for column in by_column.values():
-        yield from _check_column(evidence, column, mismatches)
-    evidence.memo[MISMATCH] = tuple(mismatches)
-
-
-def _check_column(
-    evidence: Evidence, column: list[PairedLogprobs], mismatches: list[RowMismatch]
-) -> Iterator[Hit]:
-    """The finding on one trainer's column, of the row or of all calls; its causes are added to `mismatches`."""
-    differences = [pair.trainer - pair.sampler for pair in column]
-    every = np.concatenate(differences)
-    apart = np.abs(every)
-    far, (sampler, trainer) = int((apart > 1).sum()), column[0].names
-    # The mean is above the bound even with two standard errors taken off.
-    above = len(apart) >= _FEWEST and apart.mean() - 2 * apart.std(ddof=1) / math.sqrt(len(apart)) > _BOUND
-    if not far and not above:
-        mismatches.append(_within_bound(evidence, column, every, apart))
-        if mismatches[-1].shares[0][0] == MismatchCause.COPIED:
+        every = np.concatenate([pair.trainer - pair.sampler for pair in column])
+        apart, (sampler, trainer) = np.abs(every), column[0].names
+        # The mean is above the bound even with two standard errors taken off.
+        above = len(apart) >= _FEWEST and apart.mean() - 2 * apart.std(ddof=1) / math.sqrt(len(apart)) > _BOUND
+        if above or apart.max() > 1:
+            offset = _find_offset(column) if above else 0
+            mismatches.append(_explain_mismatch(evidence, column, shifted=bool(offset)))
+            yield _describe_disagreement(evidence, column, mismatches[-1], offset, above=bool(above))
+            continue
+        # Numerics alone, unless a cheap look shows other causes.
+        strange = not apart.any() or apart.max() > _STRANGE or (every > 0).sum() <= _ONE_SIDED * len(every)
+        if strange or evidence.present & (Needs.WEIGHT_VERSIONS | Needs.EXPERTS):
+            mismatch = _explain_mismatch(evidence, column, near=not strange)
+        else:
+            share = CauseShare(len(apart), float(apart.sum()))
+            of_sampler = np.concatenate([pair.sampler for pair in column])
+            of_trainer = np.concatenate([pair.trainer for pair in column])
+            points = sample_points(of_sampler, of_trainer, np.ones(len(apart), np.bool_))
+            causes = ((MismatchCause.NUMERICS.value, share),)
+            mismatch = RowMismatch(sampler, trainer, len(apart), causes, points=points)
+        mismatches.append(mismatch)
+        if mismatch.shares[0][0] == MismatchCause.COPIED:
             pair, at = column[0], int(column[0].at[0])
             message = (
                 f"`{trainer}` equals `{sampler}` to the bit over {counted(len(every), 'token')}: one is a copy "
                 "of the other, or the trainer computed both; they cannot show a mismatch, and where the clip "
                 "compares with this column, the first ratio is 1 at every token"
             )
-            side = head(evidence, pair.ids[at : at + 1])
-            yield Hit(pair.where, at, at + 1, message, pair.turn, MismatchCause.COPIED.value, Severity.NOTE, side)
-        return
-    mean, size = signed(every.mean(), 3), decimal(apart.mean(), 3)
+            token = head(evidence, pair.ids[at : at + 1])
+            yield Hit(pair.where, at, at + 1, message, pair.turn, MismatchCause.COPIED.value, Severity.NOTE, token)
+    evidence.memo[MISMATCH] = tuple(mismatches)
+
+
+def _describe_disagreement(
+    evidence: Evidence, column: list[PairedLogprobs], mismatch: RowMismatch, offset: int, *, above: bool
+) -> Hit:
+    """The finding on a trainer's column that is above the bound, or differs by more than 1 at single tokens."""
+    every = np.concatenate([pair.trainer - pair.sampler for pair in column])
+    sampler, trainer = column[0].names
+    far = np.count_nonzero(np.abs(every) > 1)
+    mean, size = signed(every.mean(), 3), decimal(np.abs(every).mean(), 3)
     with np.errstate(over="ignore"):  # Schulman's estimate, at least 0 (joschu.net/blog/kl-approx.html)
         k3 = float((np.expm1(every) - every).mean())
     numbers = (
@@ -132,16 +147,19 @@ def _check_column(
         f"{size} (k1 {decimal(-every.mean(), 3)}, k3 {decimal(k3, 3)})"
     )
     more = f"; {counted(far, 'token')} ({percent(far / len(every))}) differ by more than 1" if far else ""
-    worst = _describe_worst(evidence, column, differences)
-    message = f"`{trainer}` differs from `{sampler}`: {numbers}{more}; the worst: {worst}"
-    pair, at = max(
-        ((pair, int(np.abs(own).argmax())) for pair, own in zip(column, differences, strict=True)),
-        key=lambda spot: float(np.abs(spot[0].trainer - spot[0].sampler)[spot[1]]),
-    )
-    place = int(pair.at[at])
-    offset = _find_offset(column) if above else 0
-    mismatch = _explain_mismatch(evidence, column, shifted=bool(offset))
-    mismatches.append(mismatch)
+    sizes = [(pair, np.abs(pair.trainer - pair.sampler)) for pair in column]
+    spots = [(own[k], pair, k) for pair, own in sizes for k in np.argsort(-own, kind="stable")[:_WORST].tolist()]
+    worst = sorted(spots, key=itemgetter(0), reverse=True)[:_WORST]
+    words = []
+    for _, pair, k in worst:
+        at = int(pair.at[k])
+        piece = "" if evidence.vocabulary is None else f" {quoted(evidence.vocabulary.piece(int(pair.ids[at])))}"
+        turn = "" if pair.turn is None else f"turn {pair.turn} "
+        words.append(f"{turn}token {at}{piece} ({decimal(pair.sampler[k], 3)} and {decimal(pair.trainer[k], 3)})")
+    if any(pair.drifted.any() for pair in column):
+        drifted = sum(bool(pair.drifted[k]) for _, pair, k in worst)
+        words[-1] += f", {drifted} of {len(worst)} where the row's tokens drifted"
+    message = f"`{trainer}` differs from `{sampler}`: {numbers}{more}; the worst: {listed(words)}"
     many_confident = mismatch.confident * 1000 >= mismatch.tokens > 0 and mismatch.confident
     severity = Severity.WARNING if above or many_confident else Severity.NOTE
     if offset:
@@ -164,8 +182,10 @@ def _check_column(
                 f"; {counted(mismatch.confident, 'token')} that the sampler gave more than 0.99 and the trainer "
                 "less than 0.01: no arithmetic does that"
             )
+    _, pair, k = worst[0]
+    place = int(pair.at[k])
     side = head(evidence, pair.ids[place : place + 1])
-    yield Hit(pair.where, place, place + 1, message, pair.turn, cause, severity, side)
+    return Hit(pair.where, place, place + 1, message, pair.turn, cause, severity, side)
 
 
 def _explain_mismatch(
@@ -173,20 +193,6 @@ def _explain_mismatch(
 ) -> RowMismatch:
     mismatch = explain_mismatch(join_pairs(evidence, column), *column[0].names, shifted=shifted, near=near)
     return replace(mismatch, notes=tuple(notes_on_causes(evidence, mismatch)))
-
-
-def _within_bound(
-    evidence: Evidence, column: list[PairedLogprobs], every: Logprobs, apart: Logprobs
-) -> RowMismatch:
-    """The causes of the mismatch of a column near the sampler's: numerics, unless a cheap look shows others."""
-    above, (sampler, trainer) = (every > 0).sum(), column[0].names
-    strange = not apart.any() or apart.max() > _STRANGE or above <= _ONE_SIDED * len(every)
-    if strange or evidence.present & (Needs.WEIGHT_VERSIONS | Needs.EXPERTS):
-        return _explain_mismatch(evidence, column, near=not strange)
-    share = CauseShare(len(apart), float(apart.sum()))
-    values = np.concatenate([pair.sampler for pair in column]), np.concatenate([pair.trainer for pair in column])
-    points = sample_points(*values, np.ones(len(apart), np.bool_))
-    return RowMismatch(sampler, trainer, len(apart), ((MismatchCause.NUMERICS.value, share),), points=points)
 
 
 def _find_offset(column: list[PairedLogprobs]) -> int:
@@ -211,23 +217,3 @@ def _distances(column: list[PairedLogprobs], offset: int) -> tuple[Logprobs, Log
         in_place.append(np.abs(pair.trainer - pair.sampler)[here])
         moved.append(np.abs(pair.trainer[there[here]] - pair.sampler[here]))
     return np.concatenate(in_place), np.concatenate(moved)
-
-
-def _describe_worst(evidence: Evidence, column: list[PairedLogprobs], differences: list[Logprobs]) -> str:
-    """The tokens that differ most, with their places and whether they drifted."""
-    places = [
-        (abs(float(own[k])), pair, k)
-        for pair, own in zip(column, differences, strict=True)
-        for k in np.argsort(-np.abs(own), kind="stable")[:_WORST].tolist()
-    ]
-    worst = sorted(places, key=lambda place: -place[0])[:_WORST]
-    words = []
-    for _, pair, k in worst:
-        at = int(pair.at[k])
-        piece = "" if evidence.vocabulary is None else f" {quoted(evidence.vocabulary.piece(int(pair.ids[at])))}"
-        turn = "" if pair.turn is None else f"turn {pair.turn} "
-        words.append(f"{turn}token {at}{piece} ({decimal(pair.sampler[k], 3)} and {decimal(pair.trainer[k], 3)})")
-    drifted = sum(bool(pair.drifted[k]) for _, pair, k in worst)
-    if any(pair.drifted.any() for pair in column):
-        words[-1] += f", {drifted} of {len(worst)} where the row's tokens drifted"
-    return listed(words)
