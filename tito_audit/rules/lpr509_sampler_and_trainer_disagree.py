@@ -138,7 +138,7 @@ def _describe_disagreement(
     """The finding on a trainer's column that is above the bound, or differs by more than 1 at single tokens."""
     every = np.concatenate([pair.trainer - pair.sampler for pair in column])
     sampler, trainer = column[0].names
-    far = np.count_nonzero(np.abs(every) > 1)
+    far = int((np.abs(every) > 1).sum())
     mean, size = signed(every.mean(), 3), decimal(np.abs(every).mean(), 3)
     with np.errstate(over="ignore"):  # Schulman's estimate, at least 0 (joschu.net/blog/kl-approx.html)
         k3 = float((np.expm1(every) - every).mean())
@@ -175,8 +175,8 @@ def _describe_disagreement(
         named = share.size >= mismatch.size / 2 and leading not in (MismatchCause.NUMERICS, MismatchCause.UNKNOWN)
         other = "whole column" if above else "confident disagreement" if many_confident else "single tokens"
         cause = leading if named and (above or many_confident) else other
-        if words := listed(list(cause_words(mismatch))):
-            message += f"; {words}"
+        if causes := listed(list(cause_words(mismatch))):
+            message += f"; {causes}"
         if mismatch.confident:
             message += (
                 f"; {counted(mismatch.confident, 'token')} that the sampler gave more than 0.99 and the trainer "

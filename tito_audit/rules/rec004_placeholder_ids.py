@@ -93,8 +93,8 @@ def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
     if cause == _ONE_ID and row.logprobs is not None:
         # Such a row may be the answer of a model in a loop, but has no prompt of that id.
         trained = effective_loss_mask(row)
-        in_loop = bool(_show_a_loop(row.logprobs if trained is None else row.logprobs[trained]))
-        in_loop &= trained is None or np.count_nonzero(~trained) < _CONSTANT
+        short_prompt = trained is None or int((~trained).sum()) < _CONSTANT
+        in_loop = short_prompt and bool(_show_a_loop(row.logprobs if trained is None else row.logprobs[trained]))
     if cause is not None and not in_loop:
         yield _hit(evidence, Where.ROW, None, row.token_ids, cause)
     elif not rollout.turns and Verified.LOGPROBS not in evidence.verified:

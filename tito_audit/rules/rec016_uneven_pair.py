@@ -90,8 +90,8 @@ def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
     if row is not None and row.loss_mask is not None:
         again &= row.loss_mask[start + 1 :] & row.loss_mask[start:-1]
     if again.any():
-        low, last = trained_runs(again)[0]
-        high = last + 1
+        low, high = trained_runs(again)[0]
+        high += 1
         message = (
             f"the {side.name} answer trains the same end token {high - low} times in a row: padding is in the "
             "loss, or template and tokenizer both write the end"

@@ -45,10 +45,11 @@ def _calls(text: str) -> list[_SpelledCall]:
             if at < end <= at + 20_000 and "name" in line:
                 with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
                     value = ast.literal_eval(text[at:end])
-        is_call = isinstance(value, dict) and "name" in value and not keys.isdisjoint(value)
-        if is_call:
+        after = at + 1
+        if isinstance(value, dict) and "name" in value and not keys.isdisjoint(value):
             calls.append(_SpelledCall(text[at:end], value, python))
-        at = text.find("{", end if is_call else at + 1)
+            after = end
+        at = text.find("{", after)
     return calls
 
 
