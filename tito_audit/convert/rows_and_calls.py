@@ -80,36 +80,50 @@ def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
         return (ConvertedPart(replace(rollout, training_row=None)),), lost
     if row is None:
         raise RecordError(_NO_IDS)
-    runs = _require_runs(row)
-    columns, lost_columns = _columns_for_calls(row)
+    runs, columns, lost_columns = _runs_and_columns(row)
     versions, _ = columns.pop(WEIGHTS, (None, None))
     logprobs = known_logprobs(row)
     answers: list[int | None] = [i for i, message in enumerate(rollout.messages) if message.sampled]
     # With as many answers as trained runs, each run is an answer.
     wrote = answers if len(answers) == len(runs) else [None] * len(runs)
-    turns = [
-        Turn(
-            row.token_ids[:start],
-            row.token_ids[start:end],
-            None if logprobs is None else logprobs[start:end],
-            index,
-            columns=tuple(
-                Column(name, ColumnRole.OTHER, whole[start:end], Alignment.CALL, policy)
-                for name, (whole, policy) in columns.items()
-            ),
-        )
-        for (start, end), index in zip(runs, wrote, strict=True)
-    ]
-    turns, used = _turns_with_facts(turns, facts)
-    if versions is not None:
-        for number, (start, end) in enumerate(runs):
-            # Spans unless one version sampled all of the call.
+    used = set() if versions is None else {WEIGHTS}
+    finish = _FINISH if len(runs) == 1 and _FINISH in facts else _EACH_FINISH
+    reasons = [facts[_FINISH]] if finish == _FINISH else facts.get(_EACH_FINISH)
+    are_texts = isinstance(reasons, list) and all(isinstance(entry, str | None) for entry in reasons)
+    if isinstance(reasons, list) and are_texts and len(reasons) == len(runs):
+        used.add(finish)
+    else:
+        reasons = [None] * len(runs)
+    stated, names = facts.get(WEIGHTS), tuple[str, ...]()
+    are_texts = isinstance(stated, list) and all(isinstance(entry, str) for entry in stated)
+    # With several versions it is unknown which one sampled which call.
+    if isinstance(stated, list) and are_texts and (len(runs) == 1 or len(stated) == 1):
+        names = tuple(stated)
+        used.add(WEIGHTS)
+    turns = []
+    for (start, end), index, reason in zip(runs, wrote, reasons, strict=True):
+        spans: tuple[tuple[str, int, int], ...] = ()
+        if versions is not None:
             spans = versions_to_spans(versions[start:end])
-            whole = len(spans) == 1 and spans[0][1:] == (0, end - start)
             names = tuple(dict.fromkeys(version for version, _, _ in spans))
-            turns[number] = replace(turns[number], weight_versions=names, weight_spans=() if whole else spans)
-        used |= {WEIGHTS}
-    part = ConvertedPart(replace(rollout, turns=tuple(turns), training_row=None), used_facts=used)
+        by_one_version = len(spans) == 1 and spans[0][1:] == (0, end - start)
+        own_columns = (
+            Column(name, ColumnRole.OTHER, whole[start:end], Alignment.CALL, policy)
+            for name, (whole, policy) in columns.items()
+        )
+        turns.append(
+            Turn(
+                row.token_ids[:start],
+                row.token_ids[start:end],
+                None if logprobs is None else logprobs[start:end],
+                index,
+                finish_reason=reason,
+                weight_versions=names,
+                weight_spans=() if by_one_version else spans,
+                columns=tuple(own_columns),
+            )
+        )
+    part = ConvertedPart(replace(rollout, turns=tuple(turns), training_row=None), used_facts=frozenset(used))
     return (part,), tuple(lost_columns)
 
 
@@ -174,16 +188,36 @@ _NO_IDS = "it holds no token ids, and none are made up"
 
 
 def _part_of_chain(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> ConvertedPart:
-    ids = np.array(forked.token_ids, np.int32)
-    mask = np.array(forked.loss_mask, np.bool_)
-    turns = rollout.turns
+    """A chain of calls as a training row, with their other per-token columns over all tokens."""
+    turns, size = rollout.turns, len(forked.token_ids)
+    policies: dict[str, MovePolicy] = {}
+    for k in forked.calls:
+        policies |= {c.name: c.policy for c in turns[k].columns if c.role is ColumnRole.OTHER and c.alignment}
+    columns: list[Column] = []
+    for name, policy in policies.items():
+        parts = [(k, c) for k in forked.calls for c in turns[k].columns if c.name == name and c.alignment]
+        floats = all(column.values.dtype.kind == "f" for _, column in parts)
+        whole = np.full(size, np.nan) if floats else np.full(size, None, object)
+        for k, column in parts:
+            start = _count(turns[k].prompt_ids)
+            whole[start : start + len(column.values)] = column.values
+        columns.append(Column(name, ColumnRole.OTHER, whole, Alignment.FULL, policy))
+    if len({version for k in forked.calls for version in turns[k].weight_versions}) > 1:
+        spans: list[tuple[str, int, int]] = []
+        for k in forked.calls:  # no call that names several versions without spans
+            turn, start = turns[k], _count(turns[k].prompt_ids)
+            own = turn.weight_spans
+            if not own and len(turn.weight_versions) == 1:
+                own = ((turn.weight_versions[0], 0, _count(turn.completion_ids)),)
+            spans += [(version, start + at, start + end) for version, at, end in own]
+        columns.append(versions_to_column(spans, size))
     scored = any(turns[k].completion_logprobs is not None for k in forked.calls)
     row = TrainingRow(
-        ids,
-        mask,
+        np.array(forked.token_ids, np.int32),
+        np.array(forked.loss_mask, np.bool_),
         np.array(forked.logprobs, np.float64) if scored else None,
         prompt_length=_count(turns[forked.calls[0]].prompt_ids),
-        columns=tuple(_columns_of_calls(turns, forked, len(ids))),
+        columns=tuple(columns),
     )
     messages = rollout.messages if alone else _messages_up_to(rollout, turns[forked.calls[-1]])
     trained = [turns[k] for k in forked.trained]
@@ -200,30 +234,6 @@ def _part_of_chain(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> Conve
 
 def _count(ids: Ids | None) -> int:
     return 0 if ids is None else len(ids)
-
-
-def _columns_of_calls(turns: Sequence[Turn], forked: ForkedRow, size: int) -> Iterable[Column]:
-    """The other per-token columns of a chain of calls, each over all `size` tokens of its row."""
-    names: dict[str, MovePolicy] = {}
-    for k in forked.calls:
-        names |= {c.name: c.policy for c in turns[k].columns if c.role is ColumnRole.OTHER and c.alignment}
-    for name, policy in names.items():
-        parts = [(k, c) for k in forked.calls for c in turns[k].columns if c.name == name and c.alignment]
-        floats = all(column.values.dtype.kind == "f" for _, column in parts)
-        whole = np.full(size, np.nan) if floats else np.full(size, None, object)
-        for k, column in parts:
-            start = _count(turns[k].prompt_ids)
-            whole[start : start + len(column.values)] = column.values
-        yield Column(name, ColumnRole.OTHER, whole, Alignment.FULL, policy)
-    if len({version for k in forked.calls for version in turns[k].weight_versions}) > 1:
-        spans: list[tuple[str, int, int]] = []
-        for k in forked.calls:  # no call that names several versions without spans
-            turn, start = turns[k], _count(turns[k].prompt_ids)
-            own = turn.weight_spans
-            if not own and len(turn.weight_versions) == 1:
-                own = ((turn.weight_versions[0], 0, _count(turn.completion_ids)),)
-            spans += [(version, start + at, start + end) for version, at, end in own]
-        yield versions_to_column(spans, size)
 
 
 def _messages_up_to(rollout: Rollout, turn: Turn) -> tuple[Message, ...]:
@@ -276,8 +286,13 @@ def _calls_make_row(rollout: Rollout, row: TrainingRow) -> bool:
     return bool(np.array_equal(logprobs, np.array(rows[0].logprobs), equal_nan=True))
 
 
-def _require_runs(row: TrainingRow) -> Sequence[Run]:
-    """The trained runs of a row; RecordError if calls could not hold all that is in it."""
+def _runs_and_columns(
+    row: TrainingRow,
+) -> tuple[Sequence[Run], dict[str, tuple[NDArray[Any], MovePolicy]], list[str]]:
+    """The trained runs of a row, the columns that calls can hold, and the names of the other columns.
+
+    Columns are over all tokens, with their policy. RecordError if calls could not hold all of the tokens.
+    """
     weights = loss_weights(row)
     if row.loss_mask is None or weights is None:
         raise RecordError("it has no loss mask, so what a call sampled is unknown")
@@ -294,52 +309,27 @@ def _require_runs(row: TrainingRow) -> Sequence[Run]:
     logprobs = known_logprobs(row)
     if logprobs is not None and not np.isnan(logprobs[~row.loss_mask]).all():
         raise RecordError("untrained tokens have logprobs, and calls have no place for them")
-    return runs
-
-
-def _columns_for_calls(row: TrainingRow) -> tuple[dict[str, tuple[NDArray[Any], MovePolicy]], list[str]]:
-    """The columns that calls can hold, over all tokens and with their policy, and the names of the rest."""
     columns: dict[str, tuple[NDArray[Any], MovePolicy]] = {}
     lost: list[str] = []
     for column in row.columns:
         if column.role is not ColumnRole.OTHER:
-            if column.alignment is None:
-                lost.append(column.name)
+            lost += [column.name] if column.alignment is None else []
             continue
         whole = column_over_tokens(row, column)
-        assert row.loss_mask is not None
-        if whole is None or not _is_filler(whole[~row.loss_mask]):
+        # Calls have no place for what untrained tokens hold, unless that is null or zero.
+        outside = np.empty(0) if whole is None else whole[~row.loss_mask]
+        if outside.dtype.kind in "iufb":
+            filled = bool(np.nan_to_num(outside).any())
+        else:
+            filled = any(
+                value is not None and not (isinstance(value, float) and value != value)
+                for value in outside.tolist()
+            )
+        if whole is None or filled:
             lost.append(column.name)
         else:
             columns[column.name] = whole, column.policy
-    return columns, lost
-
-
-def _is_filler(outside: NDArray[Any]) -> bool:
-    """Whether all entries of untrained tokens are null or zero."""
-    if outside.dtype.kind in "iufb":
-        return bool(((outside == 0) | (outside != outside)).all())
-    return all(value is None or (isinstance(value, float) and value != value) for value in outside.tolist())
-
-
-def _turns_with_facts(turns: list[Turn], facts: Mapping[str, Any]) -> tuple[list[Turn], frozenset[str]]:
-    """The calls of a row with what the row says about them, and the names of those facts."""
-    used: set[str] = set()
-    reasons = [facts.get(_FINISH)] if len(turns) == 1 and _FINISH in facts else facts.get(_EACH_FINISH)
-    if (
-        isinstance(reasons, list)
-        and len(reasons) == len(turns)
-        and all(isinstance(entry, str | None) for entry in reasons)
-    ):
-        turns = [replace(turn, finish_reason=reason) for turn, reason in zip(turns, reasons, strict=True)]
-        used.add(_FINISH if len(turns) == 1 and _FINISH in facts else _EACH_FINISH)
-    versions = facts.get(WEIGHTS)
-    are_texts = isinstance(versions, list) and all(isinstance(entry, str) for entry in versions)
-    # With several versions it is unknown which one sampled which call.
-    if isinstance(versions, list) and are_texts and (len(turns) == 1 or len(versions) == 1):
-        turns = [replace(turn, weight_versions=tuple(versions)) for turn in turns]
-        used.add(WEIGHTS)
-    return turns, frozenset(used)
+    return runs, columns, lost
 
 
 def find_difference(before: Rollout, after: Rollout) -> str | None:
@@ -380,8 +370,21 @@ def lost_names(before: Rollout, after: Rollout) -> Iterator[str]:
         yield "tools"
     if before.template_kwargs and before.template_kwargs != after.template_kwargs:
         yield "template arguments"
-    if before.training_row is not None and after.training_row is not None:
-        yield from _lost_columns(before.training_row, after.training_row)
+    row, row_after = before.training_row, after.training_row
+    if row is not None and row_after is not None:
+        if (row.padding.left, row.padding.right) != (row_after.padding.left, row_after.padding.right):
+            yield "padding"
+        read_back = {column.name: column for column in row_after.columns}
+        for column in row.columns:
+            again = read_back.get(column.name)
+            if column.role is not ColumnRole.OTHER:
+                differs = column.alignment is None
+            else:
+                whole = column_over_tokens(row, column)
+                whole_after = None if again is None else column_over_tokens(row_after, again)
+                differs = whole is None or whole_after is None or not _same_entries(whole, whole_after)
+            if differs:
+                yield column.name
     for old, new in zip(before.turns, after.turns, strict=False):
         messages = before.messages
         if old.finish_reason is not None and old.finish_reason != new.finish_reason:
@@ -457,21 +460,6 @@ def _arrays_as_lists(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _arrays_as_lists(entry) for key, entry in value.items()}
     return [_arrays_as_lists(entry) for entry in value] if isinstance(value, list | tuple) else value
-
-
-def _lost_columns(before: TrainingRow, after: TrainingRow) -> Iterator[str]:
-    if (before.padding.left, before.padding.right) != (after.padding.left, after.padding.right):
-        yield "padding"
-    read_back = {column.name: column for column in after.columns}
-    for column in before.columns:
-        if column.role is not ColumnRole.OTHER:
-            if column.alignment is None:
-                yield column.name
-            continue
-        old, column_after = column_over_tokens(before, column), read_back.get(column.name)
-        new = None if column_after is None else column_over_tokens(after, column_after)
-        if old is None or new is None or not _same_entries(old, new):
-            yield column.name
 
 
 def _same_entries(old: NDArray[Any], new: NDArray[Any]) -> bool:

@@ -411,29 +411,25 @@ class Conversion:
             tally.rollouts += 1
             facts = _facts_with_stated(own_facts, rollout, place.row if several else None)
             key = ("row", place) if several else _group_key(facts, place)
-            yield from ((key, sample) for sample in self._converted(rollout, facts, builder, read.row))
-
-    def _converted(
-        self, rollout: Rollout, facts: Mapping[str, Any], builder: RowBuilder, row: Mapping[str, Any]
-    ) -> Iterator[MakerInput]:
-        """The samples that a rollout of a row becomes."""
-        tally = builder.tally
-        try:
-            if self.maker.tokens_only and not rollout.turns and rollout.training_row is None:
-                auditor, _ = self._auditor(rollout.place.file)
-                reference = None if auditor.tokenizer is None else Reference(auditor.tokenizer, auditor.renderer)
-                rollout = replace(rollout, training_row=as_sft_row(rollout, reference, prompt_and_completion(row)))
-            parts, lost = as_rows(rollout) if self.maker.holds is Holds.ROWS else as_calls(rollout, facts)
-        except RecordError as error:
-            tally.refuse(rollout.place, str(error))
-            return
-        tally.lose(() if self.maker.tokens_only else lost, rollout.place)
-        if len(parts) > 1:
-            tally.forked += 1
-            tally.repeated.update(() if self.maker.tokens_only else facts.keys())
-        for part in parts:
-            own = {name: value for name, value in facts.items() if name not in part.used_facts}
-            yield builder.sample(part.rollout, {**own, **part.facts})
+            try:
+                if self.maker.tokens_only and not rollout.turns and rollout.training_row is None:
+                    auditor, _ = self._auditor(rollout.place.file)
+                    reference = (
+                        None if auditor.tokenizer is None else Reference(auditor.tokenizer, auditor.renderer)
+                    )
+                    row = as_sft_row(rollout, reference, prompt_and_completion(read.row))
+                    rollout = replace(rollout, training_row=row)
+                parts, lost = as_rows(rollout) if self.maker.holds is Holds.ROWS else as_calls(rollout, facts)
+            except RecordError as error:
+                tally.refuse(rollout.place, str(error))
+                continue
+            tally.lose(() if self.maker.tokens_only else lost, rollout.place)
+            if len(parts) > 1:
+                tally.forked += 1
+                tally.repeated.update(() if self.maker.tokens_only else facts.keys())
+            for part in parts:
+                own = {name: value for name, value in facts.items() if name not in part.used_facts}
+                yield key, builder.sample(part.rollout, {**own, **part.facts})
 
     def _joined(
         self, rollout: Rollout, calls: CallsOfConversation, builder: RowBuilder

@@ -81,7 +81,13 @@ def row_facts(row: Mapping[str, Any], rollouts: Sequence[Rollout], sources: Sequ
     facts: list[dict[str, Any]] = [{} for _ in rollouts]
     unread: dict[str, None] = {}
     shared: list[str] = []
-    each = len(rollouts) if _has_list_of_each(row, rollouts) else None
+    # Lists have an entry for each rollout if that is how its ids are listed, or ids of all are in one list.
+    lists = [value for value in row.values() if _is_list(value)]
+    of_each = (value for value in lists if len(value) == len(rollouts))
+    are_of_each = any(all(_is_list(own) and _is_ids(own) for own in value) for value in of_each)
+    if not are_of_each and len(rollouts) > 1 and all(each.training_row is not None for each in rollouts):
+        total = _row_tokens(rollouts)
+        are_of_each = any(len(value) >= total and _is_ids(value) for value in lists)
     for key, value in row.items():
         if value is None or (isinstance(value, list | tuple | dict | np.ndarray) and not len(value)):
             continue
@@ -91,7 +97,7 @@ def row_facts(row: Mapping[str, Any], rollouts: Sequence[Rollout], sources: Sequ
         if values.hits:
             unread |= dict.fromkeys(values.misses)
         elif values.misses:
-            own_each = each is not None and _is_list(value) and len(value) == each
+            own_each = are_of_each and _is_list(value) and len(value) == len(rollouts)
             if not own_each:
                 shared.append(name)
             for number, own in enumerate(facts):
@@ -159,7 +165,19 @@ class _ValuesRead:
                 name = str(inner)
                 self.compare(entry, name, (*path, "." + _short_key(name)), (*place, inner))
         elif _is_list(value):
-            self._compare_list(value, key, path, place)
+            if not len(value):
+                return
+            read = any(place[:steps] in self._places for steps in range(1, len(place) + 1))
+            # Whether it holds lists or objects is judged by its first and last entries.
+            nested = any(isinstance(value[at], Mapping) or _is_list(value[at]) for at in (0, -1))
+            if read and not isinstance(value[0], Mapping):
+                self.hits += 1
+            elif not nested and not isinstance(value[0], str):
+                self._record(self._holds_numbers(value, key), path)
+            else:
+                inside = path if path[-1] == "[]" else (*path, "[]")
+                for number, entry in enumerate(value):
+                    self.compare(entry, key, inside, (*place, number))
         elif isinstance(value, str) and key in _KEYWORD_KEYS and len(path) > 1:
             return  # a keyword of the format
         elif value is None or (key in _COUNT_KEYS and type(value) is int and value in self._counts):
@@ -184,21 +202,6 @@ class _ValuesRead:
             self.hits += 1
         else:
             self.misses.append("".join(path))
-
-    def _compare_list(self, value: Any, key: str, path: tuple[str, ...], place: Path) -> None:
-        if not len(value):
-            return
-        read = any(place[:steps] in self._places for steps in range(1, len(place) + 1))
-        # Whether it holds lists or objects is judged by its first and last entries.
-        nested = any(isinstance(value[at], Mapping) or _is_list(value[at]) for at in (0, -1))
-        if read and not isinstance(value[0], Mapping):
-            self.hits += 1
-        elif not nested and not isinstance(value[0], str):
-            self._record(self._holds_numbers(value, key), path)
-        else:
-            inside = path if path[-1] == "[]" else (*path, "[]")
-            for number, entry in enumerate(value):
-                self.compare(entry, key, inside, (*place, number))
 
     def _holds_scalar(self, value: Any, key: str, *, nested: bool) -> bool:
         if key in _SCORE_KEYS and isinstance(value, int | float):
@@ -283,18 +286,6 @@ def _hashable(value: Any) -> object:
 
 def _is_list(value: object) -> bool:
     return isinstance(value, list | tuple | np.ndarray)
-
-
-def _has_list_of_each(row: Mapping[str, Any], rollouts: Sequence[Rollout]) -> bool:
-    """Whether the row's lists have an entry per rollout: a list of ids for each, or one over all of them."""
-    lists = [value for value in row.values() if _is_list(value)]
-    of_each = (value for value in lists if len(value) == len(rollouts))
-    if any(all(_is_list(own) and _is_ids(own) for own in value) for value in of_each):
-        return True
-    if len(rollouts) < 2 or any(rollout.training_row is None for rollout in rollouts):
-        return False
-    total = _row_tokens(rollouts)
-    return any(len(value) >= total and _is_ids(value) for value in lists)
 
 
 def _row_tokens(rollouts: Sequence[Rollout]) -> int:
