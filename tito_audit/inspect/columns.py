@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -141,10 +142,13 @@ class Columns:
             column.types[_scalar_type(inner)] += 1
             if type(inner) is int and 0 <= inner < _LARGEST_COUNT:
                 target.item.integers[column.path] = inner
-            elif isinstance(inner, str) and (parsed := _parse_json_text(inner)) is not None:
-                column.types[_scalar_type(inner)] -= 1
-                column.types[f"text of JSON ({'list' if isinstance(parsed, list) else 'object'})"] += 1
-                column.samples[-1] = parsed
+            elif isinstance(inner, str) and len(inner) <= _JSON_TEXT and inner.lstrip()[:1] in ("[", "{"):
+                # A list or an object written as text, as tables often hold them.
+                with suppress(ValueError):
+                    if parsed := load_json(inner):
+                        column.types[_scalar_type(inner)] -= 1
+                        column.types[f"text of JSON ({'list' if isinstance(parsed, list) else 'object'})"] += 1
+                        column.samples[-1] = parsed
 
     def _add_list(self, target: _Target, value: Any, keys: tuple[str, ...], depth: int) -> None:
         column = self._count_value(keys, target.scope, target.item.row, value)
@@ -236,17 +240,6 @@ def _scalar_type(value: Any) -> str:
     return next((word for kind, word in words if isinstance(value, kind)), type(value).__name__)
 
 
-def _parse_json_text(text: str) -> Any:
-    """The list or object that a text holds as JSON, as tables often do; None for other text."""
-    if len(text) > _JSON_TEXT or text.lstrip()[:1] not in ("[", "{"):
-        return None
-    try:
-        value = load_json(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, list | dict) and value else None
-
-
 _LARGEST_VOCABULARY = 2_000_000
 _FLOOR = -100.0
 """Lower values are placeholders for a missing logprob."""
@@ -293,43 +286,37 @@ def number_facts(arrays: Sequence[Numbers]) -> NumberFacts | None:
     if not len(finite):
         return NumberFacts(Look.NUMBERS, len(every), len(every), np.nan, np.nan, 0, (), False, False)
     values, counts = np.unique(finite, return_counts=True)
+    low, high = values[0], values[-1]
     kinds = {array.dtype.kind for array in filled}
-    kind = "f" if "f" in kinds else "b" if kinds == {"b"} else "i"
     whole = bool((finite == np.floor(finite)).all())
-    look = _classify_numbers(filled, values, counts, kind, whole)
+    longer = [array for array in filled if len(array) > 1]
+    steps = [np.diff(array) for array in longer if whole and array[0] == 0]
+    if kinds == {"b"} or (len(values) <= 2 and set(values.tolist()) <= {0.0, 1.0}):
+        look = Look.MASK
+    elif len(steps) == len(filled) and all(bool((step == 1).all()) for step in steps):
+        look = Look.POSITIONS
+    elif whole and low == -100 and (len(values) == 1 or (values[1] >= 0 and high < _LARGEST_VOCABULARY)):
+        look = Look.LABELS
+    elif 0 < len(steps) == len(longer) and all(bool((step >= 0).all()) for step in steps):
+        look = Look.OFFSETS
+    elif "f" not in kinds and low >= 0 and 2 <= high < _LARGEST_VOCABULARY and longer:
+        look = Look.IDS  # lists of one number are scalars, not sequences
+    elif "f" in kinds and low < 0 and counts[(values > 0) & (values != 1.0)].sum() <= counts.sum() / 50:
+        look = Look.LOGPROBS  # Atropos writes 1.0 for a missing one; a few other values above 0 are tolerated
+    else:
+        look = Look.NUMBERS
     signs = [i for i, value in enumerate(values) if value in (-100.0, 0.0, 1.0) or value < _FLOOR][:4]
     return NumberFacts(
         look,
         len(every),
         len(every) - len(finite),
-        float(values[0]),
-        float(values[-1]),
+        float(low),
+        float(high),
         min(len(values), 64),
         tuple((float(values[i]), float(counts[i] / len(every))) for i in signs),
         all(len(array) > 1 and bool((array == array[0]).all()) for array in filled),
         whole,
     )
-
-
-def _classify_numbers(arrays: Sequence[Numbers], values: Numbers, counts: Numbers, kind: str, whole: bool) -> Look:
-    if kind == "b" or (len(values) <= 2 and set(values.tolist()) <= {0.0, 1.0}):
-        return Look.MASK
-    if kind != "f" or whole:
-        if all(len(array) > 1 and bool((np.diff(array) == 1).all()) and array[0] == 0 for array in arrays):
-            return Look.POSITIONS
-        if values[0] == -100 and (len(values) == 1 or (values[1] >= 0 and values[-1] < _LARGEST_VOCABULARY)):
-            return Look.LABELS
-        rising = [array for array in arrays if len(array) > 1]
-        if rising and all(array[0] == 0 and bool((np.diff(array) >= 0).all()) for array in rising):
-            return Look.OFFSETS
-        # Lists of one number are scalars, not sequences.
-        if kind != "f" and values[0] >= 0 and 2 <= values[-1] < _LARGEST_VOCABULARY and rising:
-            return Look.IDS
-    # Atropos writes 1.0 for a missing logprob; a few other values above 0 are tolerated.
-    above = counts[(values > 0) & (values != 1.0)].sum()
-    if kind == "f" and values[0] < 0 and above <= counts.sum() / 50:
-        return Look.LOGPROBS
-    return Look.NUMBERS
 
 
 _MOST_LISTS = 64

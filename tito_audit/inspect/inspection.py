@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -179,24 +179,30 @@ def inspect_log(
     with np.errstate(invalid="ignore", over="ignore"):  # columns may hold infinity
         _inspect_columns(result, read, vocabulary)
     if result.kind in ("parquet", "arrow"):
-        _name_storage_types(result, log.schema())
+        types: dict[tuple[str, ...], str] = {}
+        fields: list[tuple[tuple[str, ...], Any]] = [((column.name,), column.type) for column in log.schema()]
+        for keys, kind in fields:  # which grows by those inside of them
+            types[keys] = str(kind)
+            if pa.types.is_struct(kind):
+                fields += [((*keys, inner.name), inner.type) for inner in kind]
+            elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+                fields.append(((*keys, "[]"), kind.value_type))
+        for listed in result.columns:
+            listed.storage_type = types.get(listed.keys)
     readings = list(_read_rows(read, settings, result.file))
     result.formats = _group_by_format(readings)
-    # What the log calls the columns that a scan reads as the sampler's logprobs.
-    seen = [rollout for reading in readings[:8] for rollout in reading.rollouts or ()]
-    every = (column for rollout in seen for column in token_columns(rollout))
-    own_names = {column.name for column in every if column.role is ColumnRole.LOGPROBS}
-    names = {settings.columns.get(name, name) for name in own_names}
-    for scope, columns in _columns_by_scope(result):
-        own = next((column.path for column in columns if column.name in names or column.path in names), None)
-        items = result.items.get(scope, [])
-        choice = choose_sampler_logprobs(columns, items, result.facts, result.roles, scope, own)
-        if choice is not None:
-            result.logprobs.append(choice)
-    _add_mapping(result, read, settings)
+    _add_logprobs_and_mapping(result, read, readings, settings)
     if result.mapping and not settings.columns and any(rows_of.format is None for rows_of in result.formats):
         readings = list(_read_rows(read, replace(settings, columns=result.mapping), result.file))
-    result.record = _record_level(result, readings)
+    counts = RecordCounts()
+    for number in result.unreadable:
+        count_record(counts, Place(result.file, number), "", LACKS_ALL)
+    for reading in readings:
+        if reading.rollouts is None:
+            count_record(counts, Place(result.file, reading.number), "", LACKS_ALL)
+        for rollout in reading.rollouts or ():
+            count_record(counts, rollout.place, rollout.format, record_mask(rollout, [reading.row]))
+    result.record = LogRecord.of(result.file, counts)
     result.packed = packing_column(result.columns, result.items.get("", []), result.mapping.get("token_ids"))
     if result.trial is not None:
         scan = scan_with_mapping(path, result.mapping, result.rows, settings, loader, whole=not result.stopped)
@@ -297,24 +303,6 @@ def _find_sentinel(items: Sequence[Item], logprobs: str, mask: str, ids: str | N
     return Sentinel(logprobs, mask, value, float(counts.max() / len(around)), int(same.sum()))
 
 
-def _name_storage_types(result: Inspection, schema: Any) -> None:
-    """Fill in the type of each column in the file's schema."""
-    types: dict[tuple[str, ...], str] = {}
-
-    def walk(keys: tuple[str, ...], kind: Any) -> None:
-        types[keys] = str(kind)
-        if pa.types.is_struct(kind):
-            for field_ in kind:
-                walk((*keys, field_.name), field_.type)
-        elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-            walk((*keys, "[]"), kind.value_type)
-
-    for field_ in schema:
-        walk((field_.name,), field_.type)
-    for column in result.columns:
-        column.storage_type = types.get(column.keys)
-
-
 def _read_rows(rows: Sequence[tuple[int, Row]], settings: Settings, file: str) -> Iterator[_RowReading]:
     """Each row as a scan reads it on its own."""
     named = settings.format or ("generic" if settings.columns else None)
@@ -351,21 +339,24 @@ def _group_by_format(readings: Sequence[_RowReading]) -> list[FormatRows]:
     return formats
 
 
-def _record_level(result: Inspection, readings: Iterable[_RowReading]) -> LogRecord:
-    """The level of the log, with each row read on its own."""
-    counts = RecordCounts()
-    for number in result.unreadable:
-        count_record(counts, Place(result.file, number), "", LACKS_ALL)
-    for reading in readings:
-        if reading.rollouts is None:
-            count_record(counts, Place(result.file, reading.number), "", LACKS_ALL)
-        for rollout in reading.rollouts or ():
-            count_record(counts, rollout.place, rollout.format, record_mask(rollout, [reading.row]))
-    return LogRecord.of(result.file, counts)
+def _add_logprobs_and_mapping(
+    result: Inspection, rows: Sequence[tuple[int, Row]], readings: Sequence[_RowReading], settings: Settings
+) -> None:
+    """Fill in the sampler's logprobs, and the mapping of the settings or else one that reads most rows.
 
-
-def _add_mapping(result: Inspection, rows: Sequence[tuple[int, Row]], settings: Settings) -> None:
-    """Fill in the mapping of the settings, or else one that reads most rows, without columns that do not fit."""
+    The mapping is without columns that do not fit.
+    """
+    # What the log calls the columns that a scan reads as the sampler's logprobs.
+    seen = [rollout for reading in readings[:8] for rollout in reading.rollouts or ()]
+    every = (column for rollout in seen for column in token_columns(rollout))
+    own_names = {column.name for column in every if column.role is ColumnRole.LOGPROBS}
+    names = {settings.columns.get(name, name) for name in own_names}
+    for scope, columns in _columns_by_scope(result):
+        own = next((column.path for column in columns if column.name in names or column.path in names), None)
+        items = result.items.get(scope, [])
+        choice = choose_sampler_logprobs(columns, items, result.facts, result.roles, scope, own)
+        if choice is not None:
+            result.logprobs.append(choice)
     if settings.columns:
         result.mapping, result.given = dict(settings.columns), True
         result.trial = try_mapping(rows, result.mapping, result.file)

@@ -16,10 +16,9 @@ from rich.text import Text
 
 from tito_audit.errors import SetupError
 from tito_audit.inspect.columns import Column, Look, Relation, RelationKind
-from tito_audit.inspect.inspection import FormatRows, Inspection, inspect_log
+from tito_audit.inspect.inspection import Inspection, inspect_log
 from tito_audit.inspect.mapping import as_flags, as_toml, needs_no_mapping
 from tito_audit.inspect.roles import Role
-from tito_audit.join import CallsInspected
 from tito_audit.report import ReportOptions
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Logs, RowsInMemory, find_logs, log_names
@@ -145,19 +144,19 @@ IDS = (Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS)
 
 def page_lines(inspection: Inspection, vocabulary: Vocabulary | None) -> Iterator[RenderableType]:
     """The page without the mapping: the file, its format, its columns and how they relate."""
-    yield from _file_lines(inspection)
+    yield Text("tito-audit inspect ", style="bold").append(visible(inspection.file))
+    rows = f"the first {many(inspection.rows, 'row')}" if inspection.stopped else many(inspection.rows, "row")
+    line = Text(f"{_FILE_WORDS.get(inspection.kind, inspection.kind)} · {rows}")
+    if inspection.unreadable:
+        row, why = next(iter(inspection.unreadable.items()))
+        line.append(f" · {len(inspection.unreadable):,} unreadable; row {row}: ", style="bold yellow")
+        line.append(visible(elided(why, 200)))
+    yield line
     if not inspection.columns:
+        nothing = "No row that could be read has a column." if inspection.rows else "The log holds no rows."
+        yield Text(nothing, style="bold yellow")
         return
-    yield from heading("Read as")
-    for rows in inspection.formats[:_MOST_KEYS]:
-        yield from _format_lines(rows, inspection)
-    if len(inspection.formats) > _MOST_KEYS:
-        yield Text(f"  … and {len(inspection.formats) - _MOST_KEYS:,} more kinds of rows")
-    if inspection.record is not None and inspection.record.formats:
-        yield Text(f"  {inspection.record.in_short}")
-    if inspection.calls is not None:
-        yield from heading("Single calls")
-        yield from _call_lines(inspection.calls, inspection)
+    yield from _reading_lines(inspection)
     yield from heading("Columns")
     yield from _column_table(inspection)
     lines = [(scope, relation) for scope, relations in inspection.relations.items() for relation in relations]
@@ -193,59 +192,47 @@ def page_lines(inspection: Inspection, vocabulary: Vocabulary | None) -> Iterato
             yield line
 
 
-def _file_lines(inspection: Inspection) -> Iterator[Text]:
-    """The name and kind of the file, and how many rows were read."""
-    yield Text("tito-audit inspect ", style="bold").append(visible(inspection.file))
-    rows = f"the first {many(inspection.rows, 'row')}" if inspection.stopped else many(inspection.rows, "row")
-    line = Text(f"{_FILE_WORDS.get(inspection.kind, inspection.kind)} · {rows}")
-    if inspection.unreadable:
-        row, why = next(iter(inspection.unreadable.items()))
-        line.append(f" · {len(inspection.unreadable):,} unreadable; row {row}: ", style="bold yellow")
-        line.append(visible(elided(why, 200)))
-    yield line
-    if not inspection.rows:
-        yield Text("The log holds no rows.", style="bold yellow")
-    elif not inspection.columns:
-        yield Text("No row that could be read has a column.", style="bold yellow")
-
-
-def _format_lines(alike: FormatRows, inspection: Inspection) -> Iterator[Text]:
-    """How some rows are read, by which keys, and which other formats they nearly match."""
+def _reading_lines(inspection: Inspection) -> Iterator[Text]:
+    """How rows are read: as which formats, and as calls of which conversations if each is one call."""
     readable = inspection.rows - len(inspection.unreadable)
-    rows = f"all {readable:,} rows" if alike.rows == readable > 1 else many(alike.rows, "row")
-    first = "" if alike.rows == readable else f", the first is row {alike.first_row}"
-    if alike.format is None:
-        because = alike.because.partition(" Name the columns of ids with --map")[0]  # this page proposes them
-        because = because.replace("no known format has these columns:", "has")
-        yield Text("  no known format", style="bold").append(f" ({rows}{first}): {visible(elided(because, 600))}")
-    else:
-        line = Text("  ").append(alike.format, style="bold").append(f" ({rows}{first})")
-        if alike.told_by:
-            line.append(f": has {visible(_some_of([short(key) for key in alike.told_by]))}")
-        yield line
-        yield from (Text(f"    {visible(notice)}") for notice in alike.notices)
-    doubtful = alike.format in (None, "generic")
-    for near in (near for near in alike.near if doubtful or near.fits):
-        if near.fits:
-            words = "fits too, but comes later in the order of detection"
-        elif near.lacks or near.excess:
-            parts = [f"has {_some_of(near.has)}", *([f"lacks {_some_of(near.lacks)}"] if near.lacks else [])]
-            parts += [f"cannot have {_some_of(near.excess)}"] if near.excess else []
-            words = ", ".join(parts)
+    yield from heading("Read as")
+    for alike in inspection.formats[:_MOST_KEYS]:
+        rows = f"all {readable:,} rows" if alike.rows == readable > 1 else many(alike.rows, "row")
+        rows += "" if alike.rows == readable else f", the first is row {alike.first_row}"
+        if alike.format is None:
+            because = alike.because.partition(" Name the columns of ids with --map")[0]  # this page proposes them
+            because = because.replace("no known format has these columns:", "has")
+            yield Text("  no known format", style="bold").append(f" ({rows}): {visible(elided(because, 600))}")
         else:
+            line = Text("  ").append(alike.format, style="bold").append(f" ({rows})")
+            if alike.told_by:
+                line.append(f": has {visible(_some_of([short(key) for key in alike.told_by]))}")
+            yield line
+            yield from (Text(f"    {visible(notice)}") for notice in alike.notices)
+        doubtful = alike.format in (None, "generic")
+        for near in (near for near in alike.near if doubtful or near.fits):
             words = f"has the keys {_some_of(near.has)}, in another shape"
-        yield Text(f"    not {near.format}: {visible(words)}", style="dim")
-
-
-def _call_lines(calls: CallsInspected, inspection: Inspection) -> Iterator[RenderableType]:
-    """Rows that are one call each: what may name their conversation, and what joining them gives."""
-    readable = inspection.rows - len(inspection.unreadable)
+            if near.fits:
+                words = "fits too, but comes later in the order of detection"
+            elif near.lacks or near.excess:
+                words = f"has {_some_of(near.has)}"
+                words += f", lacks {_some_of(near.lacks)}" if near.lacks else ""
+                words += f", cannot have {_some_of(near.excess)}" if near.excess else ""
+            yield Text(f"    not {near.format}: {visible(words)}", style="dim")
+    if len(inspection.formats) > _MOST_KEYS:
+        yield Text(f"  … and {len(inspection.formats) - _MOST_KEYS:,} more kinds of rows")
+    if inspection.record is not None and inspection.record.formats:
+        yield Text(f"  {inspection.record.in_short}")
+    calls = inspection.calls
+    if calls is None:
+        return
+    yield from heading("Single calls")
     all_of_them = f"all {readable:,} rows" if calls.rows == readable > 1 else many(calls.rows, "row")
     yield Text(f"  {all_of_them}, one call each")
     for key in calls.keys[:_MOST_KEYS]:
         rows = f"all {key.rows:,}" if key.rows == calls.rows else f"{key.rows:,} of {calls.rows:,}"
-        line = f"  {short(key.path)}: in {rows}, {many(key.values, 'value')}"
-        yield Text(line + (", joins the calls" if key.used else ""), style="bold" if key.used else "")
+        words = f"  {short(key.path)}: in {rows}, {many(key.values, 'value')}"
+        yield Text(words + (", joins the calls" if key.used else ""), style="bold" if key.used else "")
     if len(calls.keys) > _MOST_KEYS:
         yield Text(f"  … and {len(calls.keys) - _MOST_KEYS:,} more columns that may name a conversation")
     if not calls.keys:
@@ -462,21 +449,6 @@ def mapping_lines(inspection: Inspection, flags: Sequence[str] = (), *, file: bo
         yield from heading("Next step")
         yield from (Text(f"  {line}") for line in _no_mapping_lines(inspection))
         return
-    yield from _suggestion_lines(inspection, readable)
-    if file:
-        yield Text("  To keep it, in pyproject.toml (in tito-audit.toml the table is [map]):", style="dim")
-        for line in as_toml(inspection.mapping):
-            yield Text(f"    {line}")
-    yield from _next_step([*scan, *as_flags(inspection.mapping)])
-
-
-def _next_step(command: Sequence[str], first: str | None = None) -> Iterator[Text]:
-    yield from heading("Next step")
-    yield from (Text(f"  {line}") for line in (first, " ".join(command)) if line is not None)
-
-
-def _suggestion_lines(inspection: Inspection, readable: int) -> Iterator[Text]:
-    """What the proposed mapping reads, and what it leaves open."""
     yield from heading("Suggested mapping")
     for path in inspection.left_out:
         yield Text(f"  {short(path)} is left out: it fits the tokens of too few rows.", style="yellow")
@@ -487,15 +459,25 @@ def _suggestion_lines(inspection: Inspection, readable: int) -> Iterator[Text]:
         if c.is_mappable and inspection.roles[c.path].role is Role.IDS and c.path not in used
     ]
     if others and "token_ids" in inspection.mapping:
-        more = f" (and {len(others) - 1:,} more)" if len(others) > 1 else ""
+        more_ids = f" (and {len(others) - 1:,} more)" if len(others) > 1 else ""
         flag = shell_word(f"token_ids={others[0]}")
-        words = f"{short(others[0])}{more} holds ids too. If that is what is trained: --map {flag}"
+        words = f"{short(others[0])}{more_ids} holds ids too. If that is what is trained: --map {flag}"
         yield Text(f"  {words}", style="yellow")
     yield from _trial_lines(inspection, readable)
     if inspection.packed is not None:
         path, name = inspection.packed
         words = f"{short(path)} splits each row into samples: a scan does if it is called {name}."
         yield Text(f"  {words}", style="yellow")
+    if file:
+        yield Text("  To keep it, in pyproject.toml (in tito-audit.toml the table is [map]):", style="dim")
+        for line in as_toml(inspection.mapping):
+            yield Text(f"    {line}")
+    yield from _next_step([*scan, *as_flags(inspection.mapping)])
+
+
+def _next_step(command: Sequence[str], first: str | None = None) -> Iterator[Text]:
+    yield from heading("Next step")
+    yield from (Text(f"  {line}") for line in (first, " ".join(command)) if line is not None)
 
 
 def _trial_lines(inspection: Inspection, rows: int) -> Iterator[Text]:

@@ -41,45 +41,6 @@ _SETTINGS = re.compile(
 _END_FLAGS = re.compile(r"(?:^|_)(?:dones?|terminals?|eos|eot|end|last|final|truncated)(?:_|$)", re.IGNORECASE)
 
 
-def _why_unlikely_values(lists: Sequence[Numbers], facts: NumberFacts) -> str:
-    """Why no text has tokens like these; "" if one may."""
-    if len(lists) > 1 and are_all_equal(lists):
-        lists = lists[:1]  # repeats of one list are no further evidence
-    steps = np.concatenate([np.diff(array) for array in lists]) if lists else np.empty(0)
-    if facts.constant and facts.count >= _SHORT_LIST and len(steps) >= _SHORT_LIST:
-        return "one number per list"
-    if len(steps) >= 12:
-        if (steps == 1).mean() > 0.6:
-            return "it counts up by one"
-        if (steps >= 0).all() or (steps <= 0).all():
-            return "its numbers only rise" if steps.max() > 0 else "its numbers only fall"
-    every = np.concatenate([_strip_padding(array) for array in lists])
-    if len(every) >= 48:
-        values, counts = np.unique(every, return_counts=True)
-        if len(values) <= _FEW_DISTINCT:
-            return f"only {len(values)} different numbers"
-        if counts.max() > 0.4 * len(every):
-            return f"{counts.max() / len(every):.0%} of it is the number {values[counts.argmax()]:g}"
-    return ""
-
-
-def _why_unlikely_rows(lists: Sequence[Numbers], others_vary: bool, texts: Sequence[int]) -> str:
-    """Why lists are not the tokens of their rows, which have so many characters of text; "" if they may be."""
-    if len(lists) > 1 and others_vary and are_all_equal(lists):
-        return f"the same list in all {len(lists):,} rows"
-    lengths = [len(array) for array in lists]
-    if max(lengths, default=0) <= _SHORT_LIST:
-        return f"at most {max(lengths, default=0)} numbers per list"
-    # Padded to one length: most lists begin or end with a run of one number.
-    padded = 2 * sum(len(_strip_padding(array)) < len(array) - 2 for array in lists) > len(lists)
-    if len(lists) >= 4 and len(set(lengths)) == 1 and not padded:
-        return f"always {lengths[0]:,} numbers"
-    texts = [count for count in texts if count]
-    if texts and np.median(texts) > 40 * np.median(lengths):  # 3 to 5 characters a token are usual
-        return "too few numbers for the text of its rows"
-    return ""
-
-
 def why_no_loss_mask(name: str, pairs: Sequence[tuple[Numbers, Numbers | None]]) -> str:
     """Why flags are no loss mask; "" if they may be one. Each list comes with the tokens of its object."""
     if is_other_mask_name(name):
@@ -294,15 +255,27 @@ class _ScopeColumns:
         return 2 * sum(starts_with(b[::-1], a[::-1]) for a, b in pairs) > len(pairs)
 
     def guess_id_roles(self) -> Roles:
-        """The columns of ids, each as the whole sequence, a prompt or a completion."""
-        columns = self._without_decoys(
-            {
-                path: column
-                for path, column in self.columns.items()
-                if self.facts[path].look is Look.IDS and not _OTHER_IDS.search(column.name)
-            }
-        )
-        compared = dict(list(columns.items())[:32])
+        """The columns of ids, each as the whole sequence, a prompt or a completion; notes why others are none."""
+        columns = {
+            path: column
+            for path, column in self.columns.items()
+            if self.facts[path].look is Look.IDS and not _OTHER_IDS.search(column.name)
+        }
+        why = {path: self._why_no_tokens(column) for path, column in columns.items()}
+        likely = [path for path in columns if not why[path]]
+        for path, column in columns.items():
+            # A prompt may be the same in all rows.
+            if why[path].startswith("the same list") and any(other != path for other in likely):
+                ids = next((array for array in column.arrays if len(array)), np.empty(0))
+                shared = _PROMPT.search(column.name) and len(ids) >= 8 and (np.diff(ids) < 0).any()
+                if shared or any(self.is_longer(p, path) and self.is_prefix(path, p) for p in likely):
+                    why[path] = ""
+        for path in likely:
+            if follows := next((p for p in likely if p != path and not why[p] and self.is_shifted(path, p)), None):
+                why[path] = f"the next token of {follows}"
+        self.decoys.update({path: reason for path, reason in why.items() if reason})
+        columns = {path: column for path, column in columns.items() if not why[path]}
+        compared = list(columns)[:32]
         roles: Roles = {path: self._role_by_name(column) for path, column in columns.items()}
         for relation in self.relations:
             if relation.kind is not RelationKind.SUM or not set(relation.paths) <= columns.keys():
@@ -320,7 +293,14 @@ class _ScopeColumns:
                     roles[path] = RoleGuess(Role.PROMPT_IDS, f"{begins} starts with it")
                 elif ends := next((other for other in longer if self.is_suffix(path, other)), None):
                     roles[path] = RoleGuess(Role.COMPLETION_IDS, f"{ends} ends with it", "response")
-        # Correct combinations that make no sense, such as a prompt without a completion or two whole sequences.
+        self._correct_id_roles(roles)
+        return {
+            path: RoleGuess(guess.role, guess.because, "full") if guess.role is Role.IDS else guess
+            for path, guess in roles.items()
+        }
+
+    def _correct_id_roles(self, roles: Roles) -> None:
+        """Correct what makes no sense together, such as a prompt without a completion or two whole sequences."""
         by_role = {role: [p for p, guess in roles.items() if guess.role is role] for role in Role}
         wholes, prompts, answers = by_role[Role.IDS], by_role[Role.PROMPT_IDS], by_role[Role.COMPLETION_IDS]
         if len(wholes) == 1 and answers and not prompts and self.columns[wholes[0]].name == "input_ids":
@@ -329,38 +309,28 @@ class _ScopeColumns:
         elif len(wholes) == 1 and answers and not prompts and not any(self.holds(wholes[0], a) for a in answers):
             because = f"{roles[wholes[0]].because}; {answers[0]} is not part of it"
             roles[wholes[0]] = RoleGuess(Role.PROMPT_IDS, because)
-        elif len(wholes) == 2 and not prompts and not answers and (scored := self._find_only_scored(*wholes)):
-            prompt = next(path for path in wholes if path != scored)
-            roles[prompt] = RoleGuess(Role.PROMPT_IDS, f"{roles[prompt].because}; only {scored} has logprobs")
-            roles[scored] = RoleGuess(Role.COMPLETION_IDS, f"{roles[scored].because}; it has logprobs", "call")
-        elif len(wholes) == 1 and not prompts and not answers and self._is_only_sampled(wholes[0]):
-            because = f"{roles[wholes[0]].because}; every token has a logprob"
-            roles[wholes[0]] = RoleGuess(Role.COMPLETION_IDS, because, "call")
+        elif len(wholes) == 2 and not prompts and not answers and not any(map(self.holds, wholes, wholes[::-1])):
+            scores = {path for path, fact in self.facts.items() if fact.look is Look.LOGPROBS}
+            scores = {path for path in scores if not _OTHER_SCORES.search(self.columns[path].name)}
+            scored = [path for path in wholes if any(other in scores for other, _ in self.equally_long(path))]
+            if len(scored) == 1:
+                (answer,), (prompt,) = scored, [path for path in wholes if path not in scored]
+                roles[prompt] = RoleGuess(Role.PROMPT_IDS, f"{roles[prompt].because}; only {answer} has logprobs")
+                roles[answer] = RoleGuess(Role.COMPLETION_IDS, f"{roles[answer].because}; it has logprobs", "call")
+        elif len(wholes) == 1 and not prompts and not answers:
+            # Every token was sampled if all have logprobs, and no mask tells them apart.
+            beside = [self.facts[other] for other, _ in self.equally_long(wholes[0])]
+            masked = any(fact.look in (Look.MASK, Look.LABELS) for fact in beside)
+            logprobs = [fact for fact in beside if fact.look is Look.LOGPROBS]
+            complete = bool(logprobs) and all(fact.high < 0 and not fact.nulls for fact in logprobs)
+            if complete and not masked and not _WHOLE.search(self.columns[wholes[0]].name):
+                because = f"{roles[wholes[0]].because}; every token has a logprob"
+                roles[wholes[0]] = RoleGuess(Role.COMPLETION_IDS, because, "call")
         elif len(prompts) == 1 and not answers and not wholes:
             roles[prompts[0]] = RoleGuess(Role.IDS, f"{roles[prompts[0]].because}; there is no completion", "full")
         elif len(prompts) == len(wholes) == 1 and not answers and not self.is_prefix(prompts[0], wholes[0]):
             because = f"{roles[wholes[0]].because}; does not start with {prompts[0]}"
             roles[wholes[0]] = RoleGuess(Role.COMPLETION_IDS, because, "call")
-        return {
-            path: RoleGuess(guess.role, guess.because, "full") if guess.role is Role.IDS else guess
-            for path, guess in roles.items()
-        }
-
-    def _without_decoys(self, columns: dict[str, Column]) -> dict[str, Column]:
-        """The columns that may hold tokens; notes why the others do not. A prompt may be the same in all rows."""
-        why = {path: self._why_no_tokens(column) for path, column in columns.items()}
-        likely = {path: column for path, column in columns.items() if not why[path]}
-        for path, column in columns.items():
-            if why[path].startswith("the same list") and any(other != path for other in likely):
-                first = next((array for array in column.arrays if len(array)), np.empty(0))
-                shared = _PROMPT.search(column.name) and len(first) >= 8 and (np.diff(first) < 0).any()
-                if shared or any(self.is_longer(p, path) and self.is_prefix(path, p) for p in likely):
-                    why[path] = ""
-        for path in likely:
-            if follows := next((p for p in likely if p != path and not why[p] and self.is_shifted(path, p)), None):
-                why[path] = f"the next token of {follows}"
-        self.decoys.update({path: reason for path, reason in why.items() if reason})
-        return {path: column for path, column in columns.items() if not why[path]}
 
     def _why_no_tokens(self, column: Column) -> str:
         """Why a column of integers does not hold tokens; "" if it may."""
@@ -384,29 +354,41 @@ class _ScopeColumns:
             return f"a parameter: it is in {inside}"
         if column.name in _ID_NAMES:
             return ""
-        why = by_name or _why_unlikely_values(lists, self.facts[column.path])
-        return why or ("" if aligned else _why_unlikely_rows(lists, self.varies, self.texts))
+        return by_name or self._why_unlikely(lists, self.facts[column.path], aligned=aligned)
 
-    def _find_only_scored(self, left: str, right: str) -> str | None:
-        """The one of two lists of ids that has logprobs; None if both or neither do, or one holds the other."""
-        if self.holds(left, right) or self.holds(right, left):
-            return None
-        scores = {
-            path
-            for path in self.columns
-            if self.facts[path].look is Look.LOGPROBS and not _OTHER_SCORES.search(self.columns[path].name)
-        }
-        scored = [path for path in (left, right) if any(other in scores for other, _ in self.equally_long(path))]
-        return scored[0] if len(scored) == 1 else None
-
-    def _is_only_sampled(self, path: str) -> bool:
-        """Whether every token of a list was sampled: all have logprobs, and no mask tells them apart."""
-        if _WHOLE.search(self.columns[path].name):
-            return False
-        beside = [self.facts[other] for other, _ in self.equally_long(path)]
-        masked = any(fact.look in (Look.MASK, Look.LABELS) for fact in beside)
-        scored = [fact for fact in beside if fact.look is Look.LOGPROBS]
-        return not masked and bool(scored) and all(fact.high < 0 and not fact.nulls for fact in scored)
+    def _why_unlikely(self, lists: Sequence[Numbers], facts: NumberFacts, *, aligned: bool) -> str:
+        """Why no text, or not that of their rows unless they are `aligned`, has such tokens; "" if it may."""
+        distinct = lists[:1] if len(lists) > 1 and are_all_equal(lists) else lists  # repeats are no evidence
+        steps = np.concatenate([np.diff(array) for array in distinct]) if distinct else np.empty(0)
+        if facts.constant and facts.count >= _SHORT_LIST and len(steps) >= _SHORT_LIST:
+            return "one number per list"
+        if len(steps) >= 12:
+            if (steps == 1).mean() > 0.6:
+                return "it counts up by one"
+            if (steps >= 0).all() or (steps <= 0).all():
+                return "its numbers only rise" if steps.max() > 0 else "its numbers only fall"
+        every = np.concatenate([_strip_padding(array) for array in distinct])
+        if len(every) >= 48:
+            values, counts = np.unique(every, return_counts=True)
+            if len(values) <= _FEW_DISTINCT:
+                return f"only {len(values)} different numbers"
+            if counts.max() > 0.4 * len(every):
+                return f"{counts.max() / len(every):.0%} of it is the number {values[counts.argmax()]:g}"
+        if aligned:
+            return ""
+        if len(distinct) < len(lists) and self.varies:
+            return f"the same list in all {len(lists):,} rows"
+        lengths = [len(array) for array in lists]
+        if max(lengths, default=0) <= _SHORT_LIST:
+            return f"at most {max(lengths, default=0)} numbers per list"
+        # Padded to one length: most lists begin or end with a run of one number.
+        padded = 2 * sum(len(_strip_padding(array)) < len(array) - 2 for array in lists) > len(lists)
+        if len(lists) >= 4 and len(set(lengths)) == 1 and not padded:
+            return f"always {lengths[0]:,} numbers"
+        texts = [count for count in self.texts if count]
+        if texts and np.median(texts) > 40 * np.median(lengths):  # 3 to 5 characters a token are usual
+            return "too few numbers for the text of its rows"
+        return ""
 
     def equally_long(self, path: str) -> Iterator[tuple[str, bool]]:
         """The number lists that are as long as this one in every object, each with whether lengths vary."""
