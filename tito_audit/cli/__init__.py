@@ -14,7 +14,6 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from typing import Annotated, Any, cast
 
 import typer
@@ -49,10 +48,20 @@ _SIGNAL_MESSAGES = {
 
 
 class _LazyCommands(Mapping[str, Any]):
-    """The commands by name; each is built on first access, so a run imports only its own."""
+    """The Typer commands by name; each is built on first access, so a run imports only its own."""
+
+    def __init__(self) -> None:
+        self._built: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        return _load_command(name)
+        if name not in self._built:
+            summary = SUMMARIES[name]
+            from tito_audit.cli._command import make_command
+
+            alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+            alone.command(name, cls=Command, short_help=summary)(make_command(name))
+            self._built[name] = typer.main.get_command(alone)
+        return self._built[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(SUMMARIES)
@@ -61,15 +70,7 @@ class _LazyCommands(Mapping[str, Any]):
         return len(SUMMARIES)
 
 
-@cache
-def _load_command(name: str) -> Any:
-    """The Typer command of this name; KeyError if there is none."""
-    summary = SUMMARIES[name]
-    from tito_audit.cli._command import make_command
-
-    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, cls=Command, short_help=summary)(make_command(name))
-    return typer.main.get_command(alone)
+_COMMANDS = _LazyCommands()
 
 
 class _Commands(TyperGroup):
@@ -77,7 +78,7 @@ class _Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = self.commands or cast("Any", _LazyCommands())
+        self.commands = self.commands or cast("Any", _COMMANDS)
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
         with _exit_on_error(None):
@@ -158,7 +159,20 @@ def main() -> None:
     try:
         app()
     except SystemExit as end:
-        sys.exit(_flush_stdout(end.code))
+        code: Any = end.code
+        if code in (HUNG_UP, TERMINATED):
+            print_message(_SIGNAL_MESSAGES[code])
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            discard_stdout()
+            code = READER_GONE
+        except TitoAuditError as error:  # what was printed cannot be written
+            discard_stdout()
+            if code not in (NO_RESULT, *_SIGNAL_MESSAGES):
+                _print_error(error, None)
+                code = NO_RESULT
+        sys.exit(code)
     except KeyboardInterrupt:  # before the command has begun
         print_message(_SIGNAL_MESSAGES[INTERRUPTED])
         sys.exit(INTERRUPTED)
@@ -169,23 +183,6 @@ def main() -> None:
         traceback.print_exc()
         print_message("this is a bug in tito-audit, not a fault of the log.")
         sys.exit(NO_RESULT)
-
-
-def _flush_stdout(code: Any) -> Any:
-    """Flush stdout and return the exit code: `code`, unless what was printed cannot be written."""
-    if code in (HUNG_UP, TERMINATED):
-        print_message(_SIGNAL_MESSAGES[code])
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        discard_stdout()
-        return READER_GONE
-    except TitoAuditError as error:
-        discard_stdout()
-        if code not in (NO_RESULT, *_SIGNAL_MESSAGES):
-            _print_error(error, None)
-            return NO_RESULT
-    return code
 
 
 def _print_error(error: TitoAuditError, ctx: Any) -> None:

@@ -171,6 +171,8 @@ def make_command(name: str) -> Callable[..., None]:
         for each, option in options.items():
             # A choice arrives as an enum, and a repeatable flag that was not passed as None.
             value, several = parsed.pop(each), option.repeats and option.fills is None
+            if option.takes is float and value is not None and not math.isfinite(value):
+                raise SetupError(f"{option.flag} {value}: it takes a finite number.")
             values[each] = (value or []) if several else getattr(value, "value", value)
         module = importlib.import_module(f"tito_audit.cli.{name}")
         arguments = {each: getattr(value, "value", value) for each, value in parsed.items()}
@@ -195,8 +197,6 @@ def _make_parameter(option: Option, command: str) -> inspect.Parameter:
         kind = list[kind]
     elif isinstance(option.takes, tuple) and default is not None:
         default = kind(default)
-    callback = _check_finite if option.takes is float else None
-    callback = getattr(_options, option.calls) if option.calls else callback
     flag = typer.Option(
         *option.declared,
         metavar=option.metavar,
@@ -205,7 +205,7 @@ def _make_parameter(option: Option, command: str) -> inspect.Parameter:
         max=LARGEST if option.takes is int else None,
         parser=parser,
         autocompletion=getattr(_complete, option.completes) if option.completes else None,
-        callback=callback,
+        callback=getattr(_options, option.calls) if option.calls else None,
         is_eager=bool(option.calls),
         hidden=option.hidden,
         rich_help_panel=option.panel or None,
@@ -214,9 +214,3 @@ def _make_parameter(option: Option, command: str) -> inspect.Parameter:
     return inspect.Parameter(
         option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, flag]
     )
-
-
-def _check_finite(flag: typer.CallbackParam, number: float | None) -> float | None:
-    if number is not None and not math.isfinite(number):
-        raise SetupError(f"{flag.opts[0]} {number}: it takes a finite number.")
-    return number

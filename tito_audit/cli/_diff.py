@@ -19,7 +19,6 @@ from rich.text import Text
 from tito_audit.align.runs import Gap, Run, gaps, paired_runs
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import ColumnRole
-from tito_audit.record.finding import Result
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Rollout, Turn
 from tito_audit.record.runs import trained_runs
@@ -156,28 +155,22 @@ def diff_lines(outcome: Outcome, piece: Callable[[int], str] | None) -> Iterator
         yield Text("  " + visible(note))
     changes = RowDiff(piece)
     changed = False
-    for old, parts in _pair_rollouts(outcome.before, outcome.after):
-        lines = list(_rollout_lines(old, parts, changes))
+    before = [result.rollout for result in outcome.before if result.rollout is not None]
+    after = [result.rollout for result in outcome.after if result.rollout is not None]
+    forked = len(before) != len(after)
+    for number, old in enumerate(before, 1):
+        end = 1
+        if forked:  # its parts end where a rollout is no part of it
+            others = (n for n, other in enumerate(after) if not _is_part_of(old, other))
+            end = len(after) if number == len(before) else next(others, len(after))
+        lines = list(_rollout_lines(old, after[:end], changes))
+        after = after[end:]
         changed = changed or bool(lines)
         if lines and len(outcome.before) > 1:
             yield Text(f"  rollout {old.place.item} of the row", style="bold")
         yield from lines
     if not changed:
         yield Text("  no token, mask or logprob changed, only how the row writes them")
-
-
-def _pair_rollouts(before: Sequence[Result], after: Sequence[Result]) -> Iterator[tuple[Rollout, list[Rollout]]]:
-    """Each rollout as read, with what replaces it: no rollout, one, or the parts of a fork."""
-    old = [result.rollout for result in before if result.rollout is not None]
-    new = [result.rollout for result in after if result.rollout is not None]
-    forked = len(old) != len(new)
-    for number, rollout in enumerate(old, 1):
-        end = 1
-        if forked:  # its parts end where a rollout is no part of it
-            others = (n for n, other in enumerate(new) if not _is_part_of(rollout, other))
-            end = len(new) if number == len(old) else next(others, len(new))
-        yield rollout, new[:end]
-        new = new[end:]
 
 
 def _is_part_of(old: Rollout, new: Rollout) -> bool:

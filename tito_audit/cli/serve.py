@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from ipaddress import ip_address
@@ -80,7 +81,10 @@ def serve(options: Options) -> None:
             *await _check_provider(gateway, renames=options.model_name is None, force=options.force),
         ]
         key = options.api_key or os.environ.get(_KEY) or None
-        if key is None and not _is_local(options.host):
+        local = options.host == "localhost"
+        with suppress(ValueError):
+            local = ip_address(options.host).is_loopback
+        if key is None and not local:
             notes.append(f"warning: anyone who can reach {options.host} can use it; set {_KEY} to require a key")
         template = _template_line(renderer)
 
@@ -177,13 +181,6 @@ def _template_line(renderer: Renderer) -> str:
     broken = sorted({f"{step.answer_kind} before {step.next_speaker}" for step in append.broken})
     what = ", ".join(broken) or "every answer"
     return f"template: rewrites history ({what}); calls after that fork, and the log says why"
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _print_lines(lines: Iterable[str]) -> None:

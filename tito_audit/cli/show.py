@@ -43,7 +43,14 @@ def show(options: Options, log: str) -> None:
     settings = replace(options.settings(), encoder="tokenizers")  # for one row the fast encoder would not pay off
     wanted = parse_place(log, row=options.row, item=options.item, turn=options.turn)
     file = find_one_log(wanted.log)
-    wanted = replace(wanted, row=_only_row(file, settings) if wanted.row is None else wanted.row)
+    if wanted.row is None:
+        # Counting the rows of a large remote log would fetch all of it.
+        far = isinstance(file, RemoteFile) and file.stat().st_size > (8 << 20)
+        rows = _count_rows(file, settings) if file.is_file() and not far else None
+        if rows != 1:
+            size = f"; it holds {rows:,} rows, counted from 0" if rows is not None else ""
+            raise SetupError(f"{file}: no row was named{size}.\nPass --row N, or write {file}:N.")
+        wanted = replace(wanted, row=0)
     run = scan_rollouts([str(file)], replace(settings, row=wanted.row))
     result, items = _find_result(run, file, wanted, settings)
     selection = parse_around(options.around, wanted, result.findings)
@@ -66,26 +73,20 @@ def show(options: Options, log: str) -> None:
     console = console_for(sys.stdout, ReportOptions(color=colors(sys.stdout), width=look.width))
     call = turn_of_row(result, result.place.file, wanted.row)
     lines = page_lines(result, look, console, wanted.turn, selection, marked=call)
-    remarks = [Text(visible(remark)) for remark in _remarks(run, items, result)]
-    page = chain(
-        (render_line(line, console) for line in lines), ("\n" + render_line(remark, console) for remark in remarks)
-    )
+    remarks = [notice for notice in run.summary.notices if notice.startswith(("--messages", "--tools"))]
+    if items > 1:
+        remarks.append(f"The row holds {items} rollouts: --item 0 to --item {items - 1}.")
+    for finding in result.told:
+        # That the template rewrites history does not change how a row is audited.
+        if finding.code != REWRITING_CODE or finding.place.row == result.place.row:
+            remarks.append(f"{finding.severity.word} {finding.code}: {finding.hit.message}")
+    below = ("\n" + render_line(Text(visible(remark)), console) for remark in remarks)
+    page = chain((render_line(line, console) for line in lines), below)
     show_page(page, sys.stdout, paged=not options.no_pager)
 
 
 def _count_rows(file: Path, settings: Settings) -> int:
     return open_log(file, rows_at=settings.at(file).rows_at).count()
-
-
-def _only_row(file: Path, settings: Settings) -> int:
-    """The row to show if none was named; SetupError unless the log has a single row."""
-    # Counting the rows of a large remote log would fetch all of it.
-    far = isinstance(file, RemoteFile) and file.stat().st_size > (8 << 20)
-    rows = _count_rows(file, settings) if file.is_file() and not far else None
-    if rows == 1:
-        return 0
-    size = f"; it holds {rows:,} rows, counted from 0" if rows is not None else ""
-    raise SetupError(f"{file}: no row was named{size}.\nPass --row N, or write {file}:N.")
 
 
 def _find_result(run: Scan, file: Path, wanted: ShowPlace, settings: Settings) -> tuple[Result, int]:
@@ -103,17 +104,6 @@ def _find_result(run: Scan, file: Path, wanted: ShowPlace, settings: Settings) -
     if wanted.row is not None and wanted.row < rows:
         raise SetupError(f"{file}: row {wanted.row} is a blank line or holds no rollout.")
     raise SetupError(f"{file}: there is no row {wanted.row}; it holds {rows:,} rows, counted from 0.")
-
-
-def _remarks(run: Scan, items: int, result: Result) -> list[str]:
-    remarks = [notice for notice in run.summary.notices if notice.startswith(("--messages", "--tools"))]
-    if items > 1:
-        remarks.append(f"The row holds {items} rollouts: --item 0 to --item {items - 1}.")
-    for finding in result.told:
-        # That the template rewrites history does not change how a row is audited.
-        if finding.code != REWRITING_CODE or finding.place.row == result.place.row:
-            remarks.append(f"{finding.severity.word} {finding.code}: {finding.hit.message}")
-    return remarks
 
 
 _POSITION = r"(?:(?P<where>prompt|completion|row)(?::|[ ]at[ ]|[ ]))?(?P<start>\d{1,10})(?:[-:](?P<end>\d{1,10}))?"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -61,10 +61,30 @@ def as_rows(rollout: Rollout) -> Converted:
     forked = fork_rows(sampled_calls(rollout))
     if not forked:
         raise RecordError("no call sampled a token, so there is nothing to train")
-    parts = tuple(_part_of_chain(rollout, forked_row, alone=len(forked) == 1) for forked_row in forked)
+    parts = tuple(_part_of_chain(rollout, chain, alone=len(forked) == 1) for chain in forked)
     if row is not None:
         parts = (ConvertedPart(alone, parts[0].facts),)
-    return parts, tuple(dict.fromkeys(_lost_in_rows(rollout, forked)))
+    turns = rollout.turns
+    chained = {k for chain in forked for k in chain.calls}
+    lost = ["calls that sampled nothing"] if len(chained) < len(turns) else []
+    for chain in forked:
+        if any(len(turns[k].weight_versions) > 1 and not turns[k].weight_spans for k in chain.trained):
+            lost.append(WEIGHTS)
+        ends = [_count(turns[k].prompt_ids) + _count(turns[k].completion_ids) for k in chain.calls]
+        if any(_count(turns[k].prompt_ids) == end for k, end in zip(chain.calls[1:], ends, strict=False)):
+            lost.append("where one call ends and the next begins")
+        messages = rollout.messages if len(forked) == 1 else _messages_up_to(rollout, turns[chain.calls[-1]])
+        sent = [turns[k].prompt_messages for k in chain.calls]
+        if any(own is not None and own != messages[: len(own)] for own in sent):
+            lost.append(MESSAGES_LOST)
+    texts = {message.text for message in rollout.messages}
+    for turn in turns:
+        if turn.completion_text is not None and turn.completion_text not in texts:
+            lost.append(TEXTS_LOST)
+        if turn.prompt_text is not None:
+            lost.append("text of prompts")
+        lost += [column.name for column in turn.columns if column.alignment is None]
+    return parts, tuple(dict.fromkeys(lost))
 
 
 def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
@@ -243,30 +263,6 @@ def _messages_up_to(rollout: Rollout, turn: Turn) -> tuple[Message, ...]:
     if turn.prompt_messages is None:
         return rollout.messages[: turn.message_index + 1]
     return (*turn.prompt_messages, rollout.messages[turn.message_index])
-
-
-def _lost_in_rows(rollout: Rollout, forked: Sequence[ForkedRow]) -> Iterable[str]:
-    turns = rollout.turns
-    texts = {message.text for message in rollout.messages}
-    chained = {k for row in forked for k in row.calls}
-    if len(chained) < len(turns):
-        yield "calls that sampled nothing"
-    for row in forked:
-        if any(len(turns[k].weight_versions) > 1 and not turns[k].weight_spans for k in row.trained):
-            yield WEIGHTS
-        ends = [_count(turns[k].prompt_ids) + _count(turns[k].completion_ids) for k in row.calls]
-        if any(_count(turns[k].prompt_ids) == end for k, end in zip(row.calls[1:], ends, strict=False)):
-            yield "where one call ends and the next begins"
-        messages = rollout.messages if len(forked) == 1 else _messages_up_to(rollout, turns[row.calls[-1]])
-        sent = [turns[k].prompt_messages for k in row.calls]
-        if any(own is not None and own != messages[: len(own)] for own in sent):
-            yield MESSAGES_LOST
-    for turn in turns:
-        if turn.completion_text is not None and turn.completion_text not in texts:
-            yield TEXTS_LOST
-        if turn.prompt_text is not None:
-            yield "text of prompts"
-        yield from (column.name for column in turn.columns if column.alignment is None)
 
 
 def _calls_make_row(rollout: Rollout, row: TrainingRow) -> bool:
