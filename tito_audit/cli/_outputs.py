@@ -53,7 +53,15 @@ def open_report(path: Path | None, report: str = "text") -> Iterator[TextIO]:
         prepare_stdout(report)
         yield sys.stdout
         return
-    fd = None if is_url(str(path)) else _open_stream(path)
+    fd = None
+    own = _DESCRIPTOR.fullmatch(str(path))
+    try:
+        if own is not None or str(path) == _STDERR:
+            fd = os.dup(int(own[1]) if own is not None else 2)
+        elif not is_url(str(path)) and path.exists() and not stat.S_ISREG(path.stat().st_mode):
+            fd = os.open(path, os.O_WRONLY)
+    except OSError as error:
+        raise _write_error(path, error) from error
     if fd is not None:
         with io.TextIOWrapper(
             io.BufferedWriter(_StreamFile(fd, path)), encoding="utf-8", errors="backslashreplace", newline="\n"
@@ -87,19 +95,6 @@ class _StreamFile(io.FileIO):
             raise
         except OSError as error:
             raise _write_error(self._path, error) from error
-
-
-def _open_stream(path: Path) -> int | None:
-    """An open descriptor if the path is a pipe or a device; None for a regular file, existing or new."""
-    own = _DESCRIPTOR.fullmatch(str(path))
-    try:
-        if own is not None or str(path) == _STDERR:
-            return os.dup(int(own[1]) if own is not None else 2)
-        if not path.exists() or stat.S_ISREG(path.stat().st_mode):
-            return None
-        return os.open(path, os.O_WRONLY)
-    except OSError as error:
-        raise _write_error(path, error) from error
 
 
 def _write_error(path: Path, error: OSError) -> SetupError:
@@ -276,7 +271,19 @@ def parse_reports(
             raise SetupError(f"--report: {place} is written by this run or is its baseline; name another file.")
         if any(key in input_keys(other) for other in inputs):
             raise SetupError(f"--report: {place} is read by this run; name another file.")
-        _check_report_place(path, place)
+        # Whether it can be written is found out before anything is scanned.
+        if is_url(place):
+            try:
+                refuse_target(path, overwrite=True)
+            except StorageError as error:
+                raise SetupError(f"--report: {error}") from error
+            continue
+        # os.path is False for a name that is too long, where Path raises; opening the file says what is wrong.
+        folder, name = os.path.split(place)
+        if not os.path.isdir(folder):  # noqa: PTH112
+            raise SetupError(f"--report: there is no folder {folder} to write {name} to.")
+        if os.path.isdir(place):  # noqa: PTH112
+            raise SetupError(f"--report: {place} is a folder, not a file.")
     return named
 
 
@@ -284,22 +291,6 @@ def _same_place_error(where: str) -> SetupError:
     return SetupError(
         f"--report: two reports would be written to {where}.\nName a file for one of them: --report json=FILE"
     )
-
-
-def _check_report_place(path: Path, place: str) -> None:
-    """Raise SetupError if a report cannot be written to its place, before anything is scanned."""
-    if is_url(place):
-        try:
-            refuse_target(path, overwrite=True)
-        except StorageError as error:
-            raise SetupError(f"--report: {error}") from error
-        return
-    # os.path is False for a name that is too long, where Path raises; opening the file then says what is wrong.
-    folder, name = os.path.split(place)
-    if not os.path.isdir(folder):  # noqa: PTH112
-        raise SetupError(f"--report: there is no folder {folder} to write {name} to.")
-    if os.path.isdir(place):  # noqa: PTH112
-        raise SetupError(f"--report: {place} is a folder, not a file.")
 
 
 def write_reports(
@@ -351,6 +342,15 @@ def _guard_report(target: ReportTarget) -> AbstractContextManager[None]:
     return guard_plugin(
         f"report `{target.report.name}`", None, "choose another report: `-f NAME` or `--report NAME=FILE`"
     )
+
+
+def json_writer(as_object: Callable[[_Run], Any]) -> Callable[[_Run, TextIO, ReportOptions], None]:
+    """A writer of one JSON object, made of a function that gives the object of a finished run."""
+
+    def write(run: _Run, out: TextIO, options: ReportOptions) -> None:
+        out.write(as_json(as_object(run)) + "\n")
+
+    return write
 
 
 def write_finished_reports(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 
 import typer
@@ -21,7 +22,6 @@ from tito_audit.conformance.verdicts import DriftTrial
 from tito_audit.conformance.world import World, installed_templates, template_files
 from tito_audit.errors import SetupError
 from tito_audit.run.template import open_template
-from tito_audit.settings.model import Settings
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.page import open_table
 from tito_audit.terminal.terminal import RunProgress, show_progress
@@ -39,7 +39,22 @@ def conformance(options: Options) -> None:
     named = options.tokenizers or (
         [settings.tokenizer] if settings.tokenizer and not (options.chat_templates or options.installed) else []
     )
-    worlds = _open_worlds(named, options.chat_templates, options.installed, settings)
+    files = [(file.stem, file) for name in options.chat_templates for file in template_files(name)]
+    files += installed_templates() if options.installed else []
+    if not named and not files:
+        raise SetupError(
+            "conformance: there is no template to try.\n"
+            "Name tokenizers with -t, Jinja files or their folders with --chat-template, or pass --installed."
+        )
+    opened = ((name, open_template(replace(settings, tokenizer=name, chat_template=None))) for name in named)
+    worlds = chain(  # each is loaded when it is its turn
+        (
+            World.of_tokenizer(Path(name).name if Path(name).exists() else name, each.tokenizer, each.renderer)
+            for name, each in opened
+            if each.tokenizer is not None
+        ),
+        (World.of_template(name, file, settings) for name, file in files),
+    )
     with show_progress(pace := RunProgress(phase="loading the templates")):
         for world in worlds:
             pace.enter(f"trying {world.name}")
@@ -62,27 +77,6 @@ def conformance(options: Options) -> None:
     )
     if worse:
         raise typer.Exit(FAILED)
-
-
-def _open_worlds(
-    tokenizers: Sequence[str], chat_templates: Sequence[str], installed: bool, settings: Settings
-) -> Iterator[World]:
-    """What to try: the tokenizers and the templates of files, each loaded when it is its turn."""
-    files = [(file.stem, file) for name in chat_templates for file in template_files(name)]
-    files += installed_templates() if installed else []
-    if not tokenizers and not files:
-        raise SetupError(
-            "conformance: there is no template to try.\n"
-            "Name tokenizers with -t, Jinja files or their folders with --chat-template, or pass --installed."
-        )
-    for name in tokenizers:
-        opened = open_template(replace(settings, tokenizer=name, chat_template=None))
-        assert opened.tokenizer is not None
-        yield World.of_tokenizer(
-            Path(name).name if Path(name).exists() else name, opened.tokenizer, opened.renderer
-        )
-    for name, file in files:
-        yield World.of_template(name, file, settings)
 
 
 def _page(

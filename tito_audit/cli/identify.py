@@ -100,41 +100,36 @@ class IdentifyRun:
 
 def page_lines(run: IdentifyRun) -> Iterator[Text]:
     """The page, up to what to paste."""
-    yield from _verdict_lines(run)
-    identified = run.identified
-    if identified.best is not None:
-        explanation = identified.best.explanation
-        if explanation.departures:
-            yield from heading("What no flag can express")
-        for departure in explanation.departures:
-            line = Text(f"  {departure}", style="yellow")
-            if departure.text:
-                line.append(f": {visible(elided(departure.text, _WIDTH))}")
-            if departure.values:
-                values = [elided(value, _VALUE_WIDTH) for value in departure.values]
-                line.append(f" ({visible(elided(', '.join(values), _WIDTH))})")
-            yield line
-        yield from _unexplained_lines(identified.left)
-        best = identified.found[0]
-        if best.undetermined:
-            yield from heading("Undetermined by these rows")
-            names = ["--tool-arguments" if name == "tool_arguments" else name for name in best.undetermined]
-            yield Text(f"  {visible(listed(names))}: the prompts are the same with any value")
-        if best.equal:
-            yield from heading("Equivalent settings")
-            yield from (Text(f"  {visible(explanation_words(equal))}") for equal in best.equal[:_LISTED])
-            yield from _rest_lines(best.equal)
-        if len(identified.found) > 1:
-            yield from heading("Other candidates")
-            for other in identified.found[1:_LISTED]:
-                yield Text(f"  {visible(explanation_words(other.explanation))}: {share_words(other.share)}")
-        if identified.endings:
-            yield from heading("How sampled turns end")
-        for ending in identified.endings[:_LISTED]:
-            then = f", then the prompts hold {visible(ending.followed_by)!r}" if ending.followed_by else ""
-            yield Text(f"  {visible(ending.piece)} ({ending.token_id}): {many(ending.turns, 'turn')}{then}")
-    if not identified.sure:
-        yield from _ids_alone_lines(run.alone)
+    first, identified = run.first, run.identified
+    names = " ".join(run.logs[:3]) + (" …" if len(run.logs) > 3 else "")
+    yield Text("tito-audit identify ", style="bold").append(visible(names))
+    rows = f"the first {many(first.rows, 'row')}" if first.stopped else many(first.rows, "row")
+    line = Text(f"{rows} read, {many(len(first.rollouts), 'rollout')}")
+    if first.unreadable:
+        place, why = next(iter(first.unreadable.items()))
+        line.append(f" · {len(first.unreadable):,} that cannot be read: ", style="bold yellow")
+        line.append(visible(elided(f"{place}: {why}", _WIDTH)))
+    yield line
+    yield from (Text(visible(elided(notice, 2 * _WIDTH)), style="dim") for notice in first.notices)
+    yield Text()
+    yield from _explanation_lines(run)
+    alone = run.alone
+    if not identified.sure and alone is not None:
+        yield from heading("From the ids alone")
+        counts = f"{alone.ids:,} ids in {many(alone.sequences, 'sequence')}, {alone.distinct:,} different"
+        entries = f"the vocabulary has at least {alone.largest + 1:,} entries"
+        yield Text(f"  {counts}, from {alone.smallest:,} to {alone.largest:,}: {entries}")
+        if alone.opening:
+            yield Text(f"  every prompt opens with {', '.join(map(str, alone.opening))}")
+        if alone.ends:
+            ends = listed([f"{token_id} ({number:,})" for token_id, number in alone.ends])
+            yield Text(f"  the last ids of {many(alone.turns, 'sampled turn')}: {ends}")
+        if not alone.families:
+            yield Text("  they match no tokenizer family known to tito-audit")
+        for seen in alone.families:
+            marks = ", ".join(f"{text} = {token_id}" for token_id, text in seen.family.marks.items())
+            share = f"{seen.sequences:,} of {alone.sequences:,} have {marks}"
+            yield Text(f"  they may be from {seen.family.name}: {share}")
     fits = {fit.tokenizer: fit for fit in run.identified.tokenizers}
     yield from heading("Tried")
     if not run.candidates.tried:
@@ -189,21 +184,9 @@ def explanation_words(explanation: Explanation) -> str:
     return elided(", ".join(parts), 2 * _WIDTH)
 
 
-def _verdict_lines(run: IdentifyRun) -> Iterator[Text]:
-    """What was read, and the verdict."""
-    first = run.first
-    names = " ".join(run.logs[:3]) + (" …" if len(run.logs) > 3 else "")
-    yield Text("tito-audit identify ", style="bold").append(visible(names))
-    rows = f"the first {many(first.rows, 'row')}" if first.stopped else many(first.rows, "row")
-    line = Text(f"{rows} read, {many(len(first.rollouts), 'rollout')}")
-    if first.unreadable:
-        place, why = next(iter(first.unreadable.items()))
-        line.append(f" · {len(first.unreadable):,} that cannot be read: ", style="bold yellow")
-        line.append(visible(elided(f"{place}: {why}", _WIDTH)))
-    yield line
-    yield from (Text(visible(elided(notice, 2 * _WIDTH)), style="dim") for notice in first.notices)
-    yield Text()
-    identified, best = run.identified, run.identified.best
+def _explanation_lines(run: IdentifyRun) -> Iterator[Text]:
+    """The verdict, then what the settings leave open: departures, causes, and what fits as well."""
+    first, identified, best = run.first, run.identified, run.identified.best
     if best is None:
         why = _LACK_WORDS[identified.lack] if identified.lack is not None else "no template writes these prompts"
         if not run.candidates.tried and identified.lack is not MissingInput.NO_IDS:
@@ -225,6 +208,34 @@ def _verdict_lines(run: IdentifyRun) -> Iterator[Text]:
     yield Text(f"  It writes exactly {share_words(best.share)}. {on_which}")
     if not identified.sure and identified.unsure_because:
         yield Text(f"  Not certain because {visible(elided(identified.unsure_because, 2 * _WIDTH))}.")
+    if best.explanation.departures:
+        yield from heading("What no flag can express")
+    for departure in best.explanation.departures:
+        line = Text(f"  {departure}", style="yellow")
+        if departure.text:
+            line.append(f": {visible(elided(departure.text, _WIDTH))}")
+        if departure.values:
+            values = [elided(value, _VALUE_WIDTH) for value in departure.values]
+            line.append(f" ({visible(elided(', '.join(values), _WIDTH))})")
+        yield line
+    yield from _unexplained_lines(identified.left)
+    if best.undetermined:
+        yield from heading("Undetermined by these rows")
+        names = ["--tool-arguments" if name == "tool_arguments" else name for name in best.undetermined]
+        yield Text(f"  {visible(listed(names))}: the prompts are the same with any value")
+    if best.equal:
+        yield from heading("Equivalent settings")
+        yield from (Text(f"  {visible(explanation_words(equal))}") for equal in best.equal[:_LISTED])
+        yield from _rest_lines(best.equal)
+    if len(identified.found) > 1:
+        yield from heading("Other candidates")
+        for other in identified.found[1:_LISTED]:
+            yield Text(f"  {visible(explanation_words(other.explanation))}: {share_words(other.share)}")
+    if identified.endings:
+        yield from heading("How sampled turns end")
+    for ending in identified.endings[:_LISTED]:
+        then = f", then the prompts hold {visible(ending.followed_by)!r}" if ending.followed_by else ""
+        yield Text(f"  {visible(ending.piece)} ({ending.token_id}): {many(ending.turns, 'turn')}{then}")
 
 
 def share_words(share: WrittenShare) -> str:
@@ -245,29 +256,6 @@ def _unexplained_lines(left: Sequence[Unexplained]) -> Iterator[Text]:
         first = visible(str(cause.place)) + (f", turn {cause.turn}" if cause.turn is not None else "")
         yield Text(f"  {cause.number:,} × {visible(elided(cause.cause, _WIDTH))}, first at {first}")
     yield from _rest_lines(left)
-
-
-def _ids_alone_lines(alone: IdsAlone | None) -> Iterator[Text]:
-    """What the ids show without a tokenizer; no lines if there are no ids."""
-    if alone is None:
-        return
-    yield from heading("From the ids alone")
-    yield Text(
-        f"  {alone.ids:,} ids in {many(alone.sequences, 'sequence')}, {alone.distinct:,} different, from "
-        f"{alone.smallest:,} to {alone.largest:,}: the vocabulary has at least {alone.largest + 1:,} entries"
-    )
-    if alone.opening:
-        yield Text(f"  every prompt opens with {', '.join(map(str, alone.opening))}")
-    if alone.ends:
-        ends = listed([f"{token_id} ({number:,})" for token_id, number in alone.ends])
-        yield Text(f"  the last ids of {many(alone.turns, 'sampled turn')}: {ends}")
-    if not alone.families:
-        yield Text("  they match no tokenizer family known to tito-audit")
-    for seen in alone.families:
-        marks = ", ".join(f"{text} = {token_id}" for token_id, text in seen.family.marks.items())
-        yield Text(
-            f"  they may be from {seen.family.name}: {seen.sequences:,} of {alone.sequences:,} have {marks}"
-        )
 
 
 def _rest_lines(entries: Sequence[object]) -> Iterator[Text]:

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 import typer
 from rich.cells import cell_len
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +21,7 @@ from tito_audit.cli._diff import diff_lines
 from tito_audit.cli._options import Options, skipped_words
 from tito_audit.cli._outputs import (
     journal_path,
+    json_writer,
     print_resumed,
     refuse_overwriting,
     wanted_reports,
@@ -31,7 +33,7 @@ from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place
 from tito_audit.record.trainings import ONCE
 from tito_audit.report import ReportOptions
-from tito_audit.report_objects import as_json, pick, summary_object
+from tito_audit.report_objects import pick, summary_object
 from tito_audit.rules import all_rules
 from tito_audit.run.auditor import TRAINED_ONCE
 from tito_audit.run.progress import REPAIRING, TRYING
@@ -316,28 +318,23 @@ class RepairRun:
     changed: Mapping[Path, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """By log: its changed rows, and the places in them that changed."""
 
-
-def _write_json(run: RepairRun, out: TextIO, look: ReportOptions) -> None:
-    """Write one object: both summaries, the rows, what each repair did, the files."""
-    value = {
-        "before": summary_object(run.before),
-        "after": summary_object(run.after),
-        **run.tally.as_object(),
-        "files": [{"log": str(log), "written": str(target)} for log, target in run.written],
-        "changed": [{"file": str(log), **row} for log, rows in run.changed.items() for row in rows],
-        "dry_run": run.out is None,
-    }
-    out.write(as_json(value) + "\n")
+    def as_object(self) -> dict[str, Any]:
+        """Both summaries, the rows, what each repair did, the files."""
+        return {
+            "before": summary_object(self.before),
+            "after": summary_object(self.after),
+            **self.tally.as_object(),
+            "files": [{"log": str(log), "written": str(target)} for log, target in self.written],
+            "changed": [{"file": str(log), **row} for log, rows in self.changed.items() for row in rows],
+            "dry_run": self.out is None,
+        }
 
 
 def _write_text(run: RepairRun, out: TextIO, look: ReportOptions) -> None:
     """Write the page: what was repaired, findings before and after, what is left, what would help, the verdict."""
     with open_page(out, look) as console:
-        for line in _header_lines(run):
-            console.print(line)
-        if run.tally.done:
-            console.print()
-            console.print(_repairs_table(run.tally))
+        for part in _header_parts(run):
+            console.print(part)
         least = Severity.NOTE if look.notes or run.tally.threshold is Severity.NOTE else Severity.WARNING
         shown = [severity for severity in sorted(Severity, reverse=True) if severity >= least]
         before, after = _severity_totals(run.before), _severity_totals(run.after)
@@ -371,17 +368,29 @@ def _write_text(run: RepairRun, out: TextIO, look: ReportOptions) -> None:
             moved = many(run.tally.quarantined, "row")
             written.append(visible(f"{run.repairs.quarantine}: {moved} with the reason"))
         print_list(console, "Written", written)
-        print_list(console, "Notices", [visible(notice) for notice in _notices(run)])
+        # A notice about a written file replaces the same about its log.
+        notices = {_DIGITS.sub("#", text): text for text in run.before.notices}
+        for text in run.after.notices:
+            about = text
+            for log, target in run.written:
+                about = about.replace(str(target), str(log))
+            notices[_DIGITS.sub("#", about)] = text
+        print_list(console, "Notices", list(map(visible, notices.values())))
         print_commands(console, "Next", list(_next_steps(run)))
         console.print()
         console.print(_verdict(run, shown), soft_wrap=True)
 
 
-REPORTS: dict[str, Callable[[RepairRun, TextIO, ReportOptions], None]] = {"text": _write_text, "json": _write_json}
+REPORTS: dict[str, Callable[[RepairRun, TextIO, ReportOptions], None]] = {
+    "text": _write_text,
+    "json": json_writer(RepairRun.as_object),
+}
 
 
-def _header_lines(run: RepairRun) -> Iterator[Text]:
-    """The logs and where they go, the rows by what became of them, tokenizer and time."""
+def _header_parts(run: RepairRun) -> Iterator[RenderableType]:
+    """The logs and where they go, what became of their rows, tokenizer and time, and what each repair did."""
+    from tito_audit.repairs import all_repairs
+
     tally, files = run.tally, run.before.files
     named = files[0] if files else ""
     if len(files) > 1:
@@ -400,11 +409,8 @@ def _header_lines(run: RepairRun) -> Iterator[Text]:
         parts.append(f"{tally.standing:,} still with {word}s")
     yield Text(" · ".join(parts))
     yield Text(visible(f"tokenizer {run.before.tokenizer_words or 'none'} · {run.before.seconds:.1f} s"))
-
-
-def _repairs_table(tally: RowTally) -> Table:
-    from tito_audit.repairs import all_repairs
-
+    if not tally.done:
+        return
     table = ruled_table()
     table.add_column("repair", no_wrap=True, style="bold")
     table.add_column("rows", justify="right", no_wrap=True)
@@ -413,7 +419,7 @@ def _repairs_table(tally: RowTally) -> Table:
     for name in sorted(tally.done, key=lambda name: order.index(name) if name in order else -1):
         codes = ", ".join(f"{code} ({rows:,})" for code, rows in sorted(tally.cured[name].items()))
         table.add_row(visible(name), f"{tally.done[name]:,}", codes or "rewritten as asked")
-    return table
+    yield from (Text(), table)
 
 
 def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
@@ -435,7 +441,16 @@ def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
             changes.append(f"{severity.word}s in {rollouts}")
     if len(changes) > 1 and Severity.NOTE not in shown and (before[Severity.NOTE] or after[Severity.NOTE]):
         changes.pop()
-    unjudged = list(_unjudged_words(run))
+    # What could not be judged in the written rows.
+    open_there, beside = run.before.open_beside_faults, run.before.fault_beside
+    unjudged = list(undecided_words(replace(run.after, open_beside_faults=open_there, fault_beside=beside)))
+    if run.after.rows_unreadable and "REC001" not in run.after.findings:
+        unjudged.append(f"{many(run.after.rows_unreadable, 'row')} could not be read")
+    if run.after.uncompared:
+        way = "pass -t NAME" if run.settings.tokenizer is None else "the tokenizer does not fit the log (REC007)"
+        unjudged.append(f"nothing compared in {many(run.after.uncompared, 'rollout')}: {way}")
+    if run.after.without_ids:
+        unjudged.append(f"nothing audited in {many(run.after.without_ids, 'rollout')} without token ids")
     if not run.before.compared and not (before[Severity.ERROR] or before[Severity.WARNING]):
         return Text("; ".join([*unjudged, *([", ".join(changes)] if changes else [])]), style="bold yellow")
     parts = [", ".join(changes) or f"no findings in {many(run.before.compared, 'rollout')}"]
@@ -443,41 +458,26 @@ def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
         parts.append(f"{many(run.tally.quarantined, 'row')} in quarantine")
     if run.after.skipped and not any(after.values()):
         parts.append(f"{many(len(run.after.skipped), 'rule')} could not run everywhere")
-    words, style = _outcome_words(run, before, after)
-    line = Text(words, style=style).append(": " + "; ".join(parts))
-    return line.append("".join(f"; {part}" for part in unjudged), style="yellow")
-
-
-def _unjudged_words(run: RepairRun) -> Iterator[str]:
-    """What could not be judged in the written rows."""
-    before, after = run.before, run.after
-    yield from undecided_words(
-        replace(after, open_beside_faults=before.open_beside_faults, fault_beside=before.fault_beside)
-    )
-    if after.rows_unreadable and "REC001" not in after.findings:
-        yield f"{many(after.rows_unreadable, 'row')} could not be read"
-    if after.uncompared:
-        way = "pass -t NAME" if run.settings.tokenizer is None else "the tokenizer does not fit the log (REC007)"
-        yield f"nothing compared in {many(after.uncompared, 'rollout')}: {way}"
-    if after.without_ids:
-        yield f"nothing audited in {many(after.without_ids, 'rollout')} without token ids"
-
-
-def _outcome_words(run: RepairRun, before: Counter[Severity], after: Counter[Severity]) -> tuple[str, str]:
-    """What became of the errors and warnings: the words and their style."""
-    errors, warnings = ((before[each], after[each]) for each in (Severity.ERROR, Severity.WARNING))
+    # What became of the errors and warnings.
+    errors, errors_left = before[Severity.ERROR], after[Severity.ERROR]
+    warnings, warnings_left = before[Severity.WARNING], after[Severity.WARNING]
     would = run.out is None
     repairs_warnings = bool(run.repairs.strategies) or run.settings.fail_on in ("warning", "note")
-    if not any(errors) and warnings[0] == warnings[1] and not (any(warnings) and repairs_warnings):
-        return "nothing to repair", "bold yellow" if any(warnings) or any(_unjudged_words(run)) else "bold green"
-    if errors[0] == errors[1] and warnings[0] == warnings[1]:
-        return "nothing would be fixed" if would else "nothing fixed", "bold red" if errors[1] else "bold yellow"
-    if errors[1] or run.before.open_beside_faults or (warnings[1] and not errors[0]):
+    unchanged = errors == errors_left and warnings == warnings_left
+    if unchanged and not errors and not (warnings and repairs_warnings):
+        words, style = "nothing to repair", "bold yellow" if warnings or unjudged else "bold green"
+    elif unchanged:
+        words = "nothing would be fixed" if would else "nothing fixed"
+        style = "bold red" if errors_left else "bold yellow"
+    elif errors_left or run.before.open_beside_faults or (warnings_left and not errors):
         words = "not all would be fixed" if would else "not all fixed"
-        return words, "bold red" if errors[1] else "bold yellow"
-    if warnings[1] or run.tally.quarantined:
-        return "no errors would be left" if would else "no errors left", "bold yellow"
-    return "would be fixed" if would else "fixed", "bold green"
+        style = "bold red" if errors_left else "bold yellow"
+    elif warnings_left or run.tally.quarantined:
+        words, style = f"no errors {'would be ' if would else ''}left", "bold yellow"
+    else:
+        words, style = "would be fixed" if would else "fixed", "bold green"
+    line = Text(words, style=style).append(": " + "; ".join(parts))
+    return line.append("".join(f"; {part}" for part in unjudged), style="yellow")
 
 
 def _severity_totals(summary: Summary) -> Counter[Severity]:
@@ -540,17 +540,6 @@ def _whole_log_codes(run: RepairRun) -> list[str]:
     """The codes of the errors left that are about a log as a whole, not about a row."""
     counts = run.after.findings.items() if run.tally.threshold is not None else ()
     return sorted(code for code, count in counts if count.error and code not in run.tally.left)
-
-
-def _notices(run: RepairRun) -> list[str]:
-    """The notices of both scans without repetition: one about a written file replaces the same about its log."""
-    notices = {_DIGITS.sub("#", text): text for text in run.before.notices}
-    for text in run.after.notices:
-        about = text
-        for log, target in run.written:
-            about = about.replace(str(target), str(log))
-        notices[_DIGITS.sub("#", about)] = text
-    return list(notices.values())
 
 
 def _next_steps(run: RepairRun) -> Iterator[str]:

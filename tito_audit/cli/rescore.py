@@ -19,7 +19,7 @@ from rich.text import Text
 
 from tito_audit.cli._exit import FAILED
 from tito_audit.cli._options import Options
-from tito_audit.cli._outputs import is_url, refuse_overwriting, wanted_reports, write_finished_reports
+from tito_audit.cli._outputs import is_url, json_writer, refuse_overwriting, wanted_reports, write_finished_reports
 from tito_audit.errors import SetupError
 from tito_audit.provider import ProviderOptions
 from tito_audit.providers import key_of, open_provider
@@ -413,7 +413,8 @@ def _prompts_page(run: PromptsRun) -> Iterator[RenderableType]:
         yield from (Text(visible(f"  {line}")) for line in lines)
 
 
-def _write_prompts_json(run: PromptsRun, out: TextIO, look: ReportOptions) -> None:
+def prompts_object(run: PromptsRun) -> dict[str, Any]:
+    """The JSON object of a run of `--prompts`."""
     summary = run.summary
     counts = {
         "schema_version": 1,
@@ -435,10 +436,10 @@ def _write_prompts_json(run: PromptsRun, out: TextIO, look: ReportOptions) -> No
         {"question": differs.question, **pick(differs.place, "file row item"), **pick(differs, own)}
         for differs in summary.differences
     ]
-    out.write(as_json({"summary": counts, "differences": differences}) + "\n")
+    return {"summary": counts, "differences": differences}
 
 
 PROMPT_REPORTS: dict[str, Callable[[PromptsRun, TextIO, ReportOptions], None]] = {
     "text": page_writer(_prompts_page),
-    "json": _write_prompts_json,
+    "json": json_writer(prompts_object),
 }

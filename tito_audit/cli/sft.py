@@ -47,7 +47,21 @@ def sft(options: Options, logs: list[str]) -> None:
     else:
         with open_page(sys.stdout, ReportOptions(color=colors(sys.stdout), width=page_width())) as console:
             print_parts(console, _plan_lines(run, console))
-            print_parts(console, () if shown is None else _token_lines(run, shown, options))
+            if shown is not None:
+                vocabulary = run.reference.vocabulary
+                look = DrawOptions(
+                    width=page_width(),
+                    encoding=sys.stdout.encoding or "utf-8",
+                    piece=vocabulary.piece,
+                    control=vocabulary.special_ids,
+                    full=options.full,
+                    ids=options.ids,
+                )
+                trained = f"{int(shown.trained.sum()):,} trained (marked =)"
+                title = f"{shown.place} · {many(len(shown.ids), 'token')}, {trained}"
+                print_parts(console, heading(visible(title)))
+                for some in draw_tokens(TokenLine(shown.ids, shown.trained), look):
+                    print_parts(console, some.lines)
             notes = [_NO_MARKERS] if run.plan.answers and not run.has_markers else []
             notes += [visible(notice)] if (notice := options.config_notice()) is not None else []
             print_list(console, "Note", notes)
@@ -126,18 +140,3 @@ def _plan_lines(run: PreFlight, console: Console) -> Iterator[Text]:
         for words, style in ((example, "dim"), (f"→ {ADVICE[problem]}", "")):
             width, indent = console.width - _SEVERITY_WIDTH - 2, " " * _SEVERITY_WIDTH
             yield from wrap(Text(visible(words), style=style), console, width, indent)
-
-
-def _token_lines(run: PreFlight, shown: PlannedRow, options: Options) -> Iterator[Text]:
-    look = DrawOptions(
-        width=page_width(),
-        encoding=sys.stdout.encoding or "utf-8",
-        piece=run.reference.vocabulary.piece,
-        control=run.reference.vocabulary.special_ids,
-        full=options.full,
-        ids=options.ids,
-    )
-    title = f"{shown.place} · {many(len(shown.ids), 'token')}, {int(shown.trained.sum()):,} trained (marked =)"
-    yield from heading(visible(title))
-    for some in draw_tokens(TokenLine(shown.ids, shown.trained), look):
-        yield from some.lines

@@ -117,39 +117,56 @@ def page_lines(run: TemplateRun, *, full: bool) -> Iterator[RenderableType]:
         yield line if rollouts else Text(nothing, style="yellow")
     yield from heading("What to do")
     yield facts_table(advice(facts).items())
-    if full:
-        yield from _evidence_parts(run)
+    if not full:
+        yield from heading("Next")
+        what = "which answers change, and the lines of the template that do it"
+        yield Text(f"  tito-audit template … --full   {what}")
         return
-    yield from heading("Next")
-    yield Text("  tito-audit template … --full   which answers change, and the lines of the template that do it")
-
-
-def _evidence_parts(run: TemplateRun) -> Iterator[RenderableType]:
-    """What --full adds: every kind of answer, facts, places where text changes, and what follows from them."""
-    facts = run.facts
     yield from heading("What becomes of a sampled answer, by what it is and what follows")
-    nexts = list(facts.append.by_speaker())
-    by_kind = facts.append.by_kind()
+    nexts, by_kind = list(facts.append.by_speaker()), facts.append.by_kind()
     table = open_table()
     table.add_column("  answer", no_wrap=True)
     for name in nexts:
         table.add_column(f"then {visible(name)}")
     for kind in dict.fromkeys(kind for kind, _ in by_kind):
-        cells = [by_kind.get((kind, name)) for name in nexts]
-        table.add_row(Text(f"  {visible(kind)}"), *map(_fates_cell, cells))
+        cells = [Text(f"  {visible(kind)}")]
+        for name in nexts:
+            steps = by_kind[kind, name].steps if (kind, name) in by_kind else ()
+            counts = Counter(step.outcome for step in steps)
+            cells.append(Text())
+            for outcome in (outcome for outcome in _FATE_WORDS if counts[outcome]):
+                fate, style = _FATE_WORDS[outcome]
+                fate += "" if counts[outcome] == len(steps) else f" {counts[outcome]:,}"
+                cells[-1].append(", " if cells[-1].plain else "").append(fate, style=style)
+        table.add_row(*cells)
     yield table
     yield from heading("Facts")
     yield facts_table(_fact_rows(facts, run.has_ids))
-    for words, breaks in (
-        ("Where earlier text changes", facts.breaks),
-        ("Where earlier text changes in the log", run.log[1] if run.log is not None else ()),
-    ):
-        if breaks:
-            yield from heading(words)
-            yield from _break_lines(breaks)
+    yield from _change_lines("Where earlier text changes", facts.breaks)
+    yield from _change_lines("Where earlier text changes in the log", () if run.log is None else run.log[1])
+    yield from _evidence_parts(run)
+
+
+def _evidence_parts(run: TemplateRun) -> Iterator[RenderableType]:
+    """What servers, splices and arguments do: answers parsed again, the text between messages, what to rely on."""
+    facts = run.facts
     if facts.returned:
         yield from heading("Sampled answers, parsed by a server and rendered again")
-        yield from _returned_lines(facts.returned)
+    forms: dict[tuple[str, str], list[RoundTrip]] = {}
+    for answer in facts.returned:
+        forms.setdefault((answer.part, answer.form), []).append(answer)
+    for (part, form), answers in forms.items():
+        rewritten = [answer.case for answer in answers if answer.outcome is Fidelity.REWRITTEN]
+        refused = [answer.case for answer in answers if answer.outcome is Fidelity.REFUSED]
+        same = len(answers) - len(rewritten) - len(refused)
+        if same == len(answers):
+            yield Text(f"  {part}, {form}: ").append(f"all {same} forms come back as sampled", style="green")
+        else:
+            yield Text(f"  {part}, {form}: {same} of {len(answers)} forms come back")
+        if rewritten:
+            yield Text("    rewritten: ", style="red").append("; ".join(rewritten), style="")
+        if refused:
+            yield Text("    refused: ", style="dim").append("; ".join(refused))
     if facts.seams:
         yield from heading("Between messages")
         yield _seams_table(facts.seams, run.has_ids)
@@ -181,21 +198,10 @@ def _evidence_parts(run: TemplateRun) -> Iterator[RenderableType]:
         yield Text(f"  {many(count, 'answer')}: {visible(reason)}")
 
 
-def _fates_cell(append: AppendCheck | None) -> Text:
-    if append is None:
-        return Text("")
-    counts = Counter(step.outcome for step in append.steps)
-    line = Text()
-    for outcome, (words, style) in _FATE_WORDS.items():
-        if counts[outcome]:
-            words += "" if counts[outcome] == len(append.steps) else f" {counts[outcome]:,}"
-            line.append(", " if line.plain else "").append(words, style=style)
-    return line
-
-
-def _break_lines(breaks: Sequence[Break]) -> Iterator[Text]:
+def _change_lines(title: str, breaks: Sequence[Break]) -> Iterator[Text]:
     """Each place where earlier text changes: in which answers, by which condition, and both texts."""
     groups = list(group_breaks(breaks).values())
+    yield from heading(title) if groups else ()
     for group in groups[:_MOST_BREAKS]:
         first = group[0]
         yield Text(f"  {first.change}", style="bold red").append(f" · {many(len(group), 'answer')}", style="")
@@ -220,25 +226,6 @@ def _break_lines(breaks: Sequence[Break]) -> Iterator[Text]:
 
 def _tag_words(tag: Tag) -> str:
     return f"line {tag.line}:{tag.column} {visible(elided(' '.join(tag.source.split()), 120))}"
-
-
-def _returned_lines(returned: Sequence[RoundTrip]) -> Iterator[Text]:
-    forms: dict[tuple[str, str], list[RoundTrip]] = {}
-    for answer in returned:
-        forms.setdefault((answer.part, answer.form), []).append(answer)
-    for (part, form), answers in forms.items():
-        rewritten = [answer.case for answer in answers if answer.outcome is Fidelity.REWRITTEN]
-        refused = [answer.case for answer in answers if answer.outcome is Fidelity.REFUSED]
-        line = Text(f"  {part}, {form}: ")
-        if not rewritten and not refused:
-            line.append(f"all {len(answers)} forms come back as sampled", style="green")
-        else:
-            line.append(f"{len(answers) - len(rewritten) - len(refused)} of {len(answers)} forms come back")
-        yield line
-        if rewritten:
-            yield Text("    rewritten: ", style="red").append("; ".join(rewritten), style="")
-        if refused:
-            yield Text("    refused: ", style="dim").append("; ".join(refused))
 
 
 def _seams_table(seams: Sequence[Seam], has_ids: bool) -> Table:

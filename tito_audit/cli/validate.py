@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 
 import typer
@@ -14,7 +13,7 @@ from tito_audit.cli._exit import FAILED
 from tito_audit.cli._options import Options
 from tito_audit.cli._outputs import print_result
 from tito_audit.levels.facts import RecordLevel
-from tito_audit.run.validate import Validated, validate_rollouts
+from tito_audit.run.validate import validate_rollouts
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.terminal import RunProgress, show_progress
 from tito_audit.terminal.words import listed, many, share
@@ -26,37 +25,35 @@ def validate(options: Options, logs: list[str]) -> None:
     pace = RunProgress(limit=settings.limit)
     with nullcontext() if options.quiet else show_progress(pace):
         validated = validate_rollouts(logs, settings, pace)
-    print_result(options.shape, validated.as_object, _page(validated), (), options.config_notice())
-    if validated.because:
-        raise typer.Exit(FAILED)
-
-
-def _page(validated: Validated) -> Iterator[RenderableType]:
+    page: list[RenderableType] = []
     for log in validated.logs:
-        yield Text(visible(log.file)).append(f": {log.level.in_words}", style="bold")
+        page.append(Text(visible(log.file)).append(f": {log.level.in_words}", style="bold"))
         if not log.rollouts:
-            yield Text("  The log holds no rollouts.")
+            page.append(Text("  The log holds no rollouts."))
         if log.formats:
             read = many(log.rollouts - log.unreadable, "rollout")
-            yield Text(f"  {read} read as {listed([*log.formats])}, whose logs hold up to {log.holds}")
+            page.append(Text(f"  {read} read as {listed([*log.formats])}, whose logs hold up to {log.holds}"))
         for level, number in log.levels.items() if len(log.levels) > 1 else ():
             first = visible(str(log.firsts[level]))
-            yield Text(f"  {level!s:8}  {number:,} ({share(number, log.rollouts)}), first {first}")
+            page.append(Text(f"  {level!s:8}  {number:,} ({share(number, log.rollouts)}), first {first}"))
         for who, lines in log.groups():
-            yield Text(visible(f"  For {RecordLevel(log.level + 1)}, {who}:"))
+            page.append(Text(visible(f"  For {RecordLevel(log.level + 1)}, {who}:")))
             for line, words in lines.items():
-                yield Padding(Text(visible(f"- {listed(words)}: {line}")), (0, 0, 0, 4))
+                page.append(Padding(Text(visible(f"- {listed(words)}: {line}")), (0, 0, 0, 4)))
         for unread in log.unread:
-            yield Padding(Text(visible(f"{unread}.")), (0, 0, 0, 2))
+            page.append(Padding(Text(visible(f"{unread}.")), (0, 0, 0, 2)))
         if log.level >= RecordLevel.L3 and log.not_asked:
-            yield Padding(Text(log.not_asked), (0, 0, 0, 2))
-        yield Text()
+            page.append(Padding(Text(log.not_asked), (0, 0, 0, 2)))
+        page.append(Text())
     if len(validated.logs) > 1:
         level = validated.level
         logs = "Both" if len(validated.logs) == 2 else f"All {len(validated.logs):,}"
-        yield Text(f"{logs} logs: {level.in_words}")
-        yield Text()
+        page.append(Text(f"{logs} logs: {level.in_words}"))
+        page.append(Text())
     for because in validated.because:
-        yield Text(visible(f"failed: {because}"))
+        page.append(Text(visible(f"failed: {because}")))
     if validated.required and not validated.because:
-        yield Text("passed")
+        page.append(Text("passed"))
+    print_result(options.shape, validated.as_object, page, (), options.config_notice())
+    if validated.because:
+        raise typer.Exit(FAILED)
