@@ -14,7 +14,6 @@ import typer
 from tito_audit.cli import _complete, _options
 from tito_audit.cli._options import Options
 from tito_audit.errors import SetupError
-from tito_audit.settings.option import Option
 from tito_audit.settings.options import options_of
 from tito_audit.settings.values import LARGEST
 
@@ -178,39 +177,36 @@ def make_command(name: str) -> Callable[..., None]:
         arguments = {each: getattr(value, "value", value) for each, value in parsed.items()}
         getattr(module, _FUNCTIONS.get(name, name))(Options(context, values), **arguments)
 
-    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    arguments = [_ARGUMENTS[name]] if name in _ARGUMENTS else []
-    flags = [_make_parameter(option, name) for option in options.values()]
-    call.__signature__ = inspect.Signature([context, *arguments, *flags])  # type: ignore[attr-defined]
+    parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    parameters += [_ARGUMENTS[name]] if name in _ARGUMENTS else []
+    for option in options.values():
+        kind: Any
+        kind, parser = (option.takes, None) if isinstance(option.takes, type) else (float, option.takes)
+        if isinstance(option.takes, tuple):
+            kind, parser = StrEnum("Word", {word: word for word in option.takes}), None
+        default = inspect.Parameter.empty if option.required else option.default
+        if option.repeats:
+            kind = list[kind]
+        elif isinstance(option.takes, tuple) and default is not None:
+            default = kind(default)
+        flag = typer.Option(
+            *option.declared,
+            metavar=option.metavar,
+            help=option.help_for(name),
+            min=option.least,
+            max=LARGEST if option.takes is int else None,
+            parser=parser,
+            autocompletion=getattr(_complete, option.completes) if option.completes else None,
+            callback=getattr(_options, option.calls) if option.calls else None,
+            is_eager=bool(option.calls),
+            hidden=option.hidden,
+            rich_help_panel=option.panel or None,
+        )
+        kind = Optional[kind] if default is None else kind  # noqa: UP045 - `kind` is a value
+        annotation = Annotated[kind, flag]
+        parameters.append(
+            inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        )
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__doc__ = _HELP[name].strip()
     return call
-
-
-def _make_parameter(option: Option, command: str) -> inspect.Parameter:
-    """An option of a command as a parameter that Typer reads."""
-    kind: Any
-    kind, parser = (option.takes, None) if isinstance(option.takes, type) else (float, option.takes)
-    if isinstance(option.takes, tuple):
-        kind, parser = StrEnum("Word", {word: word for word in option.takes}), None
-    default = inspect.Parameter.empty if option.required else option.default
-    if option.repeats:
-        kind = list[kind]
-    elif isinstance(option.takes, tuple) and default is not None:
-        default = kind(default)
-    flag = typer.Option(
-        *option.declared,
-        metavar=option.metavar,
-        help=option.help_for(command),
-        min=option.least,
-        max=LARGEST if option.takes is int else None,
-        parser=parser,
-        autocompletion=getattr(_complete, option.completes) if option.completes else None,
-        callback=getattr(_options, option.calls) if option.calls else None,
-        is_eager=bool(option.calls),
-        hidden=option.hidden,
-        rich_help_panel=option.panel or None,
-    )
-    annotation = Optional[kind] if default is None else kind  # noqa: UP045 - `kind` is a value
-    return inspect.Parameter(
-        option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, flag]
-    )

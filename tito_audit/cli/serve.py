@@ -76,17 +76,13 @@ def serve(options: Options) -> None:
         file = tokenizer.folder / "tokenizer.json" if tokenizer.folder is not None else None
         of_file = {"tokenizer_digest": record_digest(file)} if file is not None and file.is_file() else {}
         gateway.digests = {**of_file, "template_digest": record_digest(renderer.template(False).source)}
-        notes = [
-            *parser_lines,
-            *await _check_provider(gateway, renames=options.model_name is None, force=options.force),
-        ]
         key = options.api_key or os.environ.get(_KEY) or None
-        local = options.host == "localhost"
-        with suppress(ValueError):
-            local = ip_address(options.host).is_loopback
-        if key is None and not local:
-            notes.append(f"warning: anyone who can reach {options.host} can use it; set {_KEY} to require a key")
-        template = _template_line(renderer)
+        notes = [*parser_lines, *await _check_start(gateway, options, key)]
+        template = "template: append-only; a growing conversation never forks"
+        if not (append := check_append_only(renderer)).is_append_only:
+            broken = sorted({f"{step.answer_kind} before {step.next_speaker}" for step in append.broken})
+            what = ", ".join(broken) or "every answer"
+            template = f"template: rewrites history ({what}); calls after that fork, and the log says why"
 
         def started(address: str) -> None:
             served = f"serving {gateway.model} at {address}/v1, from {gateway.provider.name}"
@@ -134,13 +130,11 @@ def _choose_parser(name: str, reads: Reads, template: str) -> tuple[Parser | Non
     return parser_named(name, reads), f"{word}: {name}"
 
 
-async def _check_provider(gateway: Gateway, *, renames: bool, force: bool) -> list[str]:
-    """Notes about the provider for the user; SetupError if it has another tokenizer, unless `force`.
-
-    `renames`: clients use the provider's name of the model.
-    """
+async def _check_start(gateway: Gateway, options: Options, key: str | None) -> list[str]:
+    """Notes about provider, log and host for the user; SetupError if the provider has another tokenizer."""
     from tito_audit.serve.app import check_fit
 
+    renames, force = options.model_name is None, options.force  # clients use the provider's name of the model
     difference, note = await check_fit(gateway.provider, gateway.tokenizer)
     if difference is not None and not force:
         raise SetupError(
@@ -150,12 +144,16 @@ async def _check_provider(gateway: Gateway, *, renames: bool, force: bool) -> li
     _take_provider_name(gateway, renames=renames)
     if note is not None:
         gateway.deferred_check = partial(_check_late_provider, renames=renames, force=force)
-    torn = ["the log ended in the middle of a line, as after a crash; new lines start after it"]
-    return [
-        *([f"warning: {difference}"] if difference is not None else []),
-        *([note] if note is not None else []),
-        *(torn if gateway.log.was_torn else []),
-    ]
+    notes = [f"warning: {difference}"] if difference is not None else []
+    notes += [note] if note is not None else []
+    if gateway.log.was_torn:
+        notes.append("the log ended in the middle of a line, as after a crash; new lines start after it")
+    local = options.host == "localhost"
+    with suppress(ValueError):
+        local = ip_address(options.host).is_loopback
+    if key is None and not local:
+        notes.append(f"warning: anyone who can reach {options.host} can use it; set {_KEY} to require a key")
+    return notes
 
 
 async def _check_late_provider(gateway: Gateway, *, renames: bool, force: bool) -> None:
@@ -171,16 +169,6 @@ async def _check_late_provider(gateway: Gateway, *, renames: bool, force: bool) 
 def _take_provider_name(gateway: Gateway, *, renames: bool) -> None:
     if renames and gateway.provider.model is not None:
         gateway.model = gateway.provider.model
-
-
-def _template_line(renderer: Renderer) -> str:
-    """A line that says whether the template only appends."""
-    append = check_append_only(renderer)
-    if append.is_append_only:
-        return "template: append-only; a growing conversation never forks"
-    broken = sorted({f"{step.answer_kind} before {step.next_speaker}" for step in append.broken})
-    what = ", ".join(broken) or "every answer"
-    return f"template: rewrites history ({what}); calls after that fork, and the log says why"
 
 
 def _print_lines(lines: Iterable[str]) -> None:

@@ -354,10 +354,9 @@ class _ScopeColumns:
             return f"a parameter: it is in {inside}"
         if column.name in _ID_NAMES:
             return ""
-        return by_name or self._why_unlikely(lists, self.facts[column.path], aligned=aligned)
-
-    def _why_unlikely(self, lists: Sequence[Numbers], facts: NumberFacts, *, aligned: bool) -> str:
-        """Why no text, or not that of their rows unless they are `aligned`, has such tokens; "" if it may."""
+        if by_name:
+            return by_name
+        facts = self.facts[column.path]
         distinct = lists[:1] if len(lists) > 1 and are_all_equal(lists) else lists  # repeats are no evidence
         steps = np.concatenate([np.diff(array) for array in distinct]) if distinct else np.empty(0)
         if facts.constant and facts.count >= _SHORT_LIST and len(steps) >= _SHORT_LIST:
