@@ -26,7 +26,7 @@ from tito_audit.report import ReportOptions
 from tito_audit.report_objects import finding_object, pick
 from tito_audit.rules import all_rules
 from tito_audit.run.rewriting import REWRITING_CODE
-from tito_audit.run.scan import Scan, scan_rollouts
+from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
 from tito_audit.settings.values import expand_user
 from tito_audit.storage import RemoteFile, open_log
@@ -52,7 +52,17 @@ def show(options: Options, log: str) -> None:
             raise SetupError(f"{file}: no row was named{size}.\nPass --row N, or write {file}:N.")
         wanted = replace(wanted, row=0)
     run = scan_rollouts([str(file)], replace(settings, row=wanted.row))
-    result, items = _find_result(run, file, wanted, settings)
+    of_row = [result for result in run if not result.of_log]
+    result = next((each for each in of_row if each.place.item == wanted.item), None)
+    if result is None:
+        rows = 0 if of_row or not file.is_file() else _count_rows(file, settings)
+        why = f"there is no row {wanted.row}; it holds {rows:,} rows, counted from 0"
+        if of_row:
+            counted = f"holds {len(of_row)} rollouts, counted from 0"
+            why = f"row {wanted.row} {counted}; --item {wanted.item} is past the end"
+        elif wanted.row is not None and wanted.row < rows:
+            why = f"row {wanted.row} is a blank line or holds no rollout"
+        raise SetupError(f"{file}: {why}.")
     selection = parse_around(options.around, wanted, result.findings)
     piece = run.vocabulary.piece if run.vocabulary is not None else None
     if options.as_json or options.shape == "json":
@@ -74,8 +84,8 @@ def show(options: Options, log: str) -> None:
     call = turn_of_row(result, result.place.file, wanted.row)
     lines = page_lines(result, look, console, wanted.turn, selection, marked=call)
     remarks = [notice for notice in run.summary.notices if notice.startswith(("--messages", "--tools"))]
-    if items > 1:
-        remarks.append(f"The row holds {items} rollouts: --item 0 to --item {items - 1}.")
+    if len(of_row) > 1:
+        remarks.append(f"The row holds {len(of_row)} rollouts: --item 0 to --item {len(of_row) - 1}.")
     for finding in result.told:
         # That the template rewrites history does not change how a row is audited.
         if finding.code != REWRITING_CODE or finding.place.row == result.place.row:
@@ -87,23 +97,6 @@ def show(options: Options, log: str) -> None:
 
 def _count_rows(file: Path, settings: Settings) -> int:
     return open_log(file, rows_at=settings.at(file).rows_at).count()
-
-
-def _find_result(run: Scan, file: Path, wanted: ShowPlace, settings: Settings) -> tuple[Result, int]:
-    """The result to show, and how many results its row has; SetupError if there is none."""
-    of_row = [result for result in run if not result.of_log]
-    for result in of_row:
-        if result.place.item == wanted.item:
-            return result, len(of_row)
-    if of_row:
-        raise SetupError(
-            f"{file}: row {wanted.row} holds {len(of_row)} rollouts, counted from 0; --item {wanted.item} is past "
-            "the end."
-        )
-    rows = _count_rows(file, settings) if file.is_file() else 0
-    if wanted.row is not None and wanted.row < rows:
-        raise SetupError(f"{file}: row {wanted.row} is a blank line or holds no rollout.")
-    raise SetupError(f"{file}: there is no row {wanted.row}; it holds {rows:,} rows, counted from 0.")
 
 
 _POSITION = r"(?:(?P<where>prompt|completion|row)(?::|[ ]at[ ]|[ ]))?(?P<start>\d{1,10})(?:[-:](?P<end>\d{1,10}))?"

@@ -47,8 +47,8 @@ def validate(options: Options, logs: list[str]) -> None:
         page.append(Text())
     if len(validated.logs) > 1:
         level = validated.level
-        logs = "Both" if len(validated.logs) == 2 else f"All {len(validated.logs):,}"
-        page.append(Text(f"{logs} logs: {level.in_words}"))
+        every = "Both" if len(validated.logs) == 2 else f"All {len(validated.logs):,}"
+        page.append(Text(f"{every} logs: {level.in_words}"))
         page.append(Text())
     for because in validated.because:
         page.append(Text(visible(f"failed: {because}")))
