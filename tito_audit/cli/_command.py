@@ -14,6 +14,7 @@ import typer
 from tito_audit.cli import _complete, _options
 from tito_audit.cli._options import Options
 from tito_audit.errors import SetupError
+from tito_audit.settings.option import Option
 from tito_audit.settings.options import options_of
 from tito_audit.settings.values import LARGEST
 
@@ -163,7 +164,7 @@ def make_command(name: str) -> Callable[..., None]:
 
     When called, it imports the command's module and calls its function with `options` and the argument by name.
     """
-    options = {option.name: option for option in options_of(name)}
+    options: dict[str, Option] = {option.name: option for option in options_of(name)}
 
     def call(context: typer.Context, **parsed: Any) -> None:
         values = {}

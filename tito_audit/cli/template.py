@@ -391,8 +391,26 @@ def write_training_variant(settings: Settings, logs: Sequence[str], file: str, s
     if run.variant.keeps_history:
         with new_file(run.file, overwrite=force) as out:
             out.write(run.variant.text.encode())
-    print_result(shape, lambda: training_object(run), (), _training_page(run))
-    return run.variant.keeps_history
+    variant, keeps = run.variant, run.variant.keeps_history
+    name = Text("tito-audit template ", style="bold").append(visible(run.name))
+    page = [name, Text(visible(training_verdict(run)), style="bold green" if keeps else "bold red")]
+    page += [Text(f"  line {edit.line}: {visible(elided(edit.does, _EDIT_WIDTH))}") for edit in variant.edits]
+    if variant.edits:
+        page += [Text(), *(Text(visible(line), style=_DIFF_COLORS.get(line[:1], "")) for line in run.diff)]
+    page += heading("Proved by rendering")
+    page += [Text(f"  {visible(line)}") for line in proof_lines(variant)]
+    if lost := sorted(variant.after.lost):
+        # The answers that still change, and the lines of the template that cause it.
+        more = f", and {len(lost) - _MOST_OBSTACLES} more" if len(lost) > _MOST_OBSTACLES else ""
+        obstacles = [f"these change: {'; '.join(lost[:_MOST_OBSTACLES])}{more}"]
+        for edit, why in variant.rejected:
+            does = elided(edit.does, _EDIT_WIDTH)
+            obstacles.append(f"line {edit.line}: a template that {does} keeps more, but {why}")
+        if not variant.rejected:
+            obstacles.append("no condition and no cut of the template alone decides about them")
+        page += [*heading("Obstacles"), *(Text(f"  {visible(line)}") for line in obstacles)]
+    print_result(shape, lambda: training_object(run), (), page)
+    return keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,32 +427,6 @@ class TrainingRun:
         """The edits as a unified diff, line by line."""
         before, after = (text.splitlines() for text in (self.variant.source, self.variant.text))
         return [line.rstrip("\n") for line in unified_diff(before, after, self.name, str(self.file), lineterm="")]
-
-
-def _training_page(run: TrainingRun) -> Iterator[RenderableType]:
-    """The verdict, the edits, what was proved, and what prevents more."""
-    variant = run.variant
-    yield Text("tito-audit template ", style="bold").append(visible(run.name))
-    yield Text(visible(training_verdict(run)), style="bold green" if variant.keeps_history else "bold red")
-    for edit in variant.edits:
-        yield Text(f"  line {edit.line}: {visible(elided(edit.does, _EDIT_WIDTH))}")
-    if variant.edits:
-        yield Text()
-        for line in run.diff:
-            yield Text(visible(line), style=_DIFF_COLORS.get(line[:1], ""))
-    yield from heading("Proved by rendering")
-    yield from (Text(f"  {visible(line)}") for line in proof_lines(variant))
-    if lost := sorted(variant.after.lost):
-        # The answers that still change, and the lines of the template that cause it.
-        yield from heading("Obstacles")
-        more = f", and {len(lost) - _MOST_OBSTACLES} more" if len(lost) > _MOST_OBSTACLES else ""
-        obstacles = [f"these change: {'; '.join(lost[:_MOST_OBSTACLES])}{more}"]
-        for edit, why in variant.rejected:
-            does = elided(edit.does, _EDIT_WIDTH)
-            obstacles.append(f"line {edit.line}: a template that {does} keeps more, but {why}")
-        if not variant.rejected:
-            obstacles.append("no condition and no cut of the template alone decides about them")
-        yield from (Text(f"  {visible(line)}") for line in obstacles)
 
 
 def training_verdict(run: TrainingRun) -> str:
