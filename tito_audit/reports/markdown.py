@@ -8,7 +8,7 @@ issue number or HTML: it looks for `@names`, `#1` and addresses in the rendered 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from textwrap import wrap
 from typing import TextIO
@@ -41,7 +41,20 @@ def write(summary: Summary, out: TextIO, options: ReportOptions) -> ResultSink[N
     while (result := (yield)) is not None:
         worst.add(finding for finding in result.findings if not finding.known)
     before = "\n".join(chain(_heading(summary), _gate_section(summary.gate), _rule_table(summary, options)))
-    after = "\n".join(_folded_lists(summary))
+    sections: list[str] = []
+    skips = skip_lines(summary)
+    if skips:
+        title = f"Not checked everywhere: {many(len(summary.skipped), 'rule')}"
+        sections.append(folded(title, _code_block(skips, _SHORT)))
+    fixed = summary.gate.fixed if summary.gate is not None else ()
+    if fixed:
+        lines = [f"{finding.code} {finding.file}:{finding.row} {finding.message}" for finding in fixed]
+        title = f"Fixed: {many(len(lines), 'finding')} of the baseline"
+        sections.append(folded(title, _code_block(lines, _SHORT)))
+    if summary.notices:
+        title = many(len(summary.notices), "notice")
+        sections.append(folded(title, _code_block(summary.notices, _SHORT)))
+    after = "\n".join(sections)
     chosen = worst.pick(options.worst)
     room, shown = LIMIT - len(before) - len(after) - 200, ""
     if chosen:  # as the terminal shows them, as many as fit
@@ -90,61 +103,47 @@ def _gate_section(gate: Gate | None) -> Iterator[str]:
         return
     if gate.because:
         yield folded("Why it failed, by rule", _code_block(gate.because, _SHORT)) + "\n"
-    if gate.rates:
-        yield "| limit | findings | of | rate | |\n| --- | ---: | ---: | ---: | --- |"
-        for rate in gate.rates[:_RULES]:
-            sign = "❌ above" if rate.failed else "✅ within"
-            of = f"{rate.of:,} {rate.unit}"
-            yield f"| {code(rate.limit)} | {rate.findings:,} | {of} | {rate_number(rate)} | {sign} |"
-        if len(gate.rates) > _RULES:
-            yield f"\nand {many(len(gate.rates) - _RULES, 'more limit')}"
-        yield ""
-    if gate.coverage:
-        yield "| required | covered | of | share | |\n| --- | ---: | ---: | ---: | --- |"
-        for count in gate.coverage[:_RULES]:
-            sign = "❌ too few" if count.failed else "✅ enough"
-            of = many(count.of, "rollout")
-            yield f"| {code(required_name(count))} | {count.covered:,} | {of} | {covered_share(count)} | {sign} |"
-        if len(gate.coverage) > _RULES:
-            yield f"\nand {many(len(gate.coverage) - _RULES, 'more requirement')}"
-        yield ""
+    rows = []
+    for rate in gate.rates:
+        sign, of = "❌ above" if rate.failed else "✅ within", f"{rate.of:,} {rate.unit}"
+        rows.append(f"| {code(rate.limit)} | {rate.findings:,} | {of} | {rate_number(rate)} | {sign} |")
+    yield from _table("| limit | findings | of | rate | |\n| --- | ---: | ---: | ---: | --- |", rows, "limit")
+    rows = []
+    for count in gate.coverage:
+        name, of = code(required_name(count)), many(count.of, "rollout")
+        sign = "❌ too few" if count.failed else "✅ enough"
+        rows.append(f"| {name} | {count.covered:,} | {of} | {covered_share(count)} | {sign} |")
+    yield from _table(
+        "| required | covered | of | share | |\n| --- | ---: | ---: | ---: | --- |", rows, "requirement"
+    )
     if gate.baseline is not None:
         words = f"Baseline {code(gate.baseline)}: {many(gate.known, 'known finding')}, {gate.gone:,} fixed"
         yield words + (", updated.\n" if gate.updated else ".\n")
 
 
 def _rule_table(summary: Summary, options: ReportOptions) -> Iterator[str]:
-    if not summary.findings:
-        return
     baseline = summary.gate is not None and summary.gate.baseline is not None
     names = ["errors", "warnings", "notes", *(["known"] if baseline else []), "rollouts", "tokens"]
-    yield "| code | what | " + " | ".join(names) + " |"
-    yield "| --- | --- |" + " ---: |" * len(names)
-    for rule_code in log_codes_first(summary.findings)[:_RULES]:
+    rows = []
+    for rule_code in log_codes_first(summary.findings):
         count = summary.findings[rule_code]
         in_baseline = [count.known] if baseline else []
         new = (count.new[severity] for severity in sorted(Severity, reverse=True))
         numbers = (f"{number:,}" for number in (*new, *in_baseline, count.rollouts, count.tokens))
         cells = [code(rule_code), _escape(options.titles.get(rule_code, "")), *numbers]
-        yield f"| {' | '.join(cells)} |"
-    if len(summary.findings) > _RULES:
-        yield f"\nand {many(len(summary.findings) - _RULES, 'more rule')}"
-    yield ""
+        rows.append(f"| {' | '.join(cells)} |")
+    yield from _table(
+        f"| code | what | {' | '.join(names)} |\n| --- | --- |{' ---: |' * len(names)}", rows, "rule"
+    )
 
 
-def _folded_lists(summary: Summary) -> Iterator[str]:
-    """Folded lists: rules that could not run, fixed findings of the baseline, notices."""
-    lines = skip_lines(summary)
-    if lines:
-        title = f"Not checked everywhere: {many(len(summary.skipped), 'rule')}"
-        yield folded(title, _code_block(lines, _SHORT))
-    fixed = summary.gate.fixed if summary.gate is not None else ()
-    if fixed:
-        lines = [f"{finding.code} {finding.file}:{finding.row} {finding.message}" for finding in fixed]
-        yield folded(f"Fixed: {many(len(lines), 'finding')} of the baseline", _code_block(lines, _SHORT))
-    if summary.notices:
-        title = f"{many(len(summary.notices), 'notice')}"
-        yield folded(title, _code_block(summary.notices, _SHORT))
+def _table(heads: str, rows: Sequence[str], kind: str) -> Iterator[str]:
+    """The lines of a table, cut after `_RULES` rows of a kind; nothing without rows."""
+    if rows:
+        yield from (heads, *rows[:_RULES])
+        if len(rows) > _RULES:
+            yield f"\nand {many(len(rows) - _RULES, f'more {kind}')}"
+        yield ""
 
 
 def _code_block(lines: Iterable[str], limit: int) -> str:

@@ -47,7 +47,27 @@ def write(summary: Summary, out: TextIO, options: ReportOptions) -> ResultSink[N
         worst[finding.code] = max(finding.severity, worst.get(finding.code, Severity.NOTE))
     codes = sorted(worst)
     head = as_json({"$schema": _SCHEMA, "version": "2.1.0"})[:-1]
-    rules = [_rule_object(code, worst[code], options) for code in codes]
+    rules = []
+    for code in codes:
+        title = options.titles.get(code) or code
+        manual = options.docs.get(code, "")
+        manual_or_hint = manual or f"`tito-audit explain {code}` says what it means and what fixes it."
+        _, _, finds = f"\n{manual}".partition("\n## What it finds\n")
+        finds = " ".join(finds.partition("\n## ")[0].split())
+        problem = "recommendation" if worst[code] is Severity.NOTE else worst[code].word
+        rule = {
+            "id": code,
+            "shortDescription": {"text": cut(title, _TEXT)},
+            "fullDescription": {"text": cut(finds or title, _TEXT)},
+            "help": {"text": manual_or_hint, "markdown": manual_or_hint},
+            "defaultConfiguration": {"level": worst[code].word},
+            "properties": {
+                "tags": ["token-in-token-out"],
+                "precision": "high",
+                "problem.severity": problem,
+            },
+        }
+        rules.append(rule)
     # The category, which separates alerts of different sets of logs: their common folder.
     posix = [_relative_to_sources(file).as_posix() for file in summary.files]
     try:
@@ -59,8 +79,7 @@ def write(summary: Summary, out: TextIO, options: ReportOptions) -> ResultSink[N
         "tool": {"driver": {"name": "tito-audit", "version": VERSION, "semanticVersion": VERSION, "rules": rules}},
         "automationDetails": {"id": (f"tito-audit/{visible(named)}/" if named else "tito-audit/")},
         "columnKind": "unicodeCodePoints",
-        "invocations": [_invocation_object(summary, shortlist.left_out)],
-        "properties": _run_properties(summary, shortlist.left_out),
+        **_run_facts(summary, shortlist.left_out),
     }
     out.write(f'{head},"runs":[\n{as_json(run)[:-1]},"results":[')
     between = "\n"
@@ -68,23 +87,6 @@ def write(summary: Summary, out: TextIO, options: ReportOptions) -> ResultSink[N
         out.write(between + as_json(value))
         between = ",\n"
     out.write("\n]}]}\n")
-
-
-def _rule_object(code: str, worst: Severity, options: ReportOptions) -> dict[str, Any]:
-    title = options.titles.get(code) or code
-    manual = options.docs.get(code, "")
-    more = f"`tito-audit explain {code}` says what it means and what fixes it."
-    problem = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "recommendation"}[worst]
-    _, _, finds = f"\n{manual}".partition("\n## What it finds\n")
-    finds = " ".join(finds.partition("\n## ")[0].split())
-    return {
-        "id": code,
-        "shortDescription": {"text": cut(title, _TEXT)},
-        "fullDescription": {"text": cut(finds or title, _TEXT)},
-        "help": {"text": manual or more, "markdown": manual or more},
-        "defaultConfiguration": {"level": worst.word},
-        "properties": {"tags": ["token-in-token-out"], "precision": "high", "problem.severity": problem},
-    }
 
 
 def _result_objects(findings: Shortlist[Finding], codes: list[str], gate: Gate | None) -> Iterator[dict[str, Any]]:
@@ -168,7 +170,12 @@ def _side_object(side: Side) -> dict[str, Any]:
     return {**shown, "leftOut": left} if left > 0 else shown
 
 
-def _invocation_object(summary: Summary, left_out: int) -> dict[str, Any]:
+def _run_facts(summary: Summary, left_out: int) -> dict[str, Any]:
+    """The notifications and the properties of the run: counts, the verdict of the gate, gone baseline findings.
+
+    These are no results with state `absent`: code scanning ignores the state and would open an alert for each.
+    """
+    rules, gate = summary.findings.values(), summary.gate
     texts = [("note", notice) for notice in summary.notices]
     texts += [("note", f"Not checked: {line}") for line in skip_lines(summary)]
     if len(texts) > _NOTIFICATIONS:
@@ -182,17 +189,6 @@ def _invocation_object(summary: Summary, left_out: int) -> dict[str, Any]:
             {"level": level, "message": {"text": cut(visible(text), _TEXT)}} for level, text in texts
         ],
     }
-    if summary.gate is not None:
-        invocation["exitCode"] = int(summary.gate.failed)
-    return invocation
-
-
-def _run_properties(summary: Summary, left_out: int) -> dict[str, Any]:
-    """The property bag of the run: counts, the gate's verdict, and the baseline findings that are gone.
-
-    These are no results with state `absent`: code scanning ignores the state and would open an alert for each.
-    """
-    rules, gate = summary.findings.values(), summary.gate
     counts: dict[str, Any] = {
         **pick(summary, "rollouts turns tokens"),
         "generatedTokens": summary.generated_tokens,
@@ -208,6 +204,7 @@ def _run_properties(summary: Summary, left_out: int) -> dict[str, Any]:
         "known": sum(rule.known for rule in rules),
     }
     if gate is not None:
+        invocation["exitCode"] = int(gate.failed)
         because = [cut(visible(reason), _TEXT) for reason in gate.because]
         counts["gate"] = {"failed": gate.failed, "because": because}
         counts["required"] = [
@@ -216,7 +213,7 @@ def _run_properties(summary: Summary, left_out: int) -> dict[str, Any]:
     if gate is not None and gate.baseline is not None:
         counts["fixed"] = [pick(finding, "fingerprint code file row times") for finding in gate.fixed[:_FIXED]]
         counts["fixedLeftOut"] = max(len(gate.fixed) - _FIXED, 0)
-    return counts
+    return {"invocations": [invocation], "properties": counts}
 
 
 SARIF = Report(

@@ -77,7 +77,7 @@ def draw_boxes(hit: Hit, width: int, encoding: str = "utf-8") -> Iterator[Text]:
     labels = sides[0].label, sides[1].label
     room = width - _LABEL_WIDTH - 1
     if top and bottom:
-        blocks = _leave_out_middle(_align_cells(top, bottom), encoding)
+        blocks = _align_cells(top, bottom, encoding)
         if all(block.width < room for block in blocks):
             for line in _wrap_blocks(blocks, room):
                 styled = [(block, block.width, "" if block.is_same else f"not dim {DIFFERS}") for block in line]
@@ -93,8 +93,11 @@ def draw_boxes(hit: Hit, width: int, encoding: str = "utf-8") -> Iterator[Text]:
                 label = ""
 
 
-def _align_cells(top: tuple[Cell, ...], bottom: tuple[Cell, ...]) -> list[_Block]:
-    """Both sides in blocks: cut wherever both have a token end, or if their texts differ, around what differs."""
+def _align_cells(top: tuple[Cell, ...], bottom: tuple[Cell, ...], encoding: str) -> list[_Block]:
+    """Both sides in blocks: cut wherever both have a token end, or if their texts differ, around what differs.
+
+    The middle of long blocks is left out, and so are the middle blocks of many.
+    """
     text = "".join(cell.raw or "" for cell in top)
     if text and text == "".join(cell.raw or "" for cell in bottom):
         ends_top = list(accumulate(len(cell.raw or "") for cell in top))
@@ -107,7 +110,16 @@ def _align_cells(top: tuple[Cell, ...], bottom: tuple[Cell, ...]) -> list[_Block
         cuts = [(number, number) for number in range(1, before + 1)]
         cuts += [(len(top) - left, len(bottom) - left) for left in range(after, -1, -1)]
     spans = (span for span in pairwise([(0, 0), *cuts]) if span[0] != span[1])
-    return [_Block(top[i:top_end], bottom[j:bottom_end]) for (i, j), (top_end, bottom_end) in spans]
+    blocks = [_Block(top[i:top_end], bottom[j:bottom_end]) for (i, j), (top_end, bottom_end) in spans]
+    short = [_Block(_cut_side(block.recorded, encoding), _cut_side(block.canonical, encoding)) for block in blocks]
+    if len(short) <= _HEAD + _TAIL + 1:
+        return short
+    middle = blocks[_HEAD:-_TAIL]
+    left_out = _Block(
+        _gap_cell(sum(len(block.recorded) for block in middle), encoding),
+        _gap_cell(sum(len(block.canonical) for block in middle), encoding),
+    )
+    return [*short[:_HEAD], left_out, *short[-_TAIL:]]
 
 
 def cells_of(side: Side, encoding: str = "utf-8") -> tuple[Cell, ...]:
@@ -135,19 +147,6 @@ def shorten(piece: str, encoding: str = "utf-8") -> str:
 
 def _common_prefix(top: tuple[Cell, ...], bottom: tuple[Cell, ...]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(top, bottom, strict=False)))
-
-
-def _leave_out_middle(blocks: list[_Block], encoding: str) -> list[_Block]:
-    """The blocks without the middle of long blocks, and without the middle blocks of many."""
-    short = [_Block(_cut_side(block.recorded, encoding), _cut_side(block.canonical, encoding)) for block in blocks]
-    if len(short) <= _HEAD + _TAIL + 1:
-        return short
-    middle = blocks[_HEAD:-_TAIL]
-    left_out = _Block(
-        _gap_cell(sum(len(block.recorded) for block in middle), encoding),
-        _gap_cell(sum(len(block.canonical) for block in middle), encoding),
-    )
-    return [*short[:_HEAD], left_out, *short[-_TAIL:]]
 
 
 def _cut_side(cells: tuple[Cell, ...], encoding: str) -> tuple[Cell, ...]:

@@ -96,16 +96,16 @@ def shell_word(text: str) -> str:
     """
     if visible(text) == text:
         return shlex.quote(text)
-    return f"$'{''.join(map(_shell_escape, text))}'"
-
-
-def _shell_escape(char: str) -> str:
-    if char in "\\'":
-        return f"\\{char}"
-    if char != "[" and char.isascii() and char.isprintable():
-        return char  # `[` is escaped, as some CI runners read `##[` as a command
-    try:
-        data = os.fsencode(char)
-    except UnicodeEncodeError:  # half of a surrogate pair
-        data = char.encode("utf-8", "surrogatepass")
-    return "".join(f"\\x{byte:02x}" for byte in data)
+    escaped = []
+    for char in text:
+        if char in "\\'":
+            escaped.append(f"\\{char}")
+        elif char != "[" and char.isascii() and char.isprintable():
+            escaped.append(char)  # `[` is escaped, as some CI runners read `##[` as a command
+        else:
+            try:
+                data = os.fsencode(char)
+            except UnicodeEncodeError:  # half of a surrogate pair
+                data = char.encode("utf-8", "surrogatepass")
+            escaped += [f"\\x{byte:02x}" for byte in data]
+    return f"$'{''.join(escaped)}'"

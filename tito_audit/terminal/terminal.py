@@ -143,7 +143,16 @@ class ProgressLine:
             left = f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60 // 10 * 10} min"
             parts.append(f"about {left if rest >= 90 else f'{max(round(rest / 5) * 5, 5)} s'} left")
         parts.append(f"{here.rows:,} rows")
-        parts += _speed_words(self._recent[0], here)
+        # The speed: `3,142 rows/s`, `34.4 MB/s`, `1.2M tokens/s`; unknown ones are left out.
+        then = self._recent[0]
+        passed_units = here.rows - then.rows, (here.done - then.done) / 1e6, here.tokens - then.tokens
+        for number, unit in zip(passed_units, ("rows/s", "MB/s", "tokens/s"), strict=True):
+            if number > 0:
+                pace = number / (here.time - then.time)
+                if pace >= 1e5:
+                    parts.append(f"{pace / 1e6:,.1f}M {unit}" if pace >= 1e6 else f"{pace / 1e3:.0f}k {unit}")
+                else:
+                    parts.append(f"{pace:,.0f} {unit}" if pace >= 100 else f"{pace:,.1f} {unit}")
         return parts, here.share
 
 
@@ -219,16 +228,3 @@ def _fit_line(parts: list[str], share: float, descriptor: int) -> str:
         parts = parts[:-1]
     words, full = " · ".join(parts)[: columns - 1], round(share * _BAR)
     return f"{'━' * full}{'─' * (_BAR - full)} {words}" if share and len(words) + _BAR + 1 < columns else words
-
-
-def _speed_words(then: ProgressPoint, now: ProgressPoint) -> Iterator[str]:
-    """The speed between two points: `3,142 rows/s`, `34.4 MB/s`, `1.2M tokens/s`; unknown ones are left out."""
-    passed = now.rows - then.rows, (now.done - then.done) / 1e6, now.tokens - then.tokens
-    for number, unit in zip(passed, ("rows/s", "MB/s", "tokens/s"), strict=True):
-        if number <= 0:
-            continue
-        number /= now.time - then.time
-        if number >= 1e5:
-            yield f"{number / 1e6:,.1f}M {unit}" if number >= 1e6 else f"{number / 1e3:.0f}k {unit}"
-        else:
-            yield f"{number:,.0f} {unit}" if number >= 100 else f"{number:,.1f} {unit}"

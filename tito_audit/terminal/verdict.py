@@ -141,7 +141,16 @@ def _failures_and_findings(summary: Summary, see_notes: str, *, judged: bool) ->
     rest = [text for text in words.values() if text not in blamed]
     lead: list[str] = []
     if not blamed and not _has_new(summary, Severity.ERROR) and (baseline or judged):
-        lead = ["0 new errors" if baseline else "no errors" if words else _clean_words(summary)]
+        lead = ["0 new errors" if baseline else "no errors"]
+        if not (baseline or words):  # nothing was found: say by how many rules
+            never = {code for code, skipped in summary.skipped.items() if skipped.rollouts >= summary.rollouts}
+            without, pass_tokenizer = _tokenizer_words(summary)
+            lead = [f"no findings in {many(summary.compared, 'rollout')}", *([pass_tokenizer] if without else [])]
+            if others := len(never - without):
+                lead.append(f"{many(others, 'other rule' if without else 'rule')} could not run on any of them")
+            if partly := len(summary.skipped.keys() - never - without):
+                lead.append(f"{many(partly, 'rule')} could not run on some")
+            lead = ["; ".join(lead)]
     reasons = _reasons(gate) if gate is not None else []
     counted = [*lead, *rest]
     if baseline and gate is not None:
@@ -167,19 +176,6 @@ def _has_new(summary: Summary, *severities: Severity) -> bool:
     return any(severity in summary.new and summary.new[severity].findings > 0 for severity in severities)
 
 
-def _clean_words(summary: Summary) -> str:
-    words = f"no findings in {many(summary.compared, 'rollout')}"
-    never = {code for code, skipped in summary.skipped.items() if skipped.rollouts >= summary.rollouts}
-    without, pass_tokenizer = _tokenizer_words(summary)
-    if without:
-        words += f"; {pass_tokenizer}"
-    if others := len(never - without):
-        words += f"; {many(others, 'other rule' if without else 'rule')} could not run on any of them"
-    if partly := len(summary.skipped.keys() - never - without):
-        words += f"; {many(partly, 'rule')} could not run on some"
-    return words
-
-
 def _words_by_severity(counts: dict[Severity, NewCount], summary: Summary, *, new: bool) -> dict[Severity, str]:
     """By severity: `errors in 2 of 6 rollouts (33 %): 2 prompts re-tokenized`, `4 notes in 1 (17 %)`."""
     rows = summary.rollouts + summary.rows_unreadable
@@ -196,9 +192,23 @@ def _words_by_severity(counts: dict[Severity, NewCount], summary: Summary, *, ne
             where += " and between rows" if count.rollouts and count.between else ""
             where += f" and in {log}" if count.of_logs else ""
             of = ""
-        causes = [
-            _headline_words(headline, severity, count) for headline in ranked if headline.severity is severity
-        ]
+        causes = []
+        for headline in ranked:
+            if headline.severity is not severity:
+                continue
+            # `60 prompts with a tool call rewritten by the template (22 rollouts)`, without what `count` states.
+            times, text = getattr(headline, severity.word), headline.text
+            if (headline.unit, times) == ("log", 1):
+                text = text.removeprefix("{n} ").removeprefix("with ").removeprefix("in which ")
+            elif (headline.unit, headline.rollouts) == ("rollout", count.rollouts):
+                text = text.removeprefix("{n} with ")
+            of_turn = _turn_words(headline)
+            cause = of_turn or text.replace("{n}", many(times, headline.unit))
+            # Milder findings of the same cause may be in other rollouts.
+            implied = headline.rollouts in (0, count.rollouts, None if of_turn else times)
+            if not implied and times == headline.times:
+                cause += f" ({many(headline.rollouts, 'rollout')})"
+            causes.append(cause)
         if severity is Severity.NOTE or not causes:
             words[severity] = f"{many(count.findings, noun)} {where}"
         else:
@@ -207,20 +217,6 @@ def _words_by_severity(counts: dict[Severity, NewCount], summary: Summary, *, ne
             some = f"1 {noun}" if count.findings == 1 else f"{noun}s"
             words[severity] = f"{some} {where}: {', '.join(causes[:_MAX_REASONS])}{more}"
     return words
-
-
-def _headline_words(headline: Headline, severity: Severity, count: NewCount) -> str:
-    """`60 prompts with a tool call rewritten by the template (22 rollouts)`, without what `count` states."""
-    times, text = getattr(headline, severity.word), headline.text
-    if (headline.unit, times) == ("log", 1):
-        text = text.removeprefix("{n} ").removeprefix("with ").removeprefix("in which ")
-    elif (headline.unit, headline.rollouts) == ("rollout", count.rollouts):
-        text = text.removeprefix("{n} with ")
-    of_turn = _turn_words(headline)
-    words = of_turn or text.replace("{n}", many(times, headline.unit))
-    # Milder findings of the same cause may be in other rollouts.
-    implied = headline.rollouts in (0, count.rollouts, None if of_turn else times) or times != headline.times
-    return words + ("" if implied else f" ({many(headline.rollouts, 'rollout')})")
 
 
 def _turn_words(headline: Headline) -> str | None:

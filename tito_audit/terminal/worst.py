@@ -113,7 +113,11 @@ class WorstFindings:
         """
         left = dict.fromkeys(self._kept, _UNREADABLE_SHOWN)
         picked: list[WorstEntry] = []
-        groups = sorted(self._kept, key=lambda group: (-self._count_findings(group), group[0]))
+        counts = {}
+        for group, findings in self._kept.items():
+            entries = (self._groups.get((_entry_key(each), each.severity)) for each in findings.values())
+            counts[group] = sum(entry.findings for entry in entries if entry is not None)
+        groups = sorted(self._kept, key=lambda group: (-counts[group], group[0]))
         shown = [severity for severity in sorted(Severity, reverse=True) if severity >= least]
         ranked = [[self._ranked_findings(group, severity) for group in groups] for severity in shown]
         for columns in ([self._ranked_findings(group, None) for group in groups], *ranked):
@@ -125,12 +129,6 @@ class WorstFindings:
                     left[group] -= 1 if finding.code == _UNREADABLE else _UNREADABLE_SHOWN
                     picked.append(self._entry(finding))
         return picked
-
-    def _count_findings(self, group: _HeadlineKey) -> int:
-        entries = (
-            self._groups.get((_entry_key(finding), finding.severity)) for finding in self._kept[group].values()
-        )
-        return sum(entry.findings for entry in entries if entry is not None)
 
     def _ranked_findings(self, group: _HeadlineKey, severity: Severity | None) -> list[Finding]:
         """A headline's findings with a severity, the most frequent first; None: those of `doubts_log`."""
@@ -209,8 +207,21 @@ class Shortlist(Generic[T]):
     def offer(self, rank: int, kind: str, value: T) -> None:
         """Keep the value if there is room, or if it ranks above one that is kept."""
         self.offered += 1
-        if self._size == self._limit and not self._make_room(rank, kind):
-            return
+        if self._size == self._limit:
+            lowest = min(self._ranks, default=rank + 1)
+            if rank < lowest:
+                return
+            # Drop a value of the kind that has most of the lowest rank, unless the offered kind has as many.
+            kinds = self._ranks[lowest]
+            fullest = max(kinds, key=lambda name: len(kinds[name]))
+            if rank == lowest and len(kinds.get(kind, ())) + 1 >= len(kinds[fullest]):
+                return
+            kinds[fullest].pop()
+            if not kinds[fullest]:
+                del kinds[fullest]
+            if not kinds:
+                del self._ranks[lowest]
+            self._size -= 1
         self._ranks.setdefault(rank, {}).setdefault(kind, []).append((self.offered, value))
         self._size += 1
 
@@ -222,25 +233,6 @@ class Shortlist(Generic[T]):
 
     def __len__(self) -> int:
         return self._size
-
-    def _make_room(self, rank: int, kind: str) -> bool:
-        """Drop a kept value that the offered one may replace; False if there is none."""
-        if not self._limit:
-            return False
-        lowest = min(self._ranks)
-        if rank < lowest:
-            return False
-        kinds = self._ranks[lowest]
-        fullest = max(kinds, key=lambda name: len(kinds[name]))
-        if rank == lowest and len(kinds.get(kind, ())) + 1 >= len(kinds[fullest]):
-            return False
-        kinds[fullest].pop()
-        if not kinds[fullest]:
-            del kinds[fullest]
-        if not kinds:
-            del self._ranks[lowest]
-        self._size -= 1
-        return True
 
 
 @dataclass(slots=True)

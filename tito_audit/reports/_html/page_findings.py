@@ -170,10 +170,17 @@ class PageFindings:
         caps, room = [0] * len(self._seen), self.limit
         for severity in sorted(Severity, reverse=True):
             groups = [number for (worst, _), number in self._groups.items() if worst == severity]
-            level = _common_cap([self._seen[number] for number in groups], room)
+            # The largest cap on each count so that they fit the room together; the room itself if all fit.
+            counts, left, cap = sorted(self._seen[number] for number in groups), room, room
+            for at, count in enumerate(counts):
+                equal_share = left // (len(counts) - at)
+                if count > equal_share:
+                    cap = equal_share
+                    break
+                left -= count
             for number in groups:
-                caps[number] = level
-            room = max(room - sum(self._seen[number] for number in groups), 0)
+                caps[number] = cap
+            room = max(room - sum(counts), 0)
         return caps
 
     def chunks(self) -> Iterator[dict[str, Any]]:
@@ -203,14 +210,3 @@ class PageFindings:
     def number(self) -> int:
         """Number of chosen findings."""
         return sum(min(pair) for pair in zip(self._seen, self.group_caps(), strict=True))
-
-
-def _common_cap(counts: list[int], room: int) -> int:
-    """The largest cap on each count so that they fit the room together; the room itself if all fit."""
-    left, free = sorted(counts), room
-    while left:
-        level = free // len(left)
-        if left[0] > level:
-            return level
-        free -= left.pop(0)
-    return room

@@ -124,7 +124,18 @@ def view_object(view: View, result: Result, *, columns: bool = False) -> dict[st
 def _sequence_object(sequence: ViewSequence, *, columns: bool) -> dict[str, Any]:
     """One sequence, in which tokens are indices into its table of `[id, piece, bytes]`."""
     table: dict[tuple[Any, ...], int] = {}
-    stretches = [_stretch_object(stretch, table, columns=columns) for stretch in sequence.stretches]
+    stretches = []
+    for stretch in sequence.stretches:
+        shown: dict[str, Any] = {"start": stretch.start, "tokens": _token_indices(stretch, table)}
+        if stretch.logprobs is not None:
+            shown["logprobs"] = _round_values(stretch.logprobs)
+        if columns and stretch.columns:
+            shown["columns"] = {visible(name): _round_values(values) for name, values in stretch.columns.items()}
+        if stretch.trained is not None:
+            shown["trained"] = _run_lengths([bool(flag) for flag in stretch.trained])
+        if stretch.roles is not None:
+            shown["roles"] = _run_lengths([visible(role) for role in stretch.roles])
+        stretches.append(shown)
     swaps = [
         {
             **pick(swap, "start end"),
@@ -156,20 +167,8 @@ def _token_entry(number: int, piece: str | None, raw: str | None) -> list[Any]:
     ]
 
 
-def _stretch_object(stretch: ShownStretch, table: dict[tuple[Any, ...], int], *, columns: bool) -> dict[str, Any]:
-    out: dict[str, Any] = {"start": stretch.start, "tokens": _token_indices(stretch, table)}
-    if stretch.logprobs is not None:
-        out["logprobs"] = [None if value is None else round(value, 5) for value in stretch.logprobs]
-    if columns and stretch.columns:
-        out["columns"] = {
-            visible(name): [None if value is None else round(value, 5) for value in values]
-            for name, values in stretch.columns.items()
-        }
-    if stretch.trained is not None:
-        out["trained"] = _run_lengths([bool(flag) for flag in stretch.trained])
-    if stretch.roles is not None:
-        out["roles"] = _run_lengths([visible(role) for role in stretch.roles])
-    return out
+def _round_values(values: Sequence[float | None]) -> list[float | None]:
+    return [None if value is None else round(value, 5) for value in values]
 
 
 def _token_indices(tokens: ShownStretch | Swap, table: dict[tuple[Any, ...], int]) -> list[int]:
