@@ -267,7 +267,27 @@ class _TokenizerForRenderers:
 def _bridge(world: World) -> Build:
     """As callers of `renderers` do: the bridge of the renderer for this template. Without a bridge they render all
     messages again, and begin a branch if that does not start with the tokens before."""
-    renderer, name = _matching_renderer(world)
+    base, configs = import_module("renderers.base"), import_module("renderers.configs")
+    base._populate_registry()
+    # The renderer that agrees with the template on most of the usual conversations; None: the default one, which
+    # renders templates.
+    renderer, described, most = cast("Any", None), "its default renderer", 0.5
+    for name in base.RENDERER_REGISTRY:
+        fits: list[bool] = []
+        try:
+            candidate = base.create_renderer(_TokenizerForRenderers(world), configs._config_class_for(name)())
+            for probe in CORE:
+                wanted = probe.try_render(world.renderer)
+                if wanted is None or not all(fits[:1]):
+                    continue
+                wires, tools = [as_plain(each) for each in probe.messages], [dict(tool) for tool in probe.tools]
+                ids = tuple(candidate.render_ids(wires, tools=tools or None, add_generation_prompt=True))
+                begins = int(world.stand_in and ids[0] < 0)  # with the model's own token
+                fits.append(ids[begins:] == world.ids(wanted)[begins:])
+        except Exception:
+            continue
+        if name != "default" and fits and sum(fits) / len(fits) > most:
+            renderer, described, most = candidate, f"its {name} renderer", sum(fits) / len(fits)
 
     def build(turn: AnsweredTurn) -> Tokens:
         messages, tools = turn.probe.messages[: turn.until], turn.probe.tools
@@ -284,7 +304,7 @@ def _bridge(world: World) -> Build:
                 raise NotBuilt(f"{type(error).__name__}: {error}"[:200]) from None
             after = tuple(again or bridge.token_ids)
         if bridge is None and after[: len(turn.seen_ids)] != turn.seen_ids:
-            raise NewRow(f"{name} renders all messages again, which changes the tokens before")
+            raise NewRow(f"{described} renders all messages again, which changes the tokens before")
         return after
 
     return build
@@ -293,31 +313,6 @@ def _bridge(world: World) -> Build:
 def as_plain(message: Message) -> dict[str, Any]:
     """A message as JSON values."""
     return dict(orjson.loads(orjson.dumps(message.wire, default=dict)))
-
-
-def _matching_renderer(world: World) -> tuple[Any, str]:
-    """The renderer of the package that agrees with the template on most of the usual conversations, and its name;
-    None for the default renderer, which renders templates."""
-    base, configs = import_module("renderers.base"), import_module("renderers.configs")
-    base._populate_registry()
-    best, most = (None, "its default renderer"), 0.5
-    for name in base.RENDERER_REGISTRY:
-        fits: list[bool] = []
-        try:
-            renderer = base.create_renderer(_TokenizerForRenderers(world), configs._config_class_for(name)())
-            for probe in CORE:
-                wanted = probe.try_render(world.renderer)
-                if wanted is None or not all(fits[:1]):
-                    continue
-                wires, tools = [as_plain(each) for each in probe.messages], [dict(tool) for tool in probe.tools]
-                ids = tuple(renderer.render_ids(wires, tools=tools or None, add_generation_prompt=True))
-                begins = int(world.stand_in and ids[0] < 0)  # with the model's own token
-                fits.append(ids[begins:] == world.ids(wanted)[begins:])
-        except Exception:
-            continue
-        if name != "default" and fits and sum(fits) / len(fits) > most:
-            best, most = (renderer, f"its {name} renderer"), sum(fits) / len(fits)
-    return best
 
 
 if find_spec("renderers") is not None:

@@ -92,42 +92,38 @@ def page(table: Sequence[DriftTrial]) -> str:
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    body = "\n".join(_page_parts(table))
-    return Template(html).substitute(policy=policy, style=style, script=script, body=body)
-
-
-def _escape(text: str) -> str:
-    return escape(visible(text))
-
-
-def _page_parts(table: Sequence[DriftTrial]) -> Iterator[str]:
     heads = "".join(f'<th scope="col"><button>{_escape(each.name)}</button></th>' for each in BUILDERS)
-    yield (
+    parts = [
         "<h1>Which templates keep tokens</h1>"
         f"<p class='quiet'>tito-audit {_escape(VERSION)}, {len(CORPUS)} conversations (version "
         f"{CORPUS_VERSION}). A cell: conversations whose tokens are kept, + those that go on in another training "
-        "row, of those that were compared. Click a head to sort, a cell to see what happens in the others.</p>"
-    )
-    first = "<th scope='col'><button>template</button></th>"
-    yield f"<div class='scroll'><table id='matrix'><thead><tr>{first}{heads}</tr></thead><tbody>"
+        "row, of those that were compared. Click a head to sort, a cell to see what happens in the others.</p>",
+        "<div class='scroll'><table id='matrix'><thead><tr><th scope='col'><button>template</button></th>"
+        f"{heads}</tr></thead><tbody>",
+    ]
     for number, trial in enumerate(table):
-        yield f"<tr><th scope='row'>{_escape(trial.name)}</th>"
+        parts.append(f"<tr><th scope='row'>{_escape(trial.name)}</th>")
         for each in BUILDERS:
             score = trial.score(each.name)
             share = score.safe / score.compared if score.compared else -1.0
             kind = "none" if share < 0 else "part" if score.safe else "bad"
             kind = "good" if score.compared and score.whole == score.compared else kind
             link = f"<a href='#t{number}-{each.name}'>{score}</a>"
-            yield f"<td class='{kind}' data-sort='{share:.6f}'>{link}</td>"
-        yield "</tr>"
-    yield "</tbody></table></div><h2>The builders</h2><dl>"
-    yield "".join(f"<dt>{_escape(each.name)}</dt><dd>{_escape(each.source)}</dd>" for each in BUILDERS)
-    yield "</dl><h2>What happens</h2>"
+            parts.append(f"<td class='{kind}' data-sort='{share:.6f}'>{link}</td>")
+        parts.append("</tr>")
+    parts.append("</tbody></table></div><h2>The builders</h2><dl>")
+    parts.append("".join(f"<dt>{_escape(each.name)}</dt><dd>{_escape(each.source)}</dd>" for each in BUILDERS))
+    parts.append("</dl><h2>What happens</h2>")
     for number, trial in enumerate(table):
-        yield f"<h3>{_escape(trial.name)}</h3><p>{_escape(trial.verdict)}</p>"
-        yield f"<p class='quiet'>template {trial.template_sha256[:12]}</p>"
+        parts.append(f"<h3>{_escape(trial.name)}</h3><p>{_escape(trial.verdict)}</p>")
+        parts.append(f"<p class='quiet'>template {trial.template_sha256[:12]}</p>")
         for each in BUILDERS:
-            yield from _details(number, each.name, trial.cells_by(each.name))
+            parts += _details(number, each.name, trial.cells_by(each.name))
+    return Template(html).substitute(policy=policy, style=style, script=script, body="\n".join(parts))
+
+
+def _escape(text: str) -> str:
+    return escape(visible(text))
 
 
 def _details(number: int, builder: str, cells: Sequence[DriftCell]) -> Iterator[str]:

@@ -94,7 +94,18 @@ class DriftTrial:
         parts = [f"safe with {listed(names)}"] if names else []
         if fate is not TemplateFate.KEPT:
             what = [f"keeps {score}"] * (score.safe < score.compared)
-            what += [f"forks {self._where_it_forks()}"] * (score.forked > 0)
+            # At which turns it forks, by the role of the message that follows.
+            forked, stayed = Counter[str](), Counter[str]()
+            for cell in self.cells_by("splice"):
+                conversation = _CONVERSATIONS[cell.conversation]
+                nexts = [conversation.probe.messages[answer + 1].role for answer, _ in conversation.turns]
+                if cell.outcome is TokenFate.FORKED and cell.turn is not None:
+                    stayed.update(nexts[: cell.turn])
+                    forked.update(nexts[cell.turn : cell.turn + 1])
+                elif cell.outcome is TokenFate.KEPT:
+                    stayed.update(nexts)
+            places = [words[bool(stayed[role])] for role, words in _FOLLOWS.items() if forked[role]]
+            what += [f"forks at {listed(places) if places else 'times'}"] * (score.forked > 0)
             # What the template does most often there, and in which line.
             lines: dict[str, list[int | None]] = {}
             for cell in self.cells_by("render"):
@@ -106,20 +117,6 @@ class DriftTrial:
             seek = "no argument helps: seek a variant with `template --training`"
             parts += [f"splice {', and '.join(what)}{why}", f"set {self.argument}" if self.argument else seek]
         return "; ".join(parts)
-
-    def _where_it_forks(self) -> str:
-        """At which turns the gateway forks, in words."""
-        forked, stayed = Counter[str](), Counter[str]()
-        for cell in self.cells_by("splice"):
-            conversation = _CONVERSATIONS[cell.conversation]
-            nexts = [conversation.probe.messages[answer + 1].role for answer, _ in conversation.turns]
-            if cell.outcome is TokenFate.FORKED and cell.turn is not None:
-                stayed.update(nexts[: cell.turn])
-                forked.update(nexts[cell.turn : cell.turn + 1])
-            elif cell.outcome is TokenFate.KEPT:
-                stayed.update(nexts)
-        places = [words[bool(stayed[role])] for role, words in _FOLLOWS.items() if forked[role]]
-        return f"at {listed(places)}" if places else "at times"
 
 
 @dataclass(frozen=True, slots=True)

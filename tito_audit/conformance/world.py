@@ -185,8 +185,15 @@ class World:
         prompt = self.text(probe.messages[:answer], probe.tools, opens=True)
         written = probe.try_render(self.renderer, answer + 1, opens=False)
         if written is None or not written.startswith(prompt):
-            thought = self._after_open_reasoning(message, prompt, written or "")
-            if thought is not None and conversation.sampled is SamplingForm.AS_WRITTEN:
+            # A prompt may open reasoning that the template drops from the history: the answer is then the reasoning,
+            # its end and the text, unless it calls tools.
+            written, bare = written or "", prompt.rstrip()
+            opened = bare.removesuffix("<think>")
+            end = next((each for each in self.ends if each and written.rstrip().endswith(each)), None)
+            is_reasoned = opened != bare and written.startswith(opened) and not message.tool_calls
+            if is_reasoned and end is not None and conversation.sampled is SamplingForm.AS_WRITTEN:
+                line = "\n" if prompt == bare else ""
+                thought = f"{line}{message.reasoning or ''}\n</think>\n\n{message.text}{end}"
                 return SampledAnswer(self.ids(thought), thought)
             raise UnknownSample(
                 "the template changes the prompt once the answer is there, so what was sampled is unknown"
@@ -219,16 +226,6 @@ class World:
         if form is SamplingForm.OTHER_TOKENS:
             ids = self._split_longest_word(ids)
         return SampledAnswer(ids, text, (), ended)
-
-    def _after_open_reasoning(self, message: Message, prompt: str, written: str) -> str | None:
-        """What is sampled after a prompt that opens the reasoning, if the template drops it from the history: the
-        reasoning, its end and the text. None for other templates, and for answers with tool calls."""
-        opened = prompt.rstrip().removesuffix("<think>")
-        end = next((each for each in self.ends if each and written.rstrip().endswith(each)), None)
-        if opened == prompt.rstrip() or not written.startswith(opened) or message.tool_calls or end is None:
-            return None
-        lines = prompt[len(prompt.rstrip()) :]
-        return f"{'' if lines else chr(10)}{message.reasoning or ''}\n</think>\n\n{message.text}{end}"
 
     def _split_longest_word(self, ids: Tokens) -> Tokens:
         """The ids with the longest word split in two tokens; UnknownSample if none can be."""

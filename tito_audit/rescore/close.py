@@ -94,7 +94,23 @@ def check_logprobs_close(a: Scored, b: Scored, *, atol: float = FLOAT32, rtol: f
 
     ValueError, with the first place, if the ids differ, or if no token has logprobs on both sides.
     """
-    first, ids, split = _comparable(a, b)
+    ids, ids_b, first = _ids(a), _ids(b), max(_start(a), _start(b))
+    split: FirstDifference | None = None
+    if ids != ids_b:
+        at = next((at for at, pair in enumerate(zip(ids, ids_b, strict=False)) if pair[0] != pair[1]), None)
+        if at is None:
+            raise ValueError(f"the ids are not the same: one side has {len(ids)} of them, the other {len(ids_b)}")
+        place = f"position {at}: {ids[at]} and {ids_b[at]}"
+        if not (isinstance(a, GenerationResult) and isinstance(b, GenerationResult)) or at < first:
+            raise ValueError(f"the ids are not the same, from {place}")
+        tops_a, tops_b = _top_at(a, at), _top_at(b, at)
+        if tops_a is None or tops_b is None:
+            raise ValueError(
+                f"the outputs diverge at {place}; sample both with top_logprobs to see whether both picks are "
+                "likely"
+            )
+        split = FirstDifference(at, ids[at], ids_b[at], ids[at] in dict(tops_b), ids_b[at] in dict(tops_a))
+        ids = ids[:at]
     logprobs = (np.array(side.logprobs, np.float64)[first - _start(side) :] for side in (a, b))
     logprobs_a, logprobs_b = (side[: len(ids) - first] for side in logprobs)
     if not len(logprobs_a) and split is None:
@@ -118,27 +134,6 @@ def check_logprobs_close(a: Scored, b: Scored, *, atol: float = FLOAT32, rtol: f
         ),
         first_difference=split,
     )
-
-
-def _comparable(a: Scored, b: Scored) -> tuple[int, tuple[int, ...], FirstDifference | None]:
-    """The first position that both sides scored, the ids that both have, and where two outputs diverge."""
-    ids_a, ids_b = _ids(a), _ids(b)
-    first = max(_start(a), _start(b))
-    if ids_a == ids_b:
-        return first, ids_a, None
-    at = next((at for at, pair in enumerate(zip(ids_a, ids_b, strict=False)) if pair[0] != pair[1]), None)
-    if at is None:
-        raise ValueError(f"the ids are not the same: one side has {len(ids_a)} of them, the other {len(ids_b)}")
-    place = f"position {at}: {ids_a[at]} and {ids_b[at]}"
-    if not (isinstance(a, GenerationResult) and isinstance(b, GenerationResult)) or at < first:
-        raise ValueError(f"the ids are not the same, from {place}")
-    tops = _top_at(a, at), _top_at(b, at)
-    if tops[0] is None or tops[1] is None:
-        raise ValueError(
-            f"the outputs diverge at {place}; sample both with top_logprobs to see whether both picks are likely"
-        )
-    split = FirstDifference(at, ids_a[at], ids_b[at], ids_a[at] in dict(tops[1]), ids_b[at] in dict(tops[0]))
-    return first, ids_a[:at], split
 
 
 def _ids(side: Scored) -> tuple[int, ...]:

@@ -248,7 +248,15 @@ def explain_disagreement(pairs: Sequence[LogprobPair], tolerance: float = TOLERA
         place = "place" if abs(shift) == 1 else "places"
         side = "behind" if shift > 0 else "ahead of"
         words = f"the recorded logprobs are {abs(shift)} {place} {side} their tokens"
-        explanations.append((words, [_shifted_differences(pair, shift) for pair in pairs]))
+        here = slice(max(-shift, 0), -shift if shift > 0 else None)
+        there = slice(max(shift, 0), shift if shift < 0 else None)
+        # The differences if each recorded logprob belonged to the token `shift` places before it.
+        differences = []
+        for pair in pairs:
+            gap = np.abs(pair.positions[there] - pair.positions[here])
+            inside = (gap == abs(shift)) & (pair.turns[here] == pair.turns[there]) & ~pair.drifted[here]
+            differences.append(np.abs(pair.model[here] - pair.recorded[there])[inside])
+        explanations.append((words, differences))
     conversions: list[tuple[str, Callable[[Logprobs], Logprobs]]] = [
         ("the recorded logprobs are logarithms of base 2", partial(np.multiply, math.log(2))),
         ("the recorded logprobs are logarithms of base 10", partial(np.multiply, math.log(10))),
@@ -262,15 +270,6 @@ def explain_disagreement(pairs: Sequence[LogprobPair], tolerance: float = TOLERA
         if len(sizes) >= MIN_TOKENS and sizes.mean() <= tolerance:
             return words
     return ""
-
-
-def _shifted_differences(pair: LogprobPair, shift: int) -> Logprobs:
-    """The absolute differences if each recorded logprob belonged to the token `shift` places before it."""
-    here = slice(max(-shift, 0), -shift if shift > 0 else None)
-    there = slice(max(shift, 0), shift if shift < 0 else None)
-    gap = np.abs(pair.positions[there] - pair.positions[here])
-    inside = (gap == abs(shift)) & (pair.turns[here] == pair.turns[there]) & ~pair.drifted[here]
-    return np.asarray(np.abs(pair.model[here] - pair.recorded[there])[inside], np.float64)
 
 
 _COARSE = np.arange(0.1, 2.55, 0.05)

@@ -246,41 +246,38 @@ class PromptRun(ModelRun[AskedRollout]):
         messages = prompt_messages(rollout, k)
         if not messages:
             result.skip(question, "the log does not hold the messages of the call")
-        elif messages[-1].sampled:
+            return
+        if messages[-1].sampled:
             result.skip(question, "the messages end with an answer that the prompt may continue")
-        elif not isinstance(self.provider, RenderingProvider):
+            return
+        if not isinstance(self.provider, RenderingProvider):
             result.skip(question, f"{self.provider.name} does not render messages")
-        else:
-            renderer = work.auditor.renderer_for(rollout)
-            arguments = {**(renderer.template_args if renderer is not None else {}), **rollout.template_kwargs}
-            request: dict[str, Any] = {"messages": [_request_message(message) for message in messages]}
-            if rollout.tools:
-                request["tools"] = [dict(tool) for tool in rollout.tools]
-            if arguments:
-                request["chat_template_kwargs"] = arguments
-            try:
-                written = _clip_ids(await self.provider.render(request))
-            except ProviderError as error:
-                if error.status not in (*REFUSALS, 404, 405):
-                    raise
-                result.skip(question, str(error).split("\n")[0])
-                return
-            every = _differences(question, work, evidence, k, prompt, written)
-            # The ids that a prompt keeps of an earlier call are right, however the server would write them.
-            before = self._longest_seen_prefix(prompt) if every else 0
-            differing = [differs for differs in every if differs.start >= before]
-            result.spliced += bool(every) and not differing
-            result.add(question, differing)
-
-    def _longest_seen_prefix(self, prompt: Ids) -> int:
-        """The length of the longest earlier call that a prompt begins with; 0 if it begins with none."""
+            return
+        renderer = work.auditor.renderer_for(rollout)
+        arguments = {**(renderer.template_args if renderer is not None else {}), **rollout.template_kwargs}
+        request: dict[str, Any] = {"messages": [_request_message(message) for message in messages]}
+        if rollout.tools:
+            request["tools"] = [dict(tool) for tool in rollout.tools]
+        if arguments:
+            request["chat_template_kwargs"] = arguments
+        try:
+            written = _clip_ids(await self.provider.render(request))
+        except ProviderError as error:
+            if error.status not in (*REFUSALS, 404, 405):
+                raise
+            result.skip(question, str(error).split("\n")[0])
+            return
+        every = _differences(question, work, evidence, k, prompt, written)
+        # The ids that a prompt keeps of an earlier call are right, however the server would write them.
         longest, hashed, at = 0, blake2b(digest_size=8), 0
-        for length in sorted({length for length, _ in self._seen if length <= len(prompt)}):
+        for length in sorted({length for length, _ in self._seen if length <= len(prompt)}) if every else ():
             hashed.update(prompt[at:length].tobytes())
             at = length
             if (length, hashed.copy().digest()) in self._seen:
                 longest = length
-        return longest
+        differing = [differs for differs in every if differs.start >= longest]
+        result.spliced += bool(every) and not differing
+        result.add(question, differing)
 
 
 def _clip_ids(server: Sequence[int]) -> Ids:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -36,9 +36,36 @@ def show_page(lines: Iterable[str], out: TextIO, *, paged: bool = True) -> None:
         first.append(line)
         used += max(-(-Text.from_ansi(line).cell_len // columns), 1)
         if used >= height:  # with the shell prompt they do not fit the screen
-            _write_to_pager(command, chain(first, rest), out)
-            return
-    out.writelines(first)
+            break
+    else:
+        out.writelines(first)
+        return
+    encoding = out.encoding or "utf-8"
+    environment = {"LESS": "FRX", "LV": "-c", **os.environ}
+    if encoding.lower().replace("-", "") == "utf8":
+        environment.setdefault("LESSCHARSET", "utf-8")
+    out.flush()
+    unread, shown = chain(first, rest), list[str]()
+    try:
+        pager = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+    except OSError:
+        out.writelines(unread)
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the pager's while it runs
+    assert pager.stdin is not None
+    try:
+        for line in unread:
+            shown.append(line)
+            pager.stdin.write(line.encode(encoding, ERROR_HANDLER))
+    except BrokenPipeError:
+        pass  # the user quit the pager, which is no error
+    finally:
+        with suppress(BrokenPipeError):
+            pager.stdin.close()
+        status = pager.wait()
+        signal.signal(signal.SIGINT, before)
+    if status in _CANNOT_RUN:
+        out.writelines(chain(shown, unread))
 
 
 def pager_command() -> list[str] | None:
@@ -57,33 +84,3 @@ def pager_command() -> list[str] | None:
         return None
     # Without -R, less shows colour escapes as text.
     return [*words, "-R"] if Path(words[0]).name == "less" else words
-
-
-def _write_to_pager(command: list[str], lines: Iterator[str], out: TextIO) -> None:
-    """Show lines in the pager; write them to `out` if it cannot be started. Quitting it early is no error."""
-    encoding = out.encoding or "utf-8"
-    environment = {"LESS": "FRX", "LV": "-c", **os.environ}
-    if encoding.lower().replace("-", "") == "utf8":
-        environment.setdefault("LESSCHARSET", "utf-8")
-    out.flush()
-    try:
-        pager = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
-    except OSError:
-        out.writelines(lines)
-        return
-    written: list[str] = []
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the pager's while it runs
-    assert pager.stdin is not None
-    try:
-        for line in lines:
-            written.append(line)
-            pager.stdin.write(line.encode(encoding, ERROR_HANDLER))
-    except BrokenPipeError:
-        pass  # the user quit the pager
-    finally:
-        with suppress(BrokenPipeError):
-            pager.stdin.close()
-        status = pager.wait()
-        signal.signal(signal.SIGINT, before)
-    if status in _CANNOT_RUN:
-        out.writelines(chain(written, lines))

@@ -112,11 +112,7 @@ def draw_tokens(
     counted; with `wanted`, all tokens far from what was asked for.
     """
     count = len(tokens.ids)
-    shown = (
-        _near_findings(tokens, findings, start, options.context)
-        if wanted is None
-        else _around(count, wanted, options.context)
-    )
+    shown = _shown_tokens(tokens, findings, wanted, start, options.context)
     make = _cell_maker(tokens, options, findings, wanted or ())
     room = options.width - _GUTTER_WIDTH - 1
     line: list[_TokenCell] = []
@@ -188,31 +184,34 @@ def _covered(count: int, ranges: Iterable[tuple[int, int]]) -> Mask:
     return _mask_of(count, ((start, max(end, start + 1)) for start, end in ranges))
 
 
-def _near_findings(tokens: TokenLine, findings: Sequence[tuple[int, int]], start: int, context: int) -> Mask:
-    """`[N]` True for tokens near a finding, an end of the sequence or an edge of the loss mask."""
-    count = len(tokens.ids)
-    ranges = [(start, start + 2 * context), (count - 2 * context, count)]
-    ranges += [(begin - context, begin + context) for begin, _ in findings]
-    ranges += [(end - context, end + context) for _, end in findings]
-    runs = trained_runs(tokens.trained) if tokens.trained is not None else []
-    seam = min(_EDGE, context)
-    ranges += [(edge - seam, edge + seam) for run in runs for edge in run]
-    shown = _mask_of(count, ranges)
-    shown[:start] = False
-    return _fill_gaps(shown, min(_MIN_GAP, context))
+def _shown_tokens(
+    tokens: TokenLine,
+    findings: Sequence[tuple[int, int]],
+    wanted: Sequence[tuple[int, int]] | None,
+    start: int,
+    context: int,
+) -> Mask:
+    """`[N]` True for tokens near the start or the end of a wanted span; the middle of a long one is left out.
 
-
-def _around(count: int, spans: Sequence[tuple[int, int]], context: int) -> Mask:
-    """`[N]` True for tokens near the start or the end of a span; the middle of a long one is left out."""
-    ranges = []
-    for begin, end in spans:
-        inside = max(context, _EDGE)
+    Without `wanted`, for those near a finding, an end of the sequence or an edge of the loss mask.
+    """
+    count, gap, ranges = len(tokens.ids), min(_MIN_GAP, context), []
+    if wanted is None:
+        ranges += [(start, start + 2 * context), (count - 2 * context, count)]
+        ranges += [(edge - context, edge + context) for finding in findings for edge in finding]
+        runs = trained_runs(tokens.trained) if tokens.trained is not None else []
+        seam = min(_EDGE, context)
+        ranges += [(edge - seam, edge + seam) for run in runs for edge in run]
+        shown = _mask_of(count, ranges)
+        shown[:start] = False
+        return _fill_gaps(shown, gap)
+    inside = max(context, _EDGE)
+    for begin, end in wanted:
         end = max(end, begin + 1)
         ranges += [
             (begin - context, min(begin + inside, end + context)),
             (max(end - inside, begin), end + context),
         ]
-    gap = min(_MIN_GAP, context)
     shown = _fill_gaps(_mask_of(count, ranges), gap)
     if shown[: gap + 1].any():
         shown[: int(shown.argmax())] = True

@@ -114,9 +114,9 @@ class WorstFindings:
         left = dict.fromkeys(self._kept, _UNREADABLE_SHOWN)
         picked: list[WorstEntry] = []
         counts = {}
-        for group, findings in self._kept.items():
+        for headline, findings in self._kept.items():
             entries = (self._groups.get((_entry_key(each), each.severity)) for each in findings.values())
-            counts[group] = sum(entry.findings for entry in entries if entry is not None)
+            counts[headline] = sum(entry.findings for entry in entries if entry is not None)
         groups = sorted(self._kept, key=lambda group: (-counts[group], group[0]))
         shown = [severity for severity in sorted(Severity, reverse=True) if severity >= least]
         ranked = [[self._ranked_findings(group, severity) for group in groups] for severity in shown]

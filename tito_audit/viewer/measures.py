@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, compress, pairwise
 from operator import attrgetter
@@ -154,6 +154,7 @@ def _token_states(evidence: Evidence, spans: _GeneratedSpans, findings: Sequence
     offsets = spans.offsets()
     bases = np.array(offsets)
     before = None if spans.row_mask is None else np.concatenate(([0], spans.row_mask.cumsum()))
+    links = {link.turn: link for link in evidence.links}
     by_severity = sorted(findings, key=attrgetter("severity"))
     placed = ((finding, *span) for finding in by_severity for span in finding.spans())
     for finding, turn, start, end in placed:
@@ -170,26 +171,21 @@ def _token_states(evidence: Evidence, spans: _GeneratedSpans, findings: Sequence
                 at = bases[turns[sampled]] + evidence.row.turn_offset[start:end][sampled]
                 states[at] = state
         elif turn is not None and turn < len(offsets):
-            for sequence, first, last in _origins(evidence, hit.where, turn, start, end):
+            # The completions, or parts of them, that lie in this range of the turn's prompt or completion.
+            origins = [(turn, start, end)] if hit.where is Where.COMPLETION else []
+            link = None if origins else links.get(turn)
+            while link is not None and link.parent is not None:
+                end = min(end, link.at, link.seen_at)
+                prompt = evidence.rollout.turns[link.parent].prompt_ids
+                if start >= end or prompt is None:
+                    break
+                if end > len(prompt):
+                    origins.append((link.parent, max(start - len(prompt), 0), end - len(prompt)))
+                link = links.get(link.parent)
+            for sequence, first, last in origins:
                 last = min(last, spans.lengths[sequence])
                 states[offsets[sequence] + first : offsets[sequence] + max(first, last)] = state
     return states
-
-
-def _origins(evidence: Evidence, where: Where, turn: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The ranges of completions, (turn, start, end), that lie in a range of a turn's prompt or completion."""
-    if where is Where.COMPLETION:
-        yield turn, start, end
-        return
-    links = {link.turn: link for link in evidence.links}
-    while (link := links.get(turn)) is not None and link.parent is not None:
-        end = min(end, link.at, link.seen_at)
-        prompt = evidence.rollout.turns[link.parent].prompt_ids
-        if start >= end or prompt is None:
-            return
-        if end > len(prompt):
-            yield link.parent, max(start - len(prompt), 0), end - len(prompt)
-        turn = link.parent
 
 
 def _move_drifted(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.chains.links import Link, LinkKind
+from tito_audit.chains.links import LinkKind
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.reference import pieces_of
 from tito_audit.evidence.roles import TURN_END, token_roles
@@ -166,7 +166,16 @@ def _recorded_sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
             if evidence.vocabulary is not None and len(prompt) <= room:
                 room -= len(prompt)
                 roles = token_roles(pieces_of(prompt, evidence.vocabulary), evidence.end_ids)
-            new, note = _new_in_prompt(links.get(number), prompt)
+            # The position from which the prompt goes beyond what the previous call saw and sampled.
+            new, note, link = 0, "", links.get(number)
+            if link is not None and link.parent is not None:
+                new, call = min(link.at, link.seen_at, len(prompt)), f"what turn {link.parent} saw and sampled"
+                if link.kind in (LinkKind.RETRY, LinkKind.SIBLING):
+                    note = link.detail
+                elif link.kind is LinkKind.CONTINUES:
+                    note = f"the first {new:,} tokens are {call}"
+                else:
+                    note = f"from token {new:,} on not {call}"
             yield _ViewedSequence((Where.PROMPT, number), prompt, new, note, roles=roles)
         if turn.completion_ids is not None:
             ended = f"ended by {_cut(turn.finish_reason)}" if turn.finish_reason else ""
@@ -228,19 +237,6 @@ def _other_columns(
         if numbers is not None and len(numbers) == size:
             shown[name] = numbers
     return shown
-
-
-def _new_in_prompt(link: Link | None, prompt: Ids) -> tuple[int, str]:
-    """The position from which a prompt goes beyond what the previous call saw and sampled, and a note on it."""
-    if link is None or link.parent is None:
-        return 0, ""
-    new = min(link.at, link.seen_at, len(prompt))
-    if link.kind in (LinkKind.RETRY, LinkKind.SIBLING):
-        return new, link.detail
-    call = f"what turn {link.parent} saw and sampled"
-    if link.kind is LinkKind.CONTINUES:
-        return new, f"the first {new:,} tokens are {call}"
-    return new, f"from token {new:,} on not {call}"
 
 
 class _TokenTexts:
