@@ -246,8 +246,36 @@ class Join:
         if self._messages is None and self._tools is None and self._list is None:
             return rollouts
         row = row.raws[0].value or {} if isinstance(row, CallsOfRollout) else row
-        several = len(rollouts)
-        return tuple(self._apply_to_rollout(rollout, k, several, row) for k, rollout in enumerate(rollouts))
+        several, applied = len(rollouts), []
+        for k, rollout in enumerate(rollouts):
+            where = rollout.place, k, several, row
+            joined: dict[str, int] = {}
+            tools, conversation = rollout.tools, None
+            if self._messages is not None:
+                joined["messages_row"], code, conversation = self._find_partner(self._messages, *where)
+                joined["messages_from"] = code
+                tools = tools or (conversation.tools if conversation is not None else ())
+            if self._list is not None:
+                joined["tools_from"] = OWN if tools else 0
+                tools = tools or self._list
+            elif self._tools is not None:
+                joined["tools_row"], code, other = self._find_partner(self._tools, *where)
+                joined["tools_from"] = OWN if tools else EMPTY if other is not None and not other.tools else code
+                tools = tools or (chat_tools(other.tools, "tools") if other is not None else ())
+            rollout = replace(rollout, tools=tools)
+            if rollout.messages or any(turn.prompt_messages is not None for turn in rollout.turns):
+                joined["messages_from"] = OWN
+            elif conversation is not None and not conversation.messages:
+                joined["messages_from"] = EMPTY
+            elif conversation is not None and calls_unknown_tools(conversation.messages, tools):
+                joined["messages_from"] = NO_TOOLS
+            elif conversation is not None:
+                if rollout.turns or not all(message.known_unsampled for message in conversation.messages):
+                    rollout = add_conversation(rollout, conversation)
+                else:
+                    joined["messages_from"] = NO_ANSWER
+            applied.append(replace(rollout, stated=replace(rollout.stated, joined=joined)))
+        return tuple(applied)
 
     def count_results(self, results: Iterable[Result]) -> Iterator[Result]:
         """Pass results through in the order of the rows, and count them for `notices`."""
@@ -295,38 +323,6 @@ class Join:
             if calls is not None and (rows := calls.rows(log)) is not None:
                 return Gathering(rows, log)
         return None
-
-    def _apply_to_rollout(self, rollout: Rollout, number: int, count: int, row: Row) -> Rollout:
-        """`apply` for rollout `number` of the `count` rollouts of a row."""
-        place = rollout.place
-        joined: dict[str, int] = {}
-        tools, conversation = rollout.tools, None
-        if self._messages is not None:
-            joined["messages_row"], code, conversation = self._find_partner(
-                self._messages, place, number, count, row
-            )
-            joined["messages_from"] = code
-            tools = tools or (conversation.tools if conversation is not None else ())
-        if self._list is not None:
-            joined["tools_from"] = OWN if tools else 0
-            tools = tools or self._list
-        elif self._tools is not None:
-            joined["tools_row"], code, other = self._find_partner(self._tools, place, number, count, row)
-            joined["tools_from"] = OWN if tools else EMPTY if other is not None and not other.tools else code
-            tools = tools or (chat_tools(other.tools, "tools") if other is not None else ())
-        rollout = replace(rollout, tools=tools)
-        if rollout.messages or any(turn.prompt_messages is not None for turn in rollout.turns):
-            joined["messages_from"] = OWN
-        elif conversation is not None and not conversation.messages:
-            joined["messages_from"] = EMPTY
-        elif conversation is not None and calls_unknown_tools(conversation.messages, tools):
-            joined["messages_from"] = NO_TOOLS
-        elif conversation is not None:
-            if rollout.turns or not all(message.known_unsampled for message in conversation.messages):
-                rollout = add_conversation(rollout, conversation)
-            else:
-                joined["messages_from"] = NO_ANSWER
-        return replace(rollout, stated=replace(rollout.stated, joined=joined))
 
     def _find_partner(
         self, partners: Partners, place: Place, number: int, count: int, row: Row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
@@ -54,6 +55,34 @@ class CallsOfRollout(dict[str, Any]):
         steps = self.format.steps
         rows = [raw.value or {} for raw in self.raws]
         return rows if steps is None or not all(rows) else steps.whole(rows)
+
+    @property
+    def call_times(self) -> Sequence[float]:
+        """When each call was made, in seconds or the log's own unit; if the log does not say, its row's index."""
+        rows = [raw.value or {} for raw in self.raws]
+        indices = [float(raw.index) for raw in self.raws]
+        if not self.by_key:
+            created = [call.get("created_at") for call in rows]
+            return [
+                float(time) if isinstance(time, int | float) and not isinstance(time, bool) else index
+                for time, index in zip(created, indices, strict=True)
+            ]
+        for name in _TIMES:
+            for within in (None, "response"):
+                times: list[float] = []
+                for call in rows:
+                    holder = call if within is None else call.get(within)
+                    time = holder.get(name) if isinstance(holder, Mapping) else None
+                    if isinstance(time, str):
+                        with suppress(ValueError):
+                            times.append(datetime.fromisoformat(time).timestamp())
+                    elif isinstance(time, datetime):
+                        times.append(time.timestamp())
+                    elif isinstance(time, int | float) and not isinstance(time, bool):
+                        times.append(float(time))
+                if len(times) == len(rows):
+                    return times
+        return indices
 
     def with_calls(self, calls: Sequence[Row]) -> CallsOfRollout:
         """The row with these calls; itself if they are the same objects."""
@@ -128,7 +157,7 @@ def _read_calls_in_order(
         except RecordError as error:
             raise RecordError(f"{where}: {error}" if len(row.raws) > 1 else str(error)) from None
         each.append(call)
-    order, chain = order_calls([call.turns[0] for call in each], _call_times(row))
+    order, chain = order_calls([call.turns[0] for call in each], row.call_times)
     return rows, each, order, chain
 
 
@@ -163,36 +192,6 @@ def _update_gathered(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[
         own = replace(turn, message_index=was.message_index, prompt_messages=was.prompt_messages)
         (calls[number],) = form.update(calls[number], (RepairedRollout(replace(alone, turns=(own,)), (0,)),))
     return (row.with_calls(calls if form.steps is None else form.steps.stored(calls, row[CALLS])),)
-
-
-def _call_times(row: CallsOfRollout) -> Sequence[float]:
-    """When each call was made; if the log does not say, its row's index."""
-    rows = [(raw.index, raw.value or {}) for raw in row.raws]
-    if not row.by_key:  # a token capture
-        ended = [(call.get("created_at"), index) for index, call in rows]
-        return [
-            float(time) if isinstance(time, int | float) and not isinstance(time, bool) else float(index)
-            for time, index in ended
-        ]
-    for name in _TIMES:
-        for within in (None, "response"):
-            times = [_parse_time(call if within is None else call.get(within), name) for _, call in rows]
-            if all(time is not None for time in times):
-                return [time for time in times if time is not None]
-    return [float(index) for index, _ in rows]
-
-
-def _parse_time(holder: object, name: str) -> float | None:
-    """A time in seconds, or a number in the log's own unit; None if there is none."""
-    value = holder.get(name) if isinstance(holder, Mapping) else None
-    if isinstance(value, str):
-        try:
-            return datetime.fromisoformat(value).timestamp()
-        except ValueError:
-            return None
-    if isinstance(value, datetime):
-        return value.timestamp()
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 @dataclass(eq=False, slots=True)

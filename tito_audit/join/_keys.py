@@ -105,14 +105,21 @@ def choose_keys(
         _refuse_missing(on.values(), theirs, f"{others[0]}")
         names = tuple(on.keys()), tuple(on.values())
     else:
-        common = _common_ids(own, theirs)
-        if common is None:
+        # The columns of the first id that both have, by their names in the log and in the other file.
+        for columns in _IDS:
+            sides: list[tuple[str, ...]] = []
+            for row in (own, theirs):
+                named = (next((name for name in names if id_text(row.get(name))), None) for names in columns)
+                sides.append(tuple(name for name in named if name is not None))
+            if len(sides[0]) == len(sides[1]) == len(columns):
+                names = sides[0], sides[1]
+                break
+        else:
             raise SetupError(
                 f"{option} {others[0]}: it and the log have no id column in common.\n"
                 f"The log has {_list_columns(own)}; the file has {_list_columns(theirs)}.\n"
                 "Name the columns to join on with --on LOG_COLUMN=FILE_COLUMN."
             )
-        names = common
     keys = JoinKeys(*names)
     if names[0] != ("sample_index",) or names[1] != ("sample_index",):
         return keys
@@ -143,18 +150,6 @@ def _first_columns(files: Sequence[Path], max_row_bytes: int, rows_at: str | Non
         if value_at(row, "_ng_rollout_id") is not None:
             columns.setdefault("_ng_rollout_id", value_at(row, "_ng_rollout_id"))
     return columns
-
-
-def _common_ids(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> _Names | None:
-    """The columns of the first id that both have, by their names in the log and in the other file."""
-    for columns in _IDS:
-        sides: list[tuple[str, ...]] = []
-        for row in (own, theirs):
-            named = [next((name for name in names if id_text(row.get(name))), None) for names in columns]
-            sides.append(tuple(name for name in named if name is not None))
-        if len(sides[0]) == len(sides[1]) == len(columns):
-            return sides[0], sides[1]
-    return None
 
 
 def _refuse_missing(names: Iterable[str], columns: Mapping[str, Any], file: str) -> None:

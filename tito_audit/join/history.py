@@ -485,7 +485,7 @@ class PrefixSearch:
 
     def link(self, wanted: NDArray[np.bool_], reread: Reread) -> None:
         """Link the wanted calls that provably continue exactly one call, and collect the contested ones."""
-        calls = np.flatnonzero(wanted)
+        calls, links = np.flatnonzero(wanted), self._links
         _, first, group = np.unique(self._prompt[calls], return_index=True, return_inverse=True)
         order, ends = np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))
         by_first = np.argsort(first)
@@ -503,28 +503,25 @@ class PrefixSearch:
                 for level in wanted_by[number]:
                     level.likeness.append((number, self._likeness(call, level)))
             for alike, of_call in levels:
-                if of_call:
-                    self._link_proven(alike, of_call)
-
-    def _link_proven(self, calls: Calls, levels: Sequence[_PromptPrefix]) -> None:
-        """Link calls with one prompt to the call that they provably continue, if it is only one."""
-        links, near = self._links, np.concatenate([level.rivals for level in levels])
-        by_level = (sorted(each for each in level.likeness if each[1] >= PROVEN) for level in levels)
-        proven = next(filter(None, by_level), [])  # the longest prefix with a proven answer counts
-        doubtful = any(0.6 <= likeness < PROVEN for level in levels for _, likeness in level.likeness)
-        for call in calls.tolist():
-            key = int(links.key[call])
-            self.starts_like_own_key[call] = key and (links.key[near] == key).any()
-            # Those with the same key, if there are any; among them the most similar ones.
-            own = [each for each in proven if key and links.key[each[0]] == key] or proven
-            most = max((likeness for _, likeness in own), default=0.0)
-            rivals = [rival for rival, likeness in own if likeness > most - 0.05]
-            if len(rivals) == 1:
-                links.parent[call], links.by[call] = rivals[0], links.joined_by[call]
-            elif rivals:
-                self.contested.append((call, rivals))
-            elif doubtful:
-                self.undecided.append(call)
+                if not of_call:
+                    continue
+                near = np.concatenate([level.rivals for level in of_call])
+                by_level = (sorted(each for each in level.likeness if each[1] >= PROVEN) for level in of_call)
+                proven = next(filter(None, by_level), [])  # the longest prefix with a proven answer counts
+                doubtful = any(0.6 <= likeness < PROVEN for level in of_call for _, likeness in level.likeness)
+                for number in alike.tolist():
+                    key = int(links.key[number])
+                    self.starts_like_own_key[number] = key and (links.key[near] == key).any()
+                    # Those with the same key, if there are any; among them the most similar ones.
+                    own = [each for each in proven if key and links.key[each[0]] == key] or proven
+                    most = max((likeness for _, likeness in own), default=0.0)
+                    rivals = [rival for rival, likeness in own if likeness > most - 0.05]
+                    if len(rivals) == 1:
+                        links.parent[number], links.by[number] = rivals[0], links.joined_by[number]
+                    elif rivals:
+                        self.contested.append((number, rivals))
+                    elif doubtful:
+                        self.undecided.append(number)
 
     def _find_prefixes(self, calls: Calls, call: CallTraits) -> list[_PromptPrefix]:
         """The prefixes of the calls' common prompt after which other calls' answers may follow, the longest first.

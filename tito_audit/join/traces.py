@@ -350,17 +350,9 @@ def likeness_of_texts(answer: bytes, there: bytes, *, open_end: bool = False) ->
     text, text_there = "".join(text.split()), "".join(text_there.split())
     if _same_text(text, text_there, open_end=open_end) and (text or calls):
         return SAME_IN_OTHER_SPELLING
-    return 0.0 if open_end else _likeness_of_words(shown, shown_there)
-
-
-def _same_text(text: str, there: str, *, open_end: bool) -> bool:
-    return text == there or (open_end and len(text) >= _LEAST_BYTES and there.startswith(text))
-
-
-def _likeness_of_words(text: str, there: str) -> float:
-    """The share of words that two texts have in common, in order; at most _UNPROVEN if numbers differ."""
-    words, others = _WORD.findall(text), _WORD.findall(there)
-    if not words or not others or max(len(words), len(others)) > _MOST_WORDS:
+    # The share of words that the texts have in common, in order; at most _UNPROVEN if numbers differ.
+    words, others = _WORD.findall(shown), _WORD.findall(shown_there)
+    if open_end or not words or not others or max(len(words), len(others)) > _MOST_WORDS:
         return 0.0
     matcher = SequenceMatcher(None, words, others, autojunk=False)
     same = [word for start, _, size in matcher.get_matching_blocks() for word in words[start : start + size]]
@@ -370,6 +362,10 @@ def _likeness_of_words(text: str, there: str) -> float:
         Counter(word for word in spelled if any(map(str.isdigit, word))) for spelled in (words, others)
     )
     return likeness if numbers == other_numbers and equal >= _LEAST_BYTES else min(likeness, _UNPROVEN)
+
+
+def _same_text(text: str, there: str, *, open_end: bool) -> bool:
+    return text == there or (open_end and len(text) >= _LEAST_BYTES and there.startswith(text))
 
 
 def likeness_of_ids(answer: Ids, there: Ids, *, open_end: bool = False) -> float:
