@@ -233,9 +233,9 @@ async def rollout(
     source = opened or provider
     assert not isinstance(source, str), "opened"
     try:
-        loaded = await _find_tokenizer(source, tokenizer)
-        auditor = _shared_auditor(loaded, chat_template)
-        renderer = auditor.renderer
+        auditor = await _find_auditor(source, tokenizer, chat_template)
+        loaded, renderer = auditor.tokenizer, auditor.renderer
+        assert loaded is not None
         if hasattr(source, "end_ids"):
             source.end_ids = loaded.eos_ids
         recorder = RecordingProvider(source, sampling or SamplingParams(), max_length)
@@ -264,25 +264,25 @@ async def rollout(
     return sample
 
 
-async def _find_tokenizer(provider: TokenProvider, tokenizer: Tokenizer | str | Path | None) -> Tokenizer:
+async def _find_auditor(
+    provider: TokenProvider, tokenizer: Tokenizer | str | Path | None, chat_template: str | None
+) -> Auditor:
+    """The auditor that rollouts with this tokenizer (None: the server's) and template share, and its renderer."""
     if isinstance(tokenizer, Tokenizer):
-        return tokenizer
-    if tokenizer is None:
-        if not isinstance(provider, Hashable):
-            return await find_tokenizer(provider)
+        loaded = tokenizer
+    elif tokenizer is not None:
+        loaded = _load_once(str(tokenizer))
+    elif not isinstance(provider, Hashable):
+        loaded = await find_tokenizer(provider)
+    else:
         if provider not in _SERVER_TOKENIZERS:
             _SERVER_TOKENIZERS[provider] = await find_tokenizer(provider)
-        return _SERVER_TOKENIZERS[provider]
-    return _load_once(str(tokenizer))
-
-
-def _shared_auditor(tokenizer: Tokenizer, chat_template: str | None) -> Auditor:
-    """The auditor of all rollouts with this tokenizer and template, which also share its renderer."""
-    key = id(tokenizer), chat_template  # the auditor keeps the tokenizer alive, so no other gets its id
+        loaded = _SERVER_TOKENIZERS[provider]
+    key = id(loaded), chat_template  # the auditor keeps the tokenizer alive, so no other gets its id
     if key not in _AUDITORS:
-        has_template = chat_template is not None or bool(tokenizer.chat_templates)
-        renderer = make_renderer(tokenizer, chat_template=chat_template) if has_template else None
-        _AUDITORS[key] = Auditor(tokenizer, renderer, all_rules(), selected_codes(Settings()), all_repairs)
+        has_template = chat_template is not None or bool(loaded.chat_templates)
+        renderer = make_renderer(loaded, chat_template=chat_template) if has_template else None
+        _AUDITORS[key] = Auditor(loaded, renderer, all_rules(), selected_codes(Settings()), all_repairs)
         while len(_AUDITORS) > 8:
             del _AUDITORS[next(iter(_AUDITORS))]
     return _AUDITORS[key]
@@ -350,7 +350,21 @@ class _Episode:
                 text = await self.call(self.agent, [dict(message) for message in self.messages], **clients)
                 if text is None and not self.running.answer.get("tool_calls"):
                     return
-                if await self._play_turn(text):
+                # Give the agent's text to the environment.
+                running, agent_text = self.running, _answer_text(text)
+                sampled_text = running.answer.get("content") or ""
+                same = running.answer and (text is None or agent_text.strip() == sampled_text.strip())
+                message = running.answer if same else {"role": "assistant", "content": agent_text}
+                self.text = message.get("content") or ""
+                if same and running.request[: len(self.messages)] == self.messages:
+                    self.messages = list(running.request)  # keeps what the agent added to the history in this turn
+                step = await self.environment.step(message if self.environment.tools else {"content": agent_text})
+                self.rewards.append(step.reward)
+                self.truncated = step.truncated
+                if step.action is not None and step.action != agent_text:
+                    message = {"role": "assistant", "content": step.action}
+                self.messages = [*self.messages, message, *step.messages]
+                if step.done:
                     return
             self.truncated = True
         except SetupError:
@@ -359,23 +373,6 @@ class _Episode:
             failure = self.running.failure
             is_clients = failure is not None and type(error).__module__.split(".")[0] == "openai"
             self.error = failure if is_clients else error
-
-    async def _play_turn(self, text: Any) -> bool:
-        """Give the agent's text to the environment; whether that ends the rollout."""
-        running = self.running
-        sampled_text = running.answer.get("content") or ""
-        same = running.answer and (text is None or _answer_text(text).strip() == sampled_text.strip())
-        message = running.answer if same else {"role": "assistant", "content": _answer_text(text)}
-        self.text = message.get("content") or ""
-        if message is running.answer and running.request[: len(self.messages)] == self.messages:
-            self.messages = list(running.request)  # keeps what the agent added to the history in this turn
-        step = await self.environment.step(message if self.environment.tools else {"content": _answer_text(text)})
-        self.rewards.append(step.reward)
-        self.truncated = step.truncated
-        if step.action is not None and step.action != _answer_text(text):
-            message = {"role": "assistant", "content": step.action}
-        self.messages = [*self.messages, message, *step.messages]
-        return step.done
 
     def sample(self, auditor: Auditor, metadata: dict[str, Any]) -> Sample:
         """The training row that ends with the last answer, with all other rows in `others`."""

@@ -132,8 +132,24 @@ class BatchGate:
         total, failed = (int(count) for count in summed([len(rows), int(failing.sum())]))
         self.rows += total
         self.failed += failed
+        # The numbers for the tracker: counts of rows over all processes, counts of findings of this one.
+        counted = {name.removeprefix("tito_audit/"): value for name, value in audit.metrics().items()}
+        # How many rows have each cause of a mismatch.
+        causes = Counter(finding.hit.cause for finding in audit.findings if finding.code == "LPR509")
+        metrics = {
+            "rows": total,
+            "failing_rows": failed,
+            "failing_share": failed / total if total else 0.0,
+            "masked_rows": failed if self.mask else 0,
+            "failing_rows_so_far": self.failed,
+            **{name: counted[name] for name in ("errors", "warnings", "notes", "seconds")},
+            "mismatch/rows": sum(causes.values()),
+            **{f"mismatch/{re.sub(r'[^a-z0-9]+', '_', cause or 'other')}": n for cause, n in causes.items()},
+            **{name: value for name, value in counted.items() if name.startswith("findings/")},
+        }
+        metrics = {f"tito/{name}": float(value) for name, value in metrics.items()}
         masked = failing if self.mask else failing & False
-        gated = GatedBatch(audit, failing, masked, self._metrics(audit, total, failed))
+        gated = GatedBatch(audit, failing, masked, metrics)
         if self.max_rate is not None and failed > self.max_rate * total:
             where = f"; they are in {self._quarantine_file(process)}" if self.quarantine is not None else ""
             raise GateError(
@@ -143,25 +159,6 @@ class BatchGate:
                 metrics=gated.metrics,
             )
         return gated
-
-    def _metrics(self, audit: BatchAudit, total: int, failed: int) -> dict[str, float]:
-        """The numbers for the tracker: counts of rows over all processes, counts of findings of this one."""
-        counted = {name.removeprefix("tito_audit/"): value for name, value in audit.metrics().items()}
-        # How many rows have each cause of a mismatch.
-        causes = Counter(finding.hit.cause for finding in audit.findings if finding.code == "LPR509")
-        mismatch = {f"mismatch/{re.sub(r'[^a-z0-9]+', '_', cause or 'other')}": n for cause, n in causes.items()}
-        metrics = {
-            "rows": total,
-            "failing_rows": failed,
-            "failing_share": failed / total if total else 0.0,
-            "masked_rows": failed if self.mask else 0,
-            "failing_rows_so_far": self.failed,
-            **{name: counted[name] for name in ("errors", "warnings", "notes", "seconds")},
-            "mismatch/rows": sum(causes.values()),
-            **mismatch,
-            **{name: value for name, value in counted.items() if name.startswith("findings/")},
-        }
-        return {f"tito/{name}": float(value) for name, value in metrics.items()}
 
     def _quarantine_file(self, process: int | None) -> Path:
         assert self.quarantine is not None

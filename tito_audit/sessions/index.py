@@ -51,23 +51,21 @@ def message_keys(messages: Sequence[Message]) -> list[bytes]:
         rest = {} if message.role in _OF_ANSWERS else wire
         stated = [(key, value) for key, value in rest.items() if key not in _COMPARED and value is not None]
         others = tuple(sorted((str(key), repr(comparable_value(value))) for key, value in stated))
-        keys.append(digest_text(repr((message.role, _comparable_content(message), tool_calls, refers, others))))
+        # The content is a text, unless it has parts that are more than one text.
+        content: object
+        if message.content is None or isinstance(message.content, str):
+            content = _shorten(message.content or "")
+        else:
+            filled = ({key: value for key, value in part.items() if value is not None} for part in message.content)
+            are_texts = all(
+                part.keys() == {"type", "text"} and part["type"] == "text" and isinstance(part["text"], str)
+                for part in filled
+            )
+            is_text = are_texts and (len(message.content) < 2 or message.role in _OF_ANSWERS)
+            content = _shorten(message.text) if is_text else comparable_value(message.content)
+        keys.append(digest_text(repr((message.role, content, tool_calls, refers, others))))
         calls.update({call.id: (index, k) for k, call in enumerate(message.tool_calls) if call.id is not None})
     return keys
-
-
-def _comparable_content(message: Message) -> object:
-    """The content of a message: a text, unless it has parts that are more than one text."""
-    content = message.content
-    if content is None or isinstance(content, str):
-        return _shorten(content or "")
-    filled = ({key: value for key, value in part.items() if value is not None} for part in content)
-    are_texts = all(
-        part.keys() == {"type", "text"} and part["type"] == "text" and isinstance(part["text"], str)
-        for part in filled
-    )
-    is_text = are_texts and (len(content) < 2 or message.role in _OF_ANSWERS)
-    return _shorten(message.text) if is_text else comparable_value(content)
 
 
 def _shorten(text: str) -> object:

@@ -145,7 +145,7 @@ def build_sequence(
     prompt, call = node.prompt, node.call
     # Whether messages alone render to the sequence
     alone = prompt.written is not None and not (call.tools or call.template_kwargs) and call.add_generation_prompt
-    metadata = {
+    metadata: dict[str, Any] = {
         "finish_reason": node.finish_reason,
         "call_id": node.call_id,
         "choice": node.choice,
@@ -157,12 +157,20 @@ def build_sequence(
         "fork": str(prompt.fork.reason) if prompt.fork is not None else None,
         "fork_detail": prompt.fork.detail if prompt.fork is not None else None,
     }
+    # The weight versions that sampled the tokens of the sequence, as spans, if there are several.
+    spans: list[tuple[str, int, int]] = []
+    for link, count in reversed(list(ancestors(node))):
+        start, whole = link.prompt.length, link.weight_version
+        own = link.weight_spans or (() if whole is None else ((whole, 0, len(link.output_ids)),))
+        spans += [(version, start + at, min(start + end, count)) for version, at, end in own if start + at < count]
+    if len({version for version, _, _ in spans}) > 1:
+        metadata["weight_versions"] = logged_spans(tuple(spans), node.length)
     return SequenceNode(
         vocabulary.text(tokens),
         tokens.tolist(),
         np.where(trained, tokens, UNTRAINED).tolist(),
         logprobs.tolist(),
-        {name: value for name, value in metadata.items() if value is not None} | _weight_versions(node) | more,
+        {name: value for name, value in metadata.items() if value is not None} | more,
         [*_prompt_messages(node), dict(node.message.wire)] if alone else [],
         _prompt_messages(first) or vocabulary.text(tokens[: first.prompt.length]),
         vocabulary.text(tokens[first.prompt.length :]),
@@ -174,17 +182,6 @@ def _prompt_messages(node: Node) -> list[dict[str, Any]]:
     """The messages that an answer was given; [] for a text prompt."""
     written = node.prompt.written
     return [] if written is None else [dict(message.wire) for message in written.messages]
-
-
-def _weight_versions(node: Node) -> dict[str, Any]:
-    """The weight versions that sampled the tokens of the sequence, as spans; {} unless there are several."""
-    spans: list[tuple[str, int, int]] = []
-    for link, count in reversed(list(ancestors(node))):
-        start, whole = link.prompt.length, link.weight_version
-        own = link.weight_spans or (() if whole is None else ((whole, 0, len(link.output_ids)),))
-        spans += [(version, start + at, min(start + end, count)) for version, at, end in own if start + at < count]
-    versions = {version for version, _, _ in spans}
-    return {"weight_versions": logged_spans(tuple(spans), node.length)} if len(versions) > 1 else {}
 
 
 def short_digest(ids: Ids) -> str:

@@ -169,7 +169,12 @@ class Session:
             rendered.digest(first.answer.node.prompt.written.length)
         all_keys = (*first.answer.keys, *keys[first.depth :])
         written = SentPrompt(history, sent, all_keys, len(rendered.text), rendered.digest())
-        fork = self._fork_of_changed_history(call, keys, places, first)
+        # A later answer that is unknown forks too.
+        fork, until = None, len(call.messages) if call.add_generation_prompt else len(call.messages) - 1
+        if any(message.sampled for message in call.messages[first.depth : until]):
+            departure = self._histories.find_departure(call.messages, places, first.depth)
+            if departure is not None and any(message.sampled for message in call.messages[departure.at : until]):
+                fork = fork_at_departure(call.messages, keys, departure)
         return self._draft_continuation(call, first, matches, written, rendered, fork)
 
     def best_fit(self, messages: Sequence[Message], place: bytes, depth: int) -> Fit | None:
@@ -362,19 +367,6 @@ class Session:
             alike=match.alike,
             written=replace(written, messages=answer.history, sent=answer.sent, keys=answer.keys),
         )
-
-    def _fork_of_changed_history(
-        self, call: ChatCall, keys: Sequence[bytes], places: Sequence[bytes], match: Match
-    ) -> Fork | None:
-        """Why a history does not continue the answer it was matched with; None if no later answer is unknown."""
-        messages = call.messages
-        until = len(messages) if call.add_generation_prompt else len(messages) - 1
-        if not any(message.sampled for message in messages[match.depth : until]):
-            return None
-        departure = self._histories.find_departure(messages, places, match.depth)
-        if departure is None or not any(message.sampled for message in messages[departure.at : until]):
-            return None
-        return fork_at_departure(messages, keys, departure)
 
     def _index_answer(self, node: Node) -> None:
         """Add an answer to all indexes, for the calls that continue it."""
