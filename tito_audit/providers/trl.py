@@ -104,8 +104,15 @@ class TRLProvider(ServerProvider):
         for index, (sampled, logprobs, candidates) in enumerate(zip(*columns, strict=True)):
             output_ids = parse_ids(sampled, f"{where}: completion_ids")
             values, tops = _parse_columns(output_ids, logprobs, candidates, top, where)
-            ended = self._finish_reason(output_ids, sampling)
-            chunks.append(GenerationChunk(index, output_ids, values, tops, *ended))
+            # Why it ended, by its last id, and the stop token that ended it.
+            last = output_ids[-1] if output_ids else None
+            finish_reason, stop_token = "stop", None
+            if last in sampling.stop_token_ids and last not in self.end_ids:
+                stop_token = last
+            elif last not in self.end_ids or sampling.extra.get("ignore_eos"):
+                cut = len(output_ids) == sampling.max_tokens or (self.end_ids and not sampling.stop)
+                finish_reason = "length" if cut else "stop"
+            chunks.append(GenerationChunk(index, output_ids, values, tops, finish_reason, stop_token))
         for chunk in chunks:
             yield chunk
 
@@ -155,39 +162,25 @@ class TRLProvider(ServerProvider):
                 "POST", path, {"prompts" if path == _GENERATE else "sequences": ids, **calls[0].body}
             )
         except ProviderError as error:
+            # Name the version of TRL that causes the error, if one does.
+            where = f"{self.name}{path}"
+            if error.status in (404, 405) and path == _SCORE:
+                error = ProviderError(f"{where}: this server does not score ids (TRL 1.1 to 1.10 do)", status=404)
+            elif error.status in (404, 405):
+                text = f"{where} does not exist: TRL 1.11 and newer start vLLM's own server; name it "
+                error = ProviderError(f"{text}vllm={self._http.base_url}", status=404)
+            elif error.status == 422 and '"prompts"' in (error.body or ""):
+                error = ProviderError(f"{where}: this server takes texts; ids need TRL 1.0 to 1.10", status=422)
+            elif error.status == 500:
+                text = f"{error}: the server's own log says why; a prompt longer than its context ends its worker"
+                error = ProviderError(text, status=500, body=error.body)
             for call in calls:
                 if not call.answer.done():
-                    call.answer.set_exception(self._explain(path, error))
+                    call.answer.set_exception(error)
             return
         for number, call in enumerate(calls):
             if not call.answer.done():
                 call.answer.set_result((answer, number))
-
-    def _explain(self, path: str, error: ProviderError) -> ProviderError:
-        """The error, with the version of TRL that causes it, if one does."""
-        where = f"{self.name}{path}"
-        if error.status in (404, 405) and path == _SCORE:
-            return ProviderError(f"{where}: this server does not score ids (TRL 1.1 to 1.10 do)", status=404)
-        if error.status in (404, 405):
-            message = f"{where} does not exist: TRL 1.11 and newer start vLLM's own server; name it "
-            return ProviderError(f"{message}vllm={self._http.base_url}", status=404)
-        if error.status == 422 and '"prompts"' in (error.body or ""):
-            return ProviderError(f"{where}: this server takes texts; ids need TRL 1.0 to 1.10", status=422)
-        if error.status == 500:
-            message = f"{error}: the server's own log says why; a prompt longer than its context ends its worker"
-            return ProviderError(message, status=500, body=error.body)
-        return error
-
-    def _finish_reason(self, output_ids: Sequence[int], sampling: SamplingParams) -> tuple[str, int | None]:
-        """Why an answer ended, by its last id, and the stop token that ended it."""
-        last = output_ids[-1] if output_ids else None
-        if last in sampling.stop_token_ids and last not in self.end_ids:
-            return "stop", last
-        if last in self.end_ids and not sampling.extra.get("ignore_eos"):
-            return "stop", None
-        if len(output_ids) == sampling.max_tokens or (self.end_ids and not sampling.stop):
-            return "length", None
-        return "stop", None
 
 
 def _prompt_rows(answer: Any, key: str, number: int, each: int, where: str) -> list[Any]:

@@ -121,9 +121,8 @@ class MessagesApi:
             schema = _object_at(form.get("schema"), "output_config.format.schema")
             chat["response_format"] = json_schema_format(name="answer", schema=schema)
         chat |= {
-            **_tool_choice(body),
+            **_tool_fields(body),
             "messages": messages,
-            "tools": _chat_tools(body),
             "stop": stops,
             "continue_final_message": messages[-1]["role"] == "assistant",
         }
@@ -366,12 +365,25 @@ def _block_text(where: str, block: Block) -> str:
     return _text_at(block, "text", where)
 
 
-def _chat_tools(body: Body) -> list[dict[str, Any]] | None:
+def _tool_fields(body: Body) -> dict[str, Any]:
+    """The tools of a request, and which of them it forces, as fields of a chat request."""
+    fields: dict[str, Any] = {"tools": None}
+    if body.get("tool_choice") is not None:
+        choice = _object_at(body["tool_choice"], "tool_choice")
+        kind = choice.get("type")
+        if kind == "tool":
+            fields["tool_choice"] = function_wire(_text_at(choice, "name", "tool_choice"))
+        elif isinstance(kind, str) and kind in _TOOL_CHOICES:
+            fields["tool_choice"] = _TOOL_CHOICES[kind]
+        else:
+            raise Refused(f"tool_choice.type: {kind!r} is not auto, any, tool or none")
+        if choice.get("disable_parallel_tool_use"):
+            fields["parallel_tool_calls"] = False
     if body.get("tools") is None:
-        return None
+        return fields
     if not isinstance(body["tools"], list):
         raise Refused("tools: a list of tools is expected")
-    tools = []
+    fields["tools"] = []
     for number, tool in enumerate(body["tools"]):
         where = f"tools.{number}"
         if (kind := _object_at(tool, where).get("type")) not in (None, "custom"):
@@ -379,19 +391,5 @@ def _chat_tools(body: Body) -> list[dict[str, Any]] | None:
         name, about = _text_at(tool, "name", where), tool.get("description")
         description = {} if about is None else {"description": _text_at(tool, "description", where)}
         schema = _object_at(tool.get("input_schema"), f"{where}.input_schema")
-        tools.append(function_wire(name, **description, parameters=schema))
-    return tools
-
-
-def _tool_choice(body: Body) -> dict[str, Any]:
-    if body.get("tool_choice") is None:
-        return {}
-    choice = _object_at(body["tool_choice"], "tool_choice")
-    kind, single = choice.get("type"), choice.get("disable_parallel_tool_use")
-    if kind == "tool":
-        named: object = function_wire(_text_at(choice, "name", "tool_choice"))
-    elif isinstance(kind, str) and kind in _TOOL_CHOICES:
-        named = _TOOL_CHOICES[kind]
-    else:
-        raise Refused(f"tool_choice.type: {kind!r} is not auto, any, tool or none")
-    return {"tool_choice": named, "parallel_tool_calls": False} if single else {"tool_choice": named}
+        fields["tools"].append(function_wire(name, **description, parameters=schema))
+    return fields

@@ -113,7 +113,18 @@ def parse_chat_request(data: bytes) -> ChatRequest:
 
 def build_chat_request(body: Body, kind: type[_C], **fields: Any) -> _C:
     """A request of this kind from the body of a chat completion; `fields` are those that the kind adds."""
-    messages, tools = _messages(body), body.get("tools")
+    messages, tools = body.get("messages"), body.get("tools")
+    if not isinstance(messages, list) or not messages:
+        raise Refused("`messages` is not a list of messages", "messages")
+    for number, message in enumerate(messages):
+        parts = message.get("content") if isinstance(message, dict) else None
+        for part in parts if isinstance(parts, list) else ():
+            if not isinstance(part, dict) or part.get("type") not in ("text", "refusal"):
+                unread = part.get("type") if isinstance(part, dict) else part
+                raise Refused(
+                    f"`messages[{number}].content` has a part of type {unread!r}: the gateway supports text only",
+                    "messages",
+                )
     if tools is not None and (not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools)):
         raise Refused("`tools` is not a list of tool definitions", "tools")
     tools = tools or ()
@@ -261,22 +272,6 @@ def _list_field(body: Body, name: str, kind: type, what: str) -> Sequence[Any]:
     if not isinstance(entries, list) or not all(type(entry) is kind for entry in entries):
         raise Refused(f"`{name}` is not {what}", name)
     return entries
-
-
-def _messages(body: Body) -> Sequence[Mapping[str, Any]]:
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise Refused("`messages` is not a list of messages", "messages")
-    for number, message in enumerate(messages):
-        parts = message.get("content") if isinstance(message, dict) else None
-        for part in parts if isinstance(parts, list) else ():
-            if not isinstance(part, dict) or part.get("type") not in ("text", "refusal"):
-                kind = part.get("type") if isinstance(part, dict) else part
-                raise Refused(
-                    f"`messages[{number}].content` has a part of type {kind!r}: the gateway supports text only",
-                    "messages",
-                )
-    return messages
 
 
 def _tool_choice(body: Body, tools: Sequence[Any]) -> tuple[str, str | None]:
