@@ -57,12 +57,12 @@ class Signature:
     @cached_property
     def text(self) -> str:
         """The sentence for people, with keys in backticks."""
-        return _KEYS.sub(self._in_backticks, self.written)
-
-    @staticmethod
-    def _in_backticks(keys: re.Match[str]) -> str:
-        *others, last = (f"`{name}`" for name in keys[2].split("|"))
-        return (keys[1] or "") + (f"{', '.join(others)} or {last}" if others else last)
+        sentence = self.written
+        for _, keys, optional in _KEYS.findall(self.written):
+            *others, last = (f"`{name}`" for name in keys.split("|"))
+            listed = f"{', '.join(others)} or {last}" if others else last
+            sentence = sentence.replace(f"{{{keys}{optional}}}", listed)
+        return sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +134,14 @@ def _guarded(format: Format, work: Callable[..., Any], row: Row, rest: Any) -> A
     except TitoAuditError:
         raise
     except ODD_VALUES as error:
-        raise RecordError(_reason(format, row, error)) from error
-
-
-def _reason(format: Format, row: Row, error: Exception) -> str:
-    if not format.matches(row):
-        what = f"it has no {error.args[0]!r}" if type(error) is KeyError else "its columns hold other values"
-        return f"it is not a row of {format.name}, which was asked for: {what}"
-    if isinstance(error, RecursionError):
-        return f"it cannot be read as {format.name}: {describe_error(error)}"
-    return (
-        f"it cannot be read as {format.name}: a part of it is missing or holds something else than it should "
-        f"({describe_error(error)})"
-    )
+        if not format.matches(row):
+            what = f"it has no {error.args[0]!r}" if type(error) is KeyError else "its columns hold other values"
+            reason = f"it is not a row of {format.name}, which was asked for: {what}"
+        elif isinstance(error, RecursionError):
+            reason = f"it cannot be read as {format.name}: {describe_error(error)}"
+        else:
+            reason = (
+                f"it cannot be read as {format.name}: a part of it is missing or holds something else than it "
+                f"should ({describe_error(error)})"
+            )
+        raise RecordError(reason) from error

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tito_audit.evidence.model import Against, Difference, Evidence, Explained, TextSide, Verified
 from tito_audit.evidence.needs import Needs, describe_missing
-from tito_audit.record.arrays import Ids, empty_ids
+from tito_audit.record.arrays import empty_ids
 from tito_audit.record.finding import (
     NEXT_PROMPT,
     PROMPT,
@@ -129,7 +129,15 @@ def hit_of(explained: Explained, evidence: Evidence, severity: Severity) -> Hit:
     }[difference.against]
     own = _OWN_LABELS[difference.where]
     has = own if own == SAMPLED else f"the {own} has"
-    before, after = _tokens_around(difference, evidence)
+    # The equal tokens before and after it, unless it reaches beyond its sequence.
+    ids = evidence.sequence(difference.where, difference.turn)
+    start, end = difference.start, difference.end
+    before = after = empty_ids()
+    if ids is not None and len(difference.recorded.ids) == end - start:
+        equal_before, equal_after = difference.equal
+        before = ids[max(start - equal_before, 0) : start]
+        if max(len(difference.recorded.ids), len(difference.canonical.ids)) <= SHOWN_TOKENS:
+            after = ids[end : end + equal_after]
     return Hit(
         difference.where,
         difference.start,
@@ -144,17 +152,6 @@ def hit_of(explained: Explained, evidence: Evidence, severity: Severity) -> Hit:
         after=evidence.side(after),
         later_turn=difference.later_turn,
     )
-
-
-def _tokens_around(difference: Difference, evidence: Evidence) -> tuple[Ids, Ids]:
-    """The equal tokens before and after a difference, for display; empty where it reaches beyond its sequence."""
-    ids = evidence.sequence(difference.where, difference.turn)
-    start, end = difference.start, difference.end
-    shown = max(len(difference.recorded.ids), len(difference.canonical.ids)) <= SHOWN_TOKENS
-    if ids is None or len(difference.recorded.ids) != end - start:  # part of it lies outside the sequence
-        return empty_ids(), empty_ids()
-    before, after = difference.equal
-    return ids[max(start - before, 0) : start], ids[end : end + after] if shown else empty_ids()
 
 
 def is_selected(

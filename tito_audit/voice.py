@@ -111,17 +111,18 @@ def _constructor_calls(parts: list[tuple[str, str | None]]) -> str:
             of_class[name] = (*of_class.get(name, ()), *map(_literal, value.strip("'").split(",")))
         else:
             of_class[name] = _literal(value.strip("'"))
-    return ", ".join(
-        f"{of_class}({', '.join(f'{name}={_python_argument(value)}' for name, value in passed.items())})"
-        for of_class, passed in arguments.items()
-    )
-
-
-def _python_argument(value: Any) -> str:
-    """The argument as Python code: a dict for pairs, a tuple for several values, code as it is."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_literal(key)}: {text}" for key, text in value.items()) + "}"
-    return f"({', '.join(value)}{',' * (len(value) < 2)})" if isinstance(value, tuple) else str(value)
+    calls = []
+    for class_name, passed in arguments.items():
+        written = []
+        for name, value in passed.items():  # a dict for pairs, a tuple for several values, code as it is
+            if isinstance(value, dict):
+                pairs = ", ".join(f"{_literal(key)}: {text}" for key, text in value.items())
+                value = f"{{{pairs}}}"
+            elif isinstance(value, tuple):
+                value = f"({', '.join(value)}{',' * (len(value) < 2)})"
+            written.append(f"{name}={value}")
+        calls.append(f"{class_name}({', '.join(written)})")
+    return ", ".join(calls)
 
 
 def _literal(text: str, *, as_json: bool = False) -> str:

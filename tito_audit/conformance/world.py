@@ -185,8 +185,8 @@ class World:
         prompt = self.text(probe.messages[:answer], probe.tools, opens=True)
         written = probe.try_render(self.renderer, answer + 1, opens=False)
         if written is None or not written.startswith(prompt):
-            # A prompt may open reasoning that the template drops from the history: the answer is then the reasoning,
-            # its end and the text, unless it calls tools.
+            # A prompt may open reasoning that the template drops from the history. The answer is then the
+            # reasoning, its end and its text, unless it calls tools.
             written, bare = written or "", prompt.rstrip()
             opened = bare.removesuffix("<think>")
             end = next((each for each in self.ends if each and written.rstrip().endswith(each)), None)

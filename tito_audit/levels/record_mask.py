@@ -61,7 +61,12 @@ def record_mask(rollout: Rollout, rows: Sequence[Row]) -> int | None:
         turns, row = rollout.turns, rollout.training_row
         real = not rollout.stated.dummy_tokens
         row = row if real and row is not None and len(row.token_ids) else None
-        answers = real and bool(turns) and all(map(_logs_answer_ids, turns))
+        answers = real and bool(turns)
+        for turn in turns:  # empty ids count only if the answer has no text
+            ids, text = turn.completion_ids, turn.completion_text or (turn.answer is not None and turn.answer.text)
+            answers = (
+                answers and ids is not None and turn.ids_from is IdsFrom.LOGGED and (len(ids) > 0 or not text)
+            )
         unmasked = row is not None and row.loss_mask is None
         scores = [
             turn.completion_logprobs
@@ -150,14 +155,6 @@ def _logs_experts(rollout: Rollout) -> bool:
     parts: list[Turn | TrainingRow] = [*rollout.turns]
     parts += [rollout.training_row] if rollout.training_row is not None else []
     return any(part.extras.routing for part in parts)
-
-
-def _logs_answer_ids(turn: Turn) -> bool:
-    """Whether the ids of an answer were logged; empty ids count only if the answer has no text."""
-    ids = turn.completion_ids
-    if ids is None or turn.ids_from is not IdsFrom.LOGGED:
-        return False
-    return len(ids) > 0 or not (turn.completion_text or (turn.answer is not None and turn.answer.text))
 
 
 def _all_scored(values: Logprobs | None, tokens: Mask | None = None) -> bool:
