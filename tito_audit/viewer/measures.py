@@ -90,7 +90,19 @@ def measure(evidence: Evidence, findings: Sequence[Finding]) -> Measures:
         out.without_logprob[0] = counts[0] + counts[-1]
     drift = [finding for finding in findings if finding.code.startswith(_DRIFT)]
     if drift:
-        _move_drifted(out, spans, bins, _token_states(evidence, spans, drift))
+        # Move drifted tokens from the state `same`, in which all are counted, to their own.
+        states = _token_states(evidence, spans, drift)
+        at = states.nonzero()[0]
+        state, offsets = states[at], np.array(spans.offsets())
+        span = offsets.searchsorted(at, side="right") - 1
+        turn = np.minimum(np.array(spans.turns)[span], TURNS - 1)
+        position = np.array(spans.starts)[span] + at - offsets[span]
+        _move_counts(out.by_turn, turn, state)
+        _move_counts(out.by_position, _POSITIONS.searchsorted(position, side="right") - 1, state)
+        bin_of = np.zeros(len(at), np.int64) if bins is None else bins[at]
+        scored = (bin_of > 0) & (bin_of < _UNKNOWN)
+        _move_counts(out.by_logprob, bin_of[scored] - 1, state[scored])
+        _move_counts(out.without_logprob[None], np.zeros(int((~scored).sum()), np.int64), state[~scored])
     return out
 
 
@@ -186,23 +198,6 @@ def _token_states(evidence: Evidence, spans: _GeneratedSpans, findings: Sequence
                 last = min(last, spans.lengths[sequence])
                 states[offsets[sequence] + first : offsets[sequence] + max(first, last)] = state
     return states
-
-
-def _move_drifted(
-    out: Measures, spans: _GeneratedSpans, bins: NDArray[np.int64] | None, states: NDArray[np.uint8]
-) -> None:
-    """Move drifted tokens from the state `same`, in which all are counted, to their own."""
-    at = states.nonzero()[0]
-    state = states[at]
-    span = np.array(spans.offsets()).searchsorted(at, side="right") - 1
-    turn = np.minimum(np.array(spans.turns)[span], TURNS - 1)
-    position = np.array(spans.starts)[span] + at - np.array(spans.offsets())[span]
-    _move_counts(out.by_turn, turn, state)
-    _move_counts(out.by_position, _POSITIONS.searchsorted(position, side="right") - 1, state)
-    bin_of = np.zeros(len(at), np.int64) if bins is None else bins[at]
-    scored = (bin_of > 0) & (bin_of < _UNKNOWN)
-    _move_counts(out.by_logprob, bin_of[scored] - 1, state[scored])
-    _move_counts(out.without_logprob[None], np.zeros(int((~scored).sum()), np.int64), state[~scored])
 
 
 def _move_counts(counts: Counts, at: NDArray[Any], state: NDArray[np.uint8]) -> None:

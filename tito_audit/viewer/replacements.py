@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -82,8 +82,25 @@ def find_replacements(evidence: Evidence, findings: Sequence[Finding]) -> dict[S
                 difference.recorded.data == difference.canonical.data,
             )
         )
-    for turn, swap in _replacements_of_history(evidence, findings):
-        swaps.setdefault((Where.PROMPT, turn), []).append(swap)
+    of_turn = {f.hit.turn: f for f in findings if f.code.startswith("SEQ")}
+    for link in evidence.links:
+        finding = of_turn.get(link.turn)
+        if finding is None or link.parent is None or not link.kind.breaks:
+            continue
+        parent = evidence.rollout.turns[link.parent]
+        seen, prompt = parent.seen_ids, evidence.rollout.turns[link.turn].prompt_ids
+        if seen is None or prompt is None or parent.prompt_ids is None:
+            continue
+        whole = link.kind is LinkKind.RETOKENIZED
+        for stretch in stretches_in_history(
+            pieces_of(seen, evidence.vocabulary),
+            pieces_of(prompt, evidence.vocabulary),
+            0 if whole else len(parent.prompt_ids),
+            frozenset() if whole else evidence.end_ids,
+        ):
+            start, end, others = stretch.canonical_start, stretch.canonical_end, stretch.recorded.ids
+            swap = Replacement(start, end, others, finding.code, WAS_SEEN, finding.severity)
+            swaps.setdefault((Where.PROMPT, link.turn), []).append(swap)
     for swap in _replacements_in_row(evidence, codes):
         swaps.setdefault((Where.ROW, None), []).append(swap)
     for key, several in swaps.items():
@@ -136,28 +153,6 @@ def _tokens_before(difference: Difference, rollout: Rollout) -> int:
         if np.array_equal(here[:before], prompt[-before:]) and np.array_equal(here[before:], completion):
             return before
     return 0
-
-
-def _replacements_of_history(evidence: Evidence, findings: Iterable[Finding]) -> Iterator[tuple[int, Replacement]]:
-    """The turn and the replacement of each place where a prompt breaks with what the previous call saw."""
-    of_turn = {f.hit.turn: f for f in findings if f.code.startswith("SEQ")}
-    for link in evidence.links:
-        finding = of_turn.get(link.turn)
-        if finding is None or link.parent is None or not link.kind.breaks:
-            continue
-        parent = evidence.rollout.turns[link.parent]
-        seen, prompt = parent.seen_ids, evidence.rollout.turns[link.turn].prompt_ids
-        if seen is None or prompt is None or parent.prompt_ids is None:
-            continue
-        whole = link.kind is LinkKind.RETOKENIZED
-        for stretch in stretches_in_history(
-            pieces_of(seen, evidence.vocabulary),
-            pieces_of(prompt, evidence.vocabulary),
-            0 if whole else len(parent.prompt_ids),
-            frozenset() if whole else evidence.end_ids,
-        ):
-            start, end, others = stretch.canonical_start, stretch.canonical_end, stretch.recorded.ids
-            yield link.turn, Replacement(start, end, others, finding.code, WAS_SEEN, finding.severity)
 
 
 def _replacements_in_row(evidence: Evidence, codes: Mapping[_DifferenceKey, str]) -> Iterator[Replacement]:

@@ -137,22 +137,24 @@ def view_rollout(evidence: Evidence, findings: Sequence[Finding], size: ViewSize
     for sequence in every:
         digest.update(f"{sequence.key} {len(sequence.ids)}\n".encode())
         digest.update(np.ascontiguousarray(sequence.ids, np.int64).tobytes())
-    return View(
-        tuple(_cut(message.role) for message in evidence.rollout.messages),
-        tuple(
-            ViewSequence(
-                *seq.key,
-                len(seq.ids),
-                tuple(_shown_stretch(seq, texts, start, end) for start, end in trained_runs(excerpt)),
-                swapped,
-                seq.note,
-                "" if swapped else same_as(evidence, seq.key),
+    sequences = []
+    for seq, excerpt, swapped in zip(shown, excerpts, drawn, strict=True):
+        stretches = []
+        for start, end in trained_runs(excerpt):
+            part = slice(start, end)
+            stretch = ShownStretch(
+                start,
+                *texts.look_up(seq.ids[part]),
+                None if seq.logprobs is None else _finite_or_none(seq.logprobs[part]),
+                None if seq.trained is None else tuple(seq.trained[part].tolist()),
+                None if seq.roles is None else tuple(seq.roles[part]),
+                {_cut(name): _finite_or_none(values[part]) for name, values in seq.columns.items()},
             )
-            for seq, excerpt, swapped in zip(shown, excerpts, drawn, strict=True)
-        ),
-        len(every) - len(shown),
-        digest.hexdigest()[:16],
-    )
+            stretches.append(stretch)
+        same = "" if swapped else same_as(evidence, seq.key)
+        sequences.append(ViewSequence(*seq.key, len(seq.ids), tuple(stretches), swapped, seq.note, same))
+    roles = tuple(_cut(message.role) for message in evidence.rollout.messages)
+    return View(roles, tuple(sequences), len(every) - len(shown), digest.hexdigest()[:16])
 
 
 def _recorded_sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
@@ -257,18 +259,6 @@ class _TokenTexts:
             self._known[number] = _cut(self._vocabulary.piece(number)), short
         both = [self._known[number] for number in numbers]
         return numbers, tuple(piece for piece, _ in both), tuple(data for _, data in both)
-
-
-def _shown_stretch(sequence: _ViewedSequence, texts: _TokenTexts, start: int, end: int) -> ShownStretch:
-    part = slice(start, end)
-    return ShownStretch(
-        start,
-        *texts.look_up(sequence.ids[part]),
-        None if sequence.logprobs is None else _finite_or_none(sequence.logprobs[part]),
-        None if sequence.trained is None else tuple(sequence.trained[part].tolist()),
-        None if sequence.roles is None else tuple(sequence.roles[part]),
-        {_cut(name): _finite_or_none(values[part]) for name, values in sequence.columns.items()},
-    )
 
 
 def _finite_or_none(values: NDArray[np.floating[Any]]) -> tuple[float | None, ...]:
