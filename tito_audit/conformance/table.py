@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from html import escape
 from importlib.resources import files
@@ -118,32 +118,32 @@ def page(table: Sequence[DriftTrial]) -> str:
         parts.append(f"<h3>{_escape(trial.name)}</h3><p>{_escape(trial.verdict)}</p>")
         parts.append(f"<p class='quiet'>template {trial.template_sha256[:12]}</p>")
         for each in BUILDERS:
-            parts += _details(number, each.name, trial.cells_by(each.name))
+            # Its conversations that are not kept, grouped by cause.
+            cells, groups = trial.cells_by(each.name), dict[tuple[TokenFate, str, str], list[DriftCell]]()
+            for cell in sorted(cells, key=lambda cell: -ORDER.index(cell.outcome)):
+                if cell.outcome is not TokenFate.KEPT:
+                    groups.setdefault((cell.outcome, cell.cause, cell.detail), []).append(cell)
+            summary = f"{_escape(each.name)}: {DriftScore.of(cells)}"
+            parts.append(f"<details id='t{number}-{each.name}'><summary>{summary}</summary>")
+            for (outcome, cause, detail), group in groups.items():
+                head, names = (
+                    f"{_escape(outcome)} ({len(group)})",
+                    ", ".join(_escape(c.conversation) for c in group),
+                )
+                parts.append(f"<section><h4>{head}: {_escape(cause)}</h4><p class='quiet'>{names}</p>")
+                if detail:
+                    parts.append(f"<p><code>{_escape(detail)}</code></p>")
+                first = group[0]
+                if first.sampled or first.next:
+                    parts.append(
+                        f"<p>after answer {(first.turn or 0) + 1}, token {first.at}</p>"
+                        f"<pre><span class='gone'>{_escape(first.sampled)}</span>\n"
+                        f"<span class='came'>{_escape(first.next)}</span></pre>"
+                    )
+                parts.append("</section>")
+            parts.append("</details>")
     return Template(html).substitute(policy=policy, style=style, script=script, body="\n".join(parts))
 
 
 def _escape(text: str) -> str:
     return escape(visible(text))
-
-
-def _details(number: int, builder: str, cells: Sequence[DriftCell]) -> Iterator[str]:
-    """What a builder does with one template: its conversations that are not kept, grouped by cause."""
-    groups: dict[tuple[TokenFate, str, str], list[DriftCell]] = {}
-    for cell in sorted(cells, key=lambda each: -ORDER.index(each.outcome)):
-        if cell.outcome is not TokenFate.KEPT:
-            groups.setdefault((cell.outcome, cell.cause, cell.detail), []).append(cell)
-    yield f"<details id='t{number}-{builder}'><summary>{_escape(builder)}: {DriftScore.of(cells)}</summary>"
-    for (outcome, cause, detail), group in groups.items():
-        first = group[0]
-        names = ", ".join(_escape(each.conversation) for each in group)
-        yield f"<section><h4>{_escape(outcome)} ({len(group)}): {_escape(cause)}</h4><p class='quiet'>{names}</p>"
-        if detail:
-            yield f"<p><code>{_escape(detail)}</code></p>"
-        if first.sampled or first.next:
-            yield (
-                f"<p>after answer {(first.turn or 0) + 1}, token {first.at}</p>"
-                f"<pre><span class='gone'>{_escape(first.sampled)}</span>\n"
-                f"<span class='came'>{_escape(first.next)}</span></pre>"
-            )
-        yield "</section>"
-    yield "</details>"

@@ -146,7 +146,23 @@ class Planner:
             chat = tokenize_chat(rollout, self.reference)
         except RecordError as error:
             return self.refuse(rollout.place, str(error))
-        problems = list(self._marker_problems(chat))
+        problems: list[tuple[Problem, str]] = []
+        if chat.marked is not None and None not in chat.answers:
+            # Where `{% generation %}` marks other tokens than the assistant wrote, header and white space aside.
+            more = chat.marked & ~chat.written
+            for tokens, header in zip(chat.answers, chat.headers, strict=True):
+                assert tokens is not None
+                start, end = tokens
+                # Many trainers train these on purpose.
+                more[header:start] = False
+                while end < len(more) and more[end] and not self.reference.decode(chat.ids[end : end + 1]).strip():
+                    more[end] = False
+                    end += 1
+            less = chat.written & ~chat.marked
+            for problem, differing in ((Problem.MARKED_MORE, more), (Problem.MARKED_LESS, less)):
+                if differing.any():
+                    at = int(differing.argmax())
+                    problems.append((problem, f"token {at}, {self.reference.decode(chat.ids[at : at + 1])!r}"))
         for tokens in map(chat.answers.__getitem__, chat.split):
             assert tokens is not None
             problems.append((Problem.SPLIT, f"{self.reference.decode(chat.ids[tokens[0] - 1 : tokens[0]])!r}"))
@@ -185,28 +201,6 @@ class Planner:
         return PlannedRow(
             place, np.empty(0, np.int64), np.empty(0, np.bool_), problems=((Problem.REFUSED, reason),)
         )
-
-    def _marker_problems(self, chat: TokenizedChat) -> Iterator[tuple[Problem, str]]:
-        """Where `{% generation %}` marks other tokens than the assistant wrote, header and white space aside."""
-        if chat.marked is None or None in chat.answers:
-            return
-        text = self.reference.decode
-        more = chat.marked & ~chat.written
-        for tokens, header in zip(chat.answers, chat.headers, strict=True):
-            assert tokens is not None
-            start, end = tokens
-            # Many trainers train these on purpose.
-            more[header:start] = False
-            while end < len(more) and more[end] and not text(chat.ids[end : end + 1]).strip():
-                more[end] = False
-                end += 1
-        if more.any():
-            at = int(more.argmax())
-            yield Problem.MARKED_MORE, f"token {at}, {text(chat.ids[at : at + 1])!r}"
-        less = chat.written & ~chat.marked
-        if less.any():
-            at = int(less.argmax())
-            yield Problem.MARKED_LESS, f"token {at}, {text(chat.ids[at : at + 1])!r}"
 
     def _prompt_problems(self, rollout: Rollout, chat: TokenizedChat) -> Iterator[tuple[Problem, str]]:
         """Where an answer loses reasoning, or its prompt at inference is not the text before it in training."""

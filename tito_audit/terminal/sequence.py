@@ -32,8 +32,6 @@ UNLIKELY = math.log(0.001)
 _GUTTER_WIDTH = 9
 _EDGE = 6
 """Maximum tokens shown around each edge of the loss mask."""
-_MIN_GAP = 12
-"""Fewer tokens than this are not left out: the line that counts them would take as much room."""
 _STYLES = {FINDING: DIFFERS, BOTH: DIFFERS, ASKED: "bold yellow", TRAINED: "green", " ": ""}
 
 
@@ -113,7 +111,8 @@ def draw_tokens(
     """
     count = len(tokens.ids)
     shown = _shown_tokens(tokens, findings, wanted, start, options.context)
-    make = _cell_maker(tokens, options, findings, wanted or ())
+    with_finding, asked_for = _covered(count, findings), _covered(count, wanted or ())
+    logprobs = tokens.logprobs if options.logprobs else None
     room = options.width - _GUTTER_WIDTH - 1
     line: list[_TokenCell] = []
     used = hidden = 0
@@ -121,7 +120,24 @@ def draw_tokens(
         if (not options.full or wanted is not None) and not shown[position]:
             hidden += 1
             continue
-        token = make(position)
+        token_id, is_sampled = int(tokens.ids[position]), bool(tokens.sampled[position])
+        trained = tokens.trained is not None and bool(tokens.trained[position])
+        mark = ASKED if asked_for[position] else TRAINED if trained else " "
+        if with_finding[position]:
+            mark = BOTH if trained else FINDING
+        value = float(logprobs[position]) if logprobs is not None else math.nan
+        has_logprob = logprobs is not None and (is_sampled or not math.isnan(value))
+        low = has_logprob and is_sampled and value < UNLIKELY
+        words = (logprob_words(value) + ("!" if low else "")) if has_logprob else ""
+        token = _TokenCell(
+            position,
+            shorten(options.piece(token_id), options.encoding) if options.piece is not None else str(token_id),
+            mark,
+            _STYLES[mark] or ("cyan" if token_id in options.control else ""),
+            str(token_id) if options.ids and options.piece is not None else "",
+            words,
+            "bold yellow" if low or words == "?" else "" if is_sampled else "dim",
+        )
         if line and (hidden or used + token.width + 1 > room):
             yield DrawnLines(tuple(_token_lines(line)), line[-1].position + 1)
             line, used = [], 0
@@ -148,37 +164,6 @@ def logprob_words(value: float) -> str:
     return f"{value:.0f}" if abs(value) < 100_000 else f"{value:.1g}"
 
 
-def _cell_maker(
-    tokens: TokenLine, options: DrawOptions, findings: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]
-) -> Callable[[int], _TokenCell]:
-    """A function that makes the cell of the token at a position."""
-    count = len(tokens.ids)
-    with_finding, wanted, sampled = _covered(count, findings), _covered(count, spans), tokens.sampled
-    logprobs = tokens.logprobs if options.logprobs else None
-
-    def make(position: int) -> _TokenCell:
-        token_id = int(tokens.ids[position])
-        trained = tokens.trained is not None and bool(tokens.trained[position])
-        mark = ASKED if wanted[position] else TRAINED if trained else " "
-        if with_finding[position]:
-            mark = BOTH if trained else FINDING
-        value = float(logprobs[position]) if logprobs is not None else math.nan
-        has_logprob = logprobs is not None and (bool(sampled[position]) or not math.isnan(value))
-        low = has_logprob and bool(sampled[position]) and value < UNLIKELY
-        words = (logprob_words(value) + ("!" if low else "")) if has_logprob else ""
-        return _TokenCell(
-            position,
-            shorten(options.piece(token_id), options.encoding) if options.piece is not None else str(token_id),
-            mark,
-            _STYLES[mark] or ("cyan" if token_id in options.control else ""),
-            str(token_id) if options.ids and options.piece is not None else "",
-            words,
-            "bold yellow" if low or words == "?" else "" if sampled[position] else "dim",
-        )
-
-    return make
-
-
 def _covered(count: int, ranges: Iterable[tuple[int, int]]) -> Mask:
     """`[N]` True inside a range. An empty range, a place between two tokens, covers the token after it."""
     return _mask_of(count, ((start, max(end, start + 1)) for start, end in ranges))
@@ -195,7 +180,8 @@ def _shown_tokens(
 
     Without `wanted`, for those near a finding, an end of the sequence or an edge of the loss mask.
     """
-    count, gap, ranges = len(tokens.ids), min(_MIN_GAP, context), []
+    count, ranges = len(tokens.ids), []
+    gap = min(12, context)  # fewer tokens are not left out: the line that counts them would take as much room
     if wanted is None:
         ranges += [(start, start + 2 * context), (count - 2 * context, count)]
         ranges += [(edge - context, edge + context) for finding in findings for edge in finding]
