@@ -159,8 +159,24 @@ class CallRows:
         history.tracer.learn(traits for row in heads if (traits := read(row).traits) is not None)
         self._read_all(history, most, mapped)
         self._spool.flush()
-        self.root = self._join_rows(history, decode)
-        """`[R]` the first row of each row's conversation; the row itself if it is alone."""
+        self.root = np.arange(len(self._index), dtype=np.uint32)
+        """`[R]` the first row of each row's conversation, by names where rows have them, else by history; the row
+        itself if it is alone."""
+        named = np.frombuffer(self._named, np.uint32)
+        self.named = len(named)
+        """Rows joined by a reliable name."""
+        self.conversations_named = 0
+        if len(named):
+            names = np.frombuffer(self._names, np.uint64)
+            _, first, which = np.unique(names, return_index=True, return_inverse=True)
+            self.root[named] = named[first[which]]
+            self.conversations_named = len(first)
+        self.joined: JoinedConversations | None = None
+        """What is joined by history; None if no row has one."""
+        if len(history):
+            self.joined = history.join_conversations(self._reread, decode)
+            traced = np.frombuffer(self.traced, np.uint32)
+            self.root[traced] = traced[self.joined.of]
         self._sizes: Rows = np.bincount(self.root, minlength=len(self.root)).astype(np.uint32)
         joined = np.flatnonzero(self._sizes[self.root] > 1).astype(np.uint32)
         self._members: Rows = joined[np.argsort(self.root[joined], kind="stable")]
@@ -211,26 +227,6 @@ class CallRows:
                     self.cut = True
                     break
         self._starts += [len(self._index)] * (len(self.readers) + 1 - len(self._starts))
-
-    def _join_rows(self, history: HistoryIndex, decode: Decode | None) -> Rows:
-        """`root`, from names where rows have them, else from history."""
-        root = np.arange(len(self._index), dtype=np.uint32)
-        named = np.frombuffer(self._named, np.uint32)
-        self.named = len(named)
-        """Rows joined by a reliable name."""
-        self.conversations_named = 0
-        if len(named):
-            names = np.frombuffer(self._names, np.uint64)
-            _, first, which = np.unique(names, return_index=True, return_inverse=True)
-            root[named] = named[first[which]]
-            self.conversations_named = len(first)
-        self.joined: JoinedConversations | None = None
-        """What is joined by history; None if no row has one."""
-        if len(history):
-            self.joined = history.join_conversations(self._reread, decode)
-            traced = np.frombuffer(self.traced, np.uint32)
-            root[traced] = traced[self.joined.of]
-        return root
 
     def _reread(self, calls: Sequence[int]) -> Iterator[tuple[int, CallTraits]]:
         """Read calls again, given by their numbers in the history index."""

@@ -64,9 +64,8 @@ def record_mask(rollout: Rollout, rows: Sequence[Row]) -> int | None:
         answers = real and bool(turns)
         for turn in turns:  # empty ids count only if the answer has no text
             ids, text = turn.completion_ids, turn.completion_text or (turn.answer is not None and turn.answer.text)
-            answers = (
-                answers and ids is not None and turn.ids_from is IdsFrom.LOGGED and (len(ids) > 0 or not text)
-            )
+            complete = ids is not None and (len(ids) > 0 or not text)
+            answers = answers and complete and turn.ids_from is IdsFrom.LOGGED
         unmasked = row is not None and row.loss_mask is None
         scores = [
             turn.completion_logprobs
@@ -74,8 +73,16 @@ def record_mask(rollout: Rollout, rows: Sequence[Row]) -> int | None:
             if turn.completion_ids is not None and len(turn.completion_ids)
         ]
         prompts = real and bool(turns) and all(turn.prompt_ids is not None for turn in turns)
+        names = facts["text"].names
+        has_text = (
+            (row is not None or answers or prompts or bool(rollout.messages))
+            or rollout.format == "text_only"
+            or any(turn.completion_text or turn.token_texts or turn.answer for turn in turns)
+            or any(isinstance(value, str) and value for line in rows for value in map(line.get, names))
+            or any(rollout.stated.facts.get(name) for name in names)
+        )
         tokens = {
-            "text": row is not None or answers or prompts or _has_text(rollout, rows),
+            "text": has_text,
             "prompt_ids": row is not None or prompts,
             "completion_ids": row is not None or answers,
             "loss_mask": answers or (row is not None and row.loss_mask is not None),
@@ -160,16 +167,6 @@ def _logs_experts(rollout: Rollout) -> bool:
 def _all_scored(values: Logprobs | None, tokens: Mask | None = None) -> bool:
     """Whether every token, or every one in the mask, has a logprob."""
     return values is not None and not bool(np.isnan(values if tokens is None else values[tokens]).any())
-
-
-def _has_text(rollout: Rollout, rows: Sequence[Row]) -> bool:
-    """Whether the record holds text: messages, answers, or a text column."""
-    answers = (turn.completion_text or turn.token_texts or turn.answer for turn in rollout.turns)
-    names = all_facts()["text"].names
-    values = (row.get(name) for row in rows for name in names)
-    texts = (isinstance(value, str) and value for value in values)
-    read = (rollout.stated.facts.get(name) for name in names)
-    return bool(rollout.messages) or rollout.format == "text_only" or any(answers) or any(texts) or any(read)
 
 
 @cache

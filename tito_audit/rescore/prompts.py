@@ -22,7 +22,6 @@ from tito_audit.join import rows_behind
 from tito_audit.provider import SamplingParams
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity, Where
-from tito_audit.record.message import Message
 from tito_audit.record.prefix import common_prefix, same_ids
 from tito_audit.record.rollout import IdsFrom, Place, Turn
 from tito_audit.rescore.journal import REFUSALS
@@ -255,7 +254,19 @@ class PromptRun(ModelRun[AskedRollout]):
             return
         renderer = work.auditor.renderer_for(rollout)
         arguments = {**(renderer.template_args if renderer is not None else {}), **rollout.template_kwargs}
-        request: dict[str, Any] = {"messages": [_request_message(message) for message in messages]}
+        request: dict[str, Any] = {"messages": []}
+        for message in messages:  # arguments as text, and reasoning under both names that servers read
+            sent = dict(message.wire)
+            if message.reasoning is not None:
+                sent["reasoning"] = message.reasoning
+            if message.tool_calls:
+                sent["tool_calls"] = [dict(call) for call in sent["tool_calls"]]
+                for call in sent["tool_calls"]:
+                    function = call.get("function")
+                    if isinstance(function, Mapping) and not isinstance(function.get("arguments"), str):
+                        text = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+                        call["function"] = {**function, "arguments": text}
+            request["messages"].append(sent)
         if rollout.tools:
             request["tools"] = [dict(tool) for tool in rollout.tools]
         if arguments:
@@ -283,21 +294,6 @@ class PromptRun(ModelRun[AskedRollout]):
 def _clip_ids(server: Sequence[int]) -> Ids:
     """A server's ids as an array; ids above int32, which no vocabulary has, become its largest number."""
     return np.array([min(token, np.iinfo(np.int32).max) for token in server], np.int32)
-
-
-def _request_message(message: Message) -> dict[str, Any]:
-    """A message for a chat request: arguments as text, and reasoning under both names that servers read."""
-    sent = dict(message.wire)
-    if message.reasoning is not None:
-        sent["reasoning"] = message.reasoning
-    if message.tool_calls:
-        sent["tool_calls"] = calls = [dict(call) for call in sent["tool_calls"]]
-        for call in calls:
-            function = call.get("function")
-            if isinstance(function, Mapping) and not isinstance(function.get("arguments"), str):
-                text = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
-                call["function"] = {**function, "arguments": text}
-    return sent
 
 
 def _differences(
