@@ -29,7 +29,7 @@ NEAR = (0, 4, 16, 64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LogprobPair:
+class RescoredLogprobs:
     """The recorded and the model's logprobs of those tokens of a call or row that have both."""
 
     where: Where
@@ -179,7 +179,7 @@ class RescoredRollout:
     place: Place
     error: str = ""
     """Why the row could not be read; "" if it was."""
-    compared: Sequence[LogprobPair] = ()
+    compared: Sequence[RescoredLogprobs] = ()
     agreement: Agreement | None = None
     """Over all compared tokens before any drift; None if there are none."""
     prices: list[Price] = field(default_factory=list)
@@ -205,7 +205,7 @@ class RescoredRollout:
         return self.scored_tokens - sum(len(pair.positions) for pair in self.compared)
 
     @property
-    def judged(self) -> list[LogprobPair]:
+    def judged(self) -> list[RescoredLogprobs]:
         """The calls whose logprobs are judged; the row only if no call has logprobs."""
         calls = [pair for pair in self.compared if pair.where is Where.COMPLETION and len(pair.positions)]
         return calls or [pair for pair in self.compared if pair.where is Where.ROW]
@@ -218,12 +218,12 @@ _ALMOST_CERTAIN = -1.0
 """A recorded 0.0 is taken for a placeholder unless the model's logprob is above this."""
 
 
-def pair_logprobs(part: Scorable, scores: Logprobs) -> LogprobPair:
+def pair_logprobs(part: Scorable, scores: Logprobs) -> RescoredLogprobs:
     """Pair the recorded logprobs of a call or row with the model's, `scores` `[T]` of `part.ids`."""
     model = scores[part.offset :]
     recorded = part.recorded if part.recorded is not None else np.full(len(model), np.nan)
     at = np.flatnonzero(part.sampled & is_logprob(recorded, model, part.sentinel) & np.isfinite(model))
-    return LogprobPair(
+    return RescoredLogprobs(
         part.where, part.turn, at.astype(np.int32), part.turns[at], recorded[at], model[at], part.drifted[at]
     )
 
@@ -241,7 +241,7 @@ def is_logprob(recorded: Logprobs, model: Logprobs, sentinel: float | None) -> M
     return np.asarray(out & ((recorded != 0) | certain))
 
 
-def explain_disagreement(pairs: Sequence[LogprobPair], tolerance: float = TOLERANCE) -> str:
+def explain_disagreement(pairs: Sequence[RescoredLogprobs], tolerance: float = TOLERANCE) -> str:
     """A mistake in the recorded logprobs which, undone, brings them within the tolerance; "" if there is none."""
     explanations = []
     for shift in (1, -1, 2, -2):

@@ -26,7 +26,7 @@ from tito_audit.record.prefix import common_prefix, same_ids
 from tito_audit.record.rollout import IdsFrom, Place, Turn
 from tito_audit.rescore.journal import REFUSALS
 from tito_audit.rescore.model import TOLERANCE
-from tito_audit.rescore.run import AuditedRollout, ModelRun
+from tito_audit.rescore.run import ModelRun, RolloutToCompare
 from tito_audit.run.check import explain_differences
 from tito_audit.storage.row import RawRow
 from tito_audit.ways.observations import prompt_messages
@@ -156,7 +156,7 @@ class PromptRun(ModelRun[AskedRollout]):
             (_, because), (number, place) = next(iter(self.summary.skipped.items()))
             raise ProviderError(f"No prompt was compared. {place}: {because} ({number} in all).")
 
-    async def compare(self, work: AuditedRollout) -> AskedRollout:
+    async def compare(self, work: RolloutToCompare) -> AskedRollout:
         evidence, result = work.evidence, AskedRollout(work.place)
         if evidence is None:
             result.skip(Question.IDS, f"the row cannot be read: {work.error}")
@@ -185,7 +185,7 @@ class PromptRun(ModelRun[AskedRollout]):
         return result
 
     async def _ask_by_ids(
-        self, result: AskedRollout, work: AuditedRollout, evidence: Evidence, k: int, stated: bool | None
+        self, result: AskedRollout, work: RolloutToCompare, evidence: Evidence, k: int, stated: bool | None
     ) -> None:
         """Send a prompt as ids; compare what the server saw, and how its greedy answer begins."""
         turn = evidence.rollout.turns[k]
@@ -238,7 +238,7 @@ class PromptRun(ModelRun[AskedRollout]):
         result.add(Question.REPLAY, (differs,))
 
     async def _ask_by_messages(
-        self, result: AskedRollout, work: AuditedRollout, evidence: Evidence, k: int, prompt: Ids
+        self, result: AskedRollout, work: RolloutToCompare, evidence: Evidence, k: int, prompt: Ids
     ) -> None:
         """Compare a prompt with what the server renders for its messages."""
         rollout, question = evidence.rollout, Question.MESSAGES
@@ -297,7 +297,7 @@ def _clip_ids(server: Sequence[int]) -> Ids:
 
 
 def _differences(
-    question: Question, work: AuditedRollout, evidence: Evidence, k: int, prompt: Ids, server: Ids
+    question: Question, work: RolloutToCompare, evidence: Evidence, k: int, prompt: Ids, server: Ids
 ) -> tuple[PromptDifference, ...]:
     """Where a server's prompt differs from the log's, with the causes that rules name."""
     place = evidence.rollout.place

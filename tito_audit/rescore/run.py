@@ -30,8 +30,8 @@ from tito_audit.rescore.model import (
     NEAR,
     TOLERANCE,
     ChangedSum,
-    LogprobPair,
     Price,
+    RescoredLogprobs,
     RescoredRollout,
     Segment,
     Sums,
@@ -201,7 +201,7 @@ def _without_trainers(columns: Sequence[Column]) -> tuple[Column, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class AuditedRollout:
+class RolloutToCompare:
     """A rollout that was audited, ready to be compared with a model, or a row that cannot be read."""
 
     place: Place
@@ -240,7 +240,7 @@ class ModelRun(Generic[_Result]):
         started = time.perf_counter()
         waiting: deque[asyncio.Task[_Result]] = deque()
 
-        async def result(work: AuditedRollout) -> _Result:
+        async def result(work: RolloutToCompare) -> _Result:
             with guard_plugin(
                 "the comparison", work.place, LEAVE_OUT
             ):  # turns a bug into a PluginError with the place
@@ -286,7 +286,7 @@ class ModelRun(Generic[_Result]):
         vocab = self._vocabulary
         return "+".join(str(i) if vocab is None else repr(vocab.piece(i)) for i in ids) or "nothing"
 
-    async def compare(self, work: AuditedRollout) -> _Result:
+    async def compare(self, work: RolloutToCompare) -> _Result:
         """The result of one rollout, or of a row that cannot be read."""
         raise NotImplementedError
 
@@ -299,7 +299,7 @@ class ModelRun(Generic[_Result]):
         """Complete the summary after the last rollout; ProviderError if nothing could be asked."""
         raise NotImplementedError
 
-    def _audited_rollouts(self) -> Iterator[AuditedRollout]:
+    def _audited_rollouts(self) -> Iterator[RolloutToCompare]:
         """Read and audit the rollouts; PluginError if a rule fails on one by mistake."""
         flow = RowFlow(find_logs(log_paths(self.logs)), self.settings)
         flow.progress = self.progress
@@ -311,7 +311,7 @@ class ModelRun(Generic[_Result]):
             try:
                 read = group.read_row(raw, place)
             except RecordError as error:
-                yield AuditedRollout(place, None, (), group.auditor, raw, str(error))
+                yield RolloutToCompare(place, None, (), group.auditor, raw, str(error))
                 continue
             auditor = group.auditor
             for rollout in read.rollouts:
@@ -321,9 +321,9 @@ class ModelRun(Generic[_Result]):
                         evidence = gather(rollout, auditor.tokenizer, renderer, auditor.speakers)
                         evidence = explain_differences(evidence, auditor.rules)
                         findings, _ = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs)
-                        work = AuditedRollout(rollout.place, evidence, tuple(findings), auditor, raw)
+                        work = RolloutToCompare(rollout.place, evidence, tuple(findings), auditor, raw)
                 except EncodeError as error:
-                    work = AuditedRollout(rollout.place, None, (), auditor, raw, str(error))
+                    work = RolloutToCompare(rollout.place, None, (), auditor, raw, str(error))
                 yield work
 
 
@@ -358,7 +358,7 @@ class Rescoring(ModelRun[RescoredRollout]):
             because, (number, place) = next(iter(self.summary.unscored.items()))
             raise ProviderError(f"Nothing was scored. {place}: {because} ({number} in all).")
 
-    async def compare(self, work: AuditedRollout) -> RescoredRollout:
+    async def compare(self, work: RolloutToCompare) -> RescoredRollout:
         result = RescoredRollout(work.place, work.error)
         if work.evidence is None:
             return result
@@ -395,7 +395,7 @@ class Rescoring(ModelRun[RescoredRollout]):
         return result
 
     async def _find_temperature(
-        self, scored: Sequence[tuple[Scorable, Logprobs]], sequences: Sequence[LogprobPair]
+        self, scored: Sequence[tuple[Scorable, Logprobs]], sequences: Sequence[RescoredLogprobs]
     ) -> str:
         """The temperature that explains a disagreement, in words, or "". Sought in four rollouts only."""
         if self._temperatures >= 4:
