@@ -458,12 +458,7 @@ class Gateway:
         self.metrics.count_prompt(prompt, time.perf_counter() - started)
         self.metrics.sessions.set(len(self.conversations))
         ids = PromptIds(prompt.ids)
-        prompt_end = ""
-        if isinstance(request, ChatRequest):
-            prompt_end = self.tokenizer.vocabulary.text(ids.tail(64))  # enough for a generation prompt
-            if request.forced_schemas:
-                request = self._with_grammar(request, prompt_end)
-        answers = [self._new_answer(request, prompt_end) for _ in range(request.sampling.n)]
+        request, answers = self._begin_answers(request, ids)
         return Call(session, request, prompt, ids, f"{request.id_prefix}{uuid4().hex}", self.clock(), answers)
 
     async def count_prompt_tokens(self, request: SamplingRequest, session_id: str | None) -> int:
@@ -588,37 +583,44 @@ class Gateway:
         state.closed, state.reward = now, reward
         return session
 
-    def _with_grammar(self, request: ChatRequest, prompt_end: str) -> ChatRequest:
-        """The request with a grammar that forces its calls, in the template's own syntax or else in JSON."""
-        forcing = getattr(self.provider, "forcing", None)
-        if forcing is None or self.server_parses:
-            why = f"{self.provider.name} takes no grammars" if forcing is None else "the server parses answers"
-            raise Refused(f"`tool_choice` cannot force calls here: {why}", "tool_choice")
-        extra = request.sampling.extra
-        if extra.keys() & _GRAMMAR_FIELDS:
-            raise Refused("`tool_choice` cannot force calls: the request has another grammar", "tool_choice")
-        tag = calls_grammar(*self.parsers, request.forced_schemas, prompt_end, single=request.single_call)
-        syntax = "json" if tag is None else "template"
-        tag = tag or json_grammar(request.forced_schemas, named=request.forced_by_name)
-        sampling = replace(request.sampling, extra={**extra, **forcing(tag)})
-        return replace(request, sampling=sampling, forced_syntax=syntax)
+    def _begin_answers(
+        self, request: SamplingRequest, ids: PromptIds
+    ) -> tuple[SamplingRequest, list[UnfinishedAnswer]]:
+        """The answers of a call, and its request, which gets a grammar if it forces calls.
 
-    def _new_answer(self, request: SamplingRequest, prompt_end: str) -> UnfinishedAnswer:
-        parser: ParserRun | None = start_answer()
-        if isinstance(request, ChatRequest) and self.server_parses:
-            parser = None
-        elif isinstance(request, ChatRequest) and request.forced_syntax == "json":
-            parser = JsonCallsRun(next(iter(request.forced_schemas)) if request.forced_by_name else None)
-        elif isinstance(request, ChatRequest):
-            options = ParseOptions(request.call.tools if request.parses_calls else (), prompt_end)
-            parser = self.start_parser(options)
-        sampling = request.sampling
-        text = TextStream(
-            self.tokenizer.vocabulary,
-            # Parsers need the control tokens of their syntax, as vLLM's do.
-            special=request.shows_special_tokens or not isinstance(parser, PlainRun),
-            end_ids={*self.tokenizer.eos_ids, *sampling.stop_token_ids},
-            stop=sampling.stop,
-            keep_stop=bool(sampling.extra.get("include_stop_str_in_output")),
-        )
-        return UnfinishedAnswer(text, parser)
+        The grammar is in the template's own syntax of calls, or else in JSON.
+        """
+        # The end of the prompt, long enough for a generation prompt.
+        prompt_end = self.tokenizer.vocabulary.text(ids.tail(64)) if isinstance(request, ChatRequest) else ""
+        if isinstance(request, ChatRequest) and request.forced_schemas:
+            forcing, extra = getattr(self.provider, "forcing", None), request.sampling.extra
+            if forcing is None or self.server_parses:
+                why = f"{self.provider.name} takes no grammars" if forcing is None else "the server parses answers"
+                raise Refused(f"`tool_choice` cannot force calls here: {why}", "tool_choice")
+            if extra.keys() & _GRAMMAR_FIELDS:
+                raise Refused("`tool_choice` cannot force calls: the request has another grammar", "tool_choice")
+            tag = calls_grammar(*self.parsers, request.forced_schemas, prompt_end, single=request.single_call)
+            syntax = "json" if tag is None else "template"
+            tag = tag or json_grammar(request.forced_schemas, named=request.forced_by_name)
+            sampling = replace(request.sampling, extra={**extra, **forcing(tag)})
+            request = replace(request, sampling=sampling, forced_syntax=syntax)
+        sampling, answers = request.sampling, []
+        for _ in range(sampling.n):
+            parser: ParserRun | None = start_answer()
+            if isinstance(request, ChatRequest) and self.server_parses:
+                parser = None
+            elif isinstance(request, ChatRequest) and request.forced_syntax == "json":
+                parser = JsonCallsRun(next(iter(request.forced_schemas)) if request.forced_by_name else None)
+            elif isinstance(request, ChatRequest):
+                options = ParseOptions(request.call.tools if request.parses_calls else (), prompt_end)
+                parser = self.start_parser(options)
+            text = TextStream(
+                self.tokenizer.vocabulary,
+                # Parsers need the control tokens of their syntax, as vLLM's do.
+                special=request.shows_special_tokens or not isinstance(parser, PlainRun),
+                end_ids={*self.tokenizer.eos_ids, *sampling.stop_token_ids},
+                stop=sampling.stop,
+                keep_stop=bool(sampling.extra.get("include_stop_str_in_output")),
+            )
+            answers.append(UnfinishedAnswer(text, parser))
+        return request, answers

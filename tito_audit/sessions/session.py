@@ -210,7 +210,16 @@ class Session:
                 message = as_message({"role": "assistant", "content": answer.get("text")}, "the answer")
             else:  # so that calls share the messages that the session holds
                 own, message = replace(call, messages=written.sent), as_message(dict(answer), "the answer")
-                message = _join_answer(written.messages[-1], message) if _is_prefilled(own) else message
+                if _is_prefilled(own):  # one message, begun by the client or an earlier call
+                    begun = written.messages[-1]
+                    wire = {
+                        **begun.wire,
+                        **{name: part for name, part in message.wire.items() if part is not None},
+                    }
+                    wire["content"] = (begun.text + message.text) or None
+                    if begun.reasoning and message.reasoning:
+                        wire["reasoning_content"] = begun.reasoning + message.reasoning
+                    message = as_message(wire, "the answer")
             output_ids = as_ids(result.output_ids, "output_ids")
             logprobs = as_floats(result.logprobs, "logprobs")
             node = Node(
@@ -397,12 +406,3 @@ class Session:
 def _is_prefilled(call: ChatCall) -> bool:
     """Whether the model is to continue the last message of the call."""
     return not call.add_generation_prompt and bool(call.messages) and call.messages[-1].sampled
-
-
-def _join_answer(begun: Message, rest: Message) -> Message:
-    """An answer begun by the client or an earlier call, and what was sampled after it, as one message."""
-    wire = {**begun.wire, **{key: value for key, value in rest.wire.items() if value is not None}}
-    wire["content"] = (begun.text + rest.text) or None
-    if begun.reasoning and rest.reasoning:
-        wire["reasoning_content"] = begun.reasoning + rest.reasoning
-    return as_message(wire, "the answer")
