@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tito_audit.evidence.model import Against, Difference, Evidence, Explained, TextSide, Verified
+from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Verified
 from tito_audit.evidence.needs import Needs, describe_missing
 from tito_audit.record.arrays import empty_ids
 from tito_audit.record.finding import (
@@ -120,7 +120,14 @@ def missing_evidence(rule: Rule, present: Needs, reasons: tuple[NotRead, ...] = 
 def hit_of(explained: Explained, evidence: Evidence, severity: Severity) -> Hit:
     """The hit of an explained difference; its message: what is wrong, the tokens of both sides, the effect."""
     difference = explained.difference
-    recorded, canonical = (_quote_tokens(side, evidence) for side in (difference.recorded, difference.canonical))
+    quoted = []  # at most eight tokens of each side as text, `' Skin'+'ny'`
+    for side in (difference.recorded, difference.canonical):
+        shown = side.ids[:_NAMED_TOKENS]
+        named = list(map(repr, evidence.side(shown).pieces if evidence.vocabulary is not None else shown.tolist()))
+        more = len(side.ids) - len(named)
+        rest = f" and {more} more token{'s' * (more > 1)}" if more else ""
+        quoted.append("+".join(named) + rest if named else "nothing")
+    recorded, canonical = quoted
     other, label = {
         Against.REENCODED: ("which re-encodes as", RE_ENCODED),
         Against.NEXT_PROMPT: (f"turn {difference.later_turn}'s prompt has", NEXT_PROMPT),
@@ -164,19 +171,6 @@ def is_selected(
     chosen = max((len(p) for p in (*(select or ("",)), *extend_select) if code.startswith(p)), default=-1)
     refused = max((len(p) for p in ignore if code.startswith(p)), default=-1)
     return chosen >= 0 and chosen >= refused
-
-
-def _quote_tokens(side: TextSide, evidence: Evidence) -> str:
-    """At most eight tokens of a side as text, `' Skin'+'ny'`; `nothing` if there are none."""
-    if not len(side.ids):
-        return "nothing"
-    vocabulary, ids = evidence.vocabulary, side.ids[:_NAMED_TOKENS]
-    if vocabulary is None:
-        named = [str(number) for number in ids.tolist()]
-    else:
-        named = [repr(piece) for piece in evidence.side(ids).pieces]
-    more = len(side.ids) - len(named)
-    return "+".join(named) + (f" and {more} more token{'s' * (more > 1)}" if more else "")
 
 
 def _name_and_manual(function: Callable[..., object]) -> tuple[str, str]:

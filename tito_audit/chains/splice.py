@@ -169,10 +169,26 @@ def _find_cut(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int], ende
         if end == len(old.ids) and later < len(new.ends):
             # The old prompt stops inside its last turn, and the new one goes on before it ends the turn.
             return new.ends[later] + 1 if ended else end
-    turn = _find_counterpart(old, new, agreed) if agreed < len(old.ids) else None
-    if turn is None:
+    # The turn of the new prompt that is the last turn of the old one; -1 if there is none.
+    turn, last = -1, old.turn_tokens(len(old.ends) - 1)
+    if agreed < len(old.ids):
+        same = bisect_left(old.ends, agreed)
+        turn, is_last = _align_turns(*_differing_turns(old, new, same))
+        turn += same
+        if (
+            not is_last
+            and len(last)
+            and any(last.data == new.turn_tokens(place).data for place in range(min(same, len(new.ends))))
+        ):
+            # The template kept an equal turn, so it kept this one and dropped the beginning.
+            turn, is_last = _align_turns(*_differing_turns(old, new, 0))
+        opener = new.tail()
+        if not is_last and len(opener) >= _SHORTEST and turn + 1 < len(new.ends):
+            starts = [body.starts_with(opener) for body in (last, new.turn_tokens(turn + 1))]
+            # Both are turns of the model: one turn, rewritten too much to match.
+            turn += all(starts)
+    if turn < 0:
         # The error, with what was looked for and how far it got.
-        last = old.turn_tokens(len(old.ends) - 1)
         shown = f"{'… ' if len(last) > 6 else ''}{', '.join(map(str, last.ids[-6:].tolist()))}"
         ids = ", ".join(map(str, sorted(stops)))
         count = bisect_right(new.ends, agreed)
@@ -186,28 +202,6 @@ def _find_cut(old: _Turns, new: _Turns, agreed: int, stops: frozenset[int], ende
             "training row."
         )
     return new.ends[turn] + ended
-
-
-def _find_counterpart(old: _Turns, new: _Turns, agreed: int) -> int | None:
-    """The turn of the new prompt that is the last turn of the old one; None if there is none."""
-    same = bisect_left(old.ends, agreed)
-    turn, is_last = _align_turns(*_differing_turns(old, new, same))
-    turn += same
-    last = old.turn_tokens(len(old.ends) - 1)
-    if (
-        not is_last
-        and len(last)
-        and any(last.data == new.turn_tokens(place).data for place in range(min(same, len(new.ends))))
-    ):
-        # The template kept an equal turn, so it kept this one and dropped the beginning.
-        turn, is_last = _align_turns(*_differing_turns(old, new, 0))
-    following = turn + 1
-    opener = new.tail()
-    if not is_last and len(opener) >= _SHORTEST and following < len(new.ends):
-        starts = [body.starts_with(opener) for body in (last, new.turn_tokens(following))]
-        # Both are turns of the model: one turn, rewritten too much to match.
-        turn += all(starts)
-    return turn if turn >= 0 else None
 
 
 def _differing_turns(old: _Turns, new: _Turns, same: int) -> tuple[list[_TurnTokens], list[_TurnTokens]]:

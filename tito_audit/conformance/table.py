@@ -126,11 +126,9 @@ def page(table: Sequence[DriftTrial]) -> str:
             summary = f"{_escape(each.name)}: {DriftScore.of(cells)}"
             parts.append(f"<details id='t{number}-{each.name}'><summary>{summary}</summary>")
             for (outcome, cause, detail), group in groups.items():
-                head, names = (
-                    f"{_escape(outcome)} ({len(group)})",
-                    ", ".join(_escape(c.conversation) for c in group),
-                )
-                parts.append(f"<section><h4>{head}: {_escape(cause)}</h4><p class='quiet'>{names}</p>")
+                head = f"<h4>{_escape(outcome)} ({len(group)}): {_escape(cause)}</h4>"
+                names = ", ".join(_escape(cell.conversation) for cell in group)
+                parts.append(f"<section>{head}<p class='quiet'>{names}</p>")
                 if detail:
                     parts.append(f"<p><code>{_escape(detail)}</code></p>")
                 first = group[0]
