@@ -89,8 +89,8 @@ def record_mask(rollout: Rollout, rows: Sequence[Row]) -> int | None:
             "logprobs": (answers and all(map(_all_scored, scores)))
             or (row is not None and row.logprobs is not None and unmasked)
             or (row is not None and _all_scored(row.logprobs, row.loss_mask)),
-        } | _sampler_facts(rollout, rows, holders, format_level)
-        beside, applying = _optional_facts(rollout, rows, holders)
+        }
+        beside, applying = _facts_beside_tokens(rollout, rows, holders, format_level)
     except ODD_VALUES:  # of a row that states something in an unknown form
         return LACKS_ALL
     lacks = [name for name, has in (tokens | beside).items() if not has]
@@ -98,31 +98,30 @@ def record_mask(rollout: Rollout, rows: Sequence[Row]) -> int | None:
     return sum(facts[name].bit for name in lacks) | sum(facts[name].bit * ASKED for name in applying) | seen
 
 
-def _sampler_facts(
+def _facts_beside_tokens(
     rollout: Rollout, rows: Sequence[Row], holders: Holders, format_level: FormatLevel
-) -> dict[str, bool]:
-    """Whether the record states each fact about its sampler: those of L3, and the digests."""
+) -> tuple[dict[str, bool], list[str]]:
+    """Whether the record states each fact of L3 and the digests, and holds kept sets, experts and images.
+
+    What does not apply to the record counts as held; also which of the last three apply.
+    """
     turns, row, stated, facts = rollout.turns, rollout.training_row, rollout.stated, all_facts()
     weights = bool(turns) and all(turn.weight_versions for turn in turns)
     weights = weights or bool(stated.policy_versions or stated.facts.get("weight_versions"))
     weights = weights or (row is not None and any(column.name in _WEIGHT_COLUMNS for column in row.columns))
     stop = bool(turns) and all(turn.finish_reason is not None for turn in turns)
     stop = stop or (row is not None and bool(row.finish_reasons) and row.finish_reasons[-1] is not None)
-    return {
-        "model": _model_name(rollout, holders) is not None,
+    model, sampling = _model_name(rollout, holders), _sampling_params(holders)
+    holds = {
+        "model": model is not None,
         "weights": weights or _any_states(holders, facts["weights"].names),
         "stop": stop or _any_states(_find_holders(rows, format_level.stops), facts["stop"].names),
-        "sampling": bool(_sampling_params(holders)),
+        "sampling": bool(sampling),
         **{name: _any_states(holders, facts[name].names) for name in ("tokenizer_digest", "template_digest")},
     }
-
-
-def _optional_facts(rollout: Rollout, rows: Sequence[Row], holders: Holders) -> tuple[dict[str, bool], list[str]]:
-    """Kept sets, experts and images: whether the record holds each or need not; and which of them apply to it."""
-    sampling = _sampling_params(holders)
     parts = [
         part
-        for messages in (rollout.messages, *(turn.prompt_messages or () for turn in rollout.turns))
+        for messages in (rollout.messages, *(turn.prompt_messages or () for turn in turns))
         for message in messages
         if isinstance(message.content, tuple)
         for part in message.content
@@ -135,9 +134,7 @@ def _optional_facts(rollout: Rollout, rows: Sequence[Row], holders: Holders) -> 
     )
     applies = {
         "kept_sets": not sampling or cut,
-        "experts": _logs_experts(rollout)
-        or _any_states(holders, _EXPERTS)
-        or is_mixture_of_experts(_model_name(rollout, holders) or ""),
+        "experts": _logs_experts(rollout) or _any_states(holders, _EXPERTS) or is_mixture_of_experts(model or ""),
         "images": bool(parts) or any(row.get("has_images") is True for row in rows),
     }
     shown = bool(parts) and all(any(_has_value(part[name]) for name in part if name != "type") for part in parts)
@@ -147,7 +144,7 @@ def _optional_facts(rollout: Rollout, rows: Sequence[Row], holders: Holders) -> 
         "images": shown
         or (applies["images"] and any(_has_value(row.get(name)) for row in rows for name in _IMAGES)),
     }
-    holds = {name: there[name] or not applies[name] for name in there}
+    holds |= {name: there[name] or not applies[name] for name in there}
     return holds, [name for name in applies if applies[name]]
 
 
