@@ -211,7 +211,18 @@ def _sequence_pair(
         places.append((start, end, size - len(swap.canonical), size))
         at = end
     other = np.concatenate([*pieces, ids[at:]]).astype(np.int32)
-    sampled_in_other = _sampled_in_prompt(evidence, turn, other) if swapped and where is Where.PROMPT else None
+    # `[U]` the tokens of a prompt that earlier calls sampled; None if it does not begin with the call before.
+    sampled_in_other: Mask | None = None
+    link = next((link for link in evidence.links if link.turn == turn), None)
+    if swapped and where is Where.PROMPT and link is not None and link.parent is not None:
+        turns = evidence.rollout.turns
+        seen = turns[link.parent].seen_ids
+        if seen is not None and np.array_equal(other[: len(seen)], seen):
+            sampled_in_other = np.zeros(len(other), np.bool_)
+            for call in chain_to(link.parent, parents_of(evidence.links)):
+                prompt, completion = turns[call].prompt_ids, turns[call].completion_ids
+                if prompt is not None and completion is not None:
+                    sampled_in_other[len(prompt) : len(prompt) + len(completion)] = True
     same = sampled.copy()
     same[: max(places[0][0], 1)] = False
     spans = []
@@ -224,23 +235,6 @@ def _sequence_pair(
         spans.append(ReplacedSpan(start, end, other_start, other_end, was_sampled, swap, finding))
         same[start:end] = False
     return SequencePair(key, ids, other, tuple(spans), swapped, same)
-
-
-def _sampled_in_prompt(evidence: Evidence, turn: int | None, other: Ids) -> Mask | None:
-    """`[U]` the tokens of a prompt that earlier calls sampled; None if it does not begin with the call before."""
-    link = next((link for link in evidence.links if link.turn == turn), None)
-    if link is None or link.parent is None:
-        return None
-    turns = evidence.rollout.turns
-    seen = turns[link.parent].seen_ids
-    if seen is None or not np.array_equal(other[: len(seen)], seen):
-        return None
-    out = np.zeros(len(other), np.bool_)
-    for call in chain_to(link.parent, parents_of(evidence.links)):
-        prompt, completion = turns[call].prompt_ids, turns[call].completion_ids
-        if prompt is not None and completion is not None:
-            out[len(prompt) : len(prompt) + len(completion)] = True
-    return out
 
 
 def _was_sampled(sampled: Mask, start: int, end: int) -> bool:

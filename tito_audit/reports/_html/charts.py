@@ -145,7 +145,24 @@ def draw_mismatch_charts(number: int, mismatch: LogMismatch) -> list[Chart]:
         legend = ("numerics", "another cause")
         counts = [sum(point[2] is is_numerics for point in mismatch.points) for is_numerics in (True, False)]
         rows = tuple((word, f"{count:,}") for word, count in zip(legend, counts, strict=True))
-        svg = _scatter_plot(mismatch.points)
+        # Tokens by the trainer's logprob (x) and by how much higher the sampler's is (y), clamped to the edges.
+        least, far = -8.0, 1.0
+        words = "".join(f'<text x="100%" y="{_y_of(value, far) + 4:g}">{value:+g}</text>' for value in (-far, far))
+        zero = _y_of(0.0, far)
+        parts = [f'<line class="base line" x1="0" x2="100%" y1="{zero:g}" y2="{zero:g}"/>']
+        parts += [
+            f'<text x="{100 - 100 * value / least:g}%" y="{_LOW}">{value:g}</text>' for value in (-6.0, -4.0, -2.0)
+        ]
+        for color, is_numerics in enumerate((True, False)):
+            dots = "".join(
+                f'<circle cx="{100 - 100 * max(trainer, least) / least:.1f}%" '
+                f'cy="{_y_of(min(max(higher, -far), far), far):.0f}" r="2"/>'
+                for trainer, higher, of_numerics in mismatch.points
+                if of_numerics is is_numerics
+            )
+            parts.append(f'<g class="dots color-{color}">{dots}</g>')
+        axis, plot = _svg(_LOW + 8, [words]), _svg(_LOW + 8, parts)
+        svg = f'<div class="axis">{axis}</div><div class="plot">{plot}</div>'
         name, title = f"mismatch-{number}", "Single tokens"
         charts.append(Chart(name, title, caption, "scatter", legend, svg, ("tokens of", "drawn"), rows))
     total = sum(mismatch.histogram)
@@ -163,25 +180,6 @@ def draw_mismatch_charts(number: int, mismatch: LogMismatch) -> list[Chart]:
         name, title, head = f"histogram-{number}", "How far tokens are apart", ("from", "tokens", "share")
         charts.append(Chart(name, title, caption, "pair", (), _columns(names, [points]), head, table))
     return charts
-
-
-def _scatter_plot(points: Sequence[tuple[float, float, bool]]) -> str:
-    """Tokens by the trainer's logprob (x) and by how much higher the sampler's is (y), clamped to the edges."""
-    least, far = -8.0, 1.0
-    words = "".join(f'<text x="100%" y="{_y_of(value, far) + 4:g}">{value:+g}</text>' for value in (-far, far))
-    parts = [f'<line class="base line" x1="0" x2="100%" y1="{y:g}" y2="{y:g}"/>' for y in (_y_of(0.0, far),)]
-    parts += [
-        f'<text x="{100 - 100 * value / least:g}%" y="{_LOW}">{value:g}</text>' for value in (-6.0, -4.0, -2.0)
-    ]
-    for number, is_numerics in enumerate((True, False)):
-        dots = "".join(
-            f'<circle cx="{100 - 100 * max(trainer, least) / least:.1f}%" '
-            f'cy="{_y_of(min(max(higher, -far), far), far):.0f}" r="2"/>'
-            for trainer, higher, of_numerics in points
-            if of_numerics is is_numerics
-        )
-        parts.append(f'<g class="dots color-{number}">{dots}</g>')
-    return f'<div class="axis">{_svg(_LOW + 8, [words])}</div><div class="plot">{_svg(_LOW + 8, parts)}</div>'
 
 
 def _y_of(value: float, far: float) -> float:
