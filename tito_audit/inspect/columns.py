@@ -43,7 +43,7 @@ class Item:
 
 
 @dataclass(slots=True)
-class Column:
+class LogColumn:
     """All values seen under one path."""
 
     path: str
@@ -95,7 +95,7 @@ class Columns:
     """The columns of a log, collected row by row."""
 
     def __init__(self) -> None:
-        self.by_path: dict[str, Column] = {}
+        self.by_path: dict[str, LogColumn] = {}
         self.items: dict[str, list[Item]] = {}
         """The objects by scope: "" is the rows, `calls[]` the entries of a list of objects, and what ends in `[*]`
         the samples of a batch: one position in several lists of lists."""
@@ -176,7 +176,7 @@ class Columns:
                 if isinstance(entry, Mapping):
                     self._add_item(target.item.row, entry, (*keys, "[]"), f"{column.path}[]", depth + 1)
 
-    def _count_value(self, keys: tuple[str, ...], scope: str, row: int, value: Any) -> Column | None:
+    def _count_value(self, keys: tuple[str, ...], scope: str, row: int, value: Any) -> LogColumn | None:
         """Count a value in its column, which is returned; None for columns past `MOST_COLUMNS`."""
         path = dotted_path(keys)
         column = self.by_path.get(path)
@@ -184,7 +184,7 @@ class Columns:
             if len(self.by_path) >= MOST_COLUMNS:
                 self.unlisted += 1
                 return None
-            column = self.by_path[path] = Column(path, keys, scope)
+            column = self.by_path[path] = LogColumn(path, keys, scope)
         if value is None:
             column.nulls += 1
         elif column.last_row != row:

@@ -23,7 +23,15 @@ from tito_audit.formats import (
     pick_format,
     text_log_notice,
 )
-from tito_audit.inspect.columns import Column, Columns, Item, NumberFacts, Relation, find_relations, number_facts
+from tito_audit.inspect.columns import (
+    Columns,
+    Item,
+    LogColumn,
+    NumberFacts,
+    Relation,
+    find_relations,
+    number_facts,
+)
 from tito_audit.inspect.logprobs import LogprobChoice, choose_sampler_logprobs
 from tito_audit.inspect.mapping import (
     Trial,
@@ -121,7 +129,7 @@ class Inspection:
     unreadable: dict[int, str] = field(default_factory=dict)
     """Why a row could not be read, by row."""
     formats: list[FormatRows] = field(default_factory=list)
-    columns: list[Column] = field(default_factory=list)
+    columns: list[LogColumn] = field(default_factory=list)
     items: dict[str, list[Item]] = field(default_factory=dict)
     """By scope: the objects that the columns were read from."""
     more_columns: int = 0
@@ -261,8 +269,8 @@ def _inspect_columns(result: Inspection, rows: Sequence[tuple[int, Row]], vocabu
                     result.sentinels.append(sentinel)
 
 
-def _columns_by_scope(result: Inspection) -> Sequence[tuple[str, Sequence[Column]]]:
-    by_scope: dict[str, list[Column]] = {}
+def _columns_by_scope(result: Inspection) -> Sequence[tuple[str, Sequence[LogColumn]]]:
+    by_scope: dict[str, list[LogColumn]] = {}
     for column in result.columns:
         by_scope.setdefault(column.scope, []).append(column)
     return list(by_scope.items())

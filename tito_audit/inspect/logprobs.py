@@ -11,7 +11,7 @@ from itertools import combinations, product
 import numpy as np
 
 from tito_audit.formats import LOGPROBS, STALE_COLUMNS, snake_case
-from tito_audit.inspect.columns import Column, Item, Look, NumberFacts, Numbers
+from tito_audit.inspect.columns import Item, LogColumn, Look, NumberFacts, Numbers
 from tito_audit.inspect.roles import Role, RoleGuess
 from tito_audit.record.column import MaskEncoding, decode_mask
 
@@ -72,7 +72,7 @@ class LogprobChoice:
 
 
 def choose_sampler_logprobs(
-    columns: Sequence[Column],
+    columns: Sequence[LogColumn],
     items: Sequence[Item],
     facts: Mapping[str, NumberFacts],
     roles: Mapping[str, RoleGuess],
@@ -111,7 +111,7 @@ def choose_sampler_logprobs(
     return LogprobChoice(scope, described, because, sure)
 
 
-def is_token_logprobs(column: Column, facts: Mapping[str, NumberFacts], roles: Mapping[str, RoleGuess]) -> bool:
+def is_token_logprobs(column: LogColumn, facts: Mapping[str, NumberFacts], roles: Mapping[str, RoleGuess]) -> bool:
     """Whether a column scores the tokens themselves, whoever computed it."""
     name, guess = snake_case(column.name), roles[column.path]
     if column.path not in facts or _OTHER_QUANTITY.search(name):
@@ -137,12 +137,12 @@ def guess_author(name: str) -> Author:
 class _LogprobComparison:
     """Logprob columns of one scope, compared with each other."""
 
-    columns: Sequence[Column]
+    columns: Sequence[LogColumn]
     items: Sequence[Item]
     mask: str | None
     roles: Mapping[str, RoleGuess]
 
-    def choose(self) -> tuple[Column, str, bool]:
+    def choose(self) -> tuple[LogColumn, str, bool]:
         """The column that is most likely the sampler's, the reason, and whether that is sure."""
         ranked = self.ranked
         first, author = ranked[0], guess_author(ranked[0].name)
@@ -183,7 +183,7 @@ class _LogprobComparison:
         return first, "the others are a trainer's or another model's by their names", True
 
     @property
-    def ranked(self) -> list[Column]:
+    def ranked(self) -> list[LogColumn]:
         """The columns by name, the likeliest sampler first."""
         return sorted(
             self.columns,
@@ -195,7 +195,7 @@ class _LogprobComparison:
             ),
         )
 
-    def mean_distance(self, column: Column, other: Column) -> float | None:
+    def mean_distance(self, column: LogColumn, other: LogColumn) -> float | None:
         """Mean absolute distance where both columns have values; 0 if they are equal, None if they share none."""
         apart = [np.abs(a - b) for a, b in self.pairs(column, other)]
         every = np.concatenate(apart) if apart else np.empty(0)
@@ -203,7 +203,7 @@ class _LogprobComparison:
             return None
         return 0.0 if every.max() <= 1e-9 else float(every.mean())
 
-    def pairs(self, column: Column, other: Column) -> list[tuple[Numbers, Numbers]]:
+    def pairs(self, column: LogColumn, other: LogColumn) -> list[tuple[Numbers, Numbers]]:
         """The values of both columns at the tokens that both score, an entry for each object."""
         pairs = []
         for item in self.items:
@@ -233,7 +233,7 @@ class _LogprobComparison:
         labels = flags.dtype.kind != "b" and bool((flags == -100).any())
         return decode_mask(flags, MaskEncoding.LABELS if labels else MaskEncoding.BINARY)
 
-    def scores_untrained(self, column: Column) -> bool | None:
+    def scores_untrained(self, column: LogColumn) -> bool | None:
         """Whether a column has values at most untrained tokens; None if it never lines up with the mask."""
         outside = []
         for item in self.items:

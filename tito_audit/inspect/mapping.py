@@ -23,9 +23,9 @@ from tito_audit.formats import (
     format_named,
     map_columns,
 )
-from tito_audit.inspect.columns import Column, Item
+from tito_audit.inspect.columns import Item, LogColumn
 from tito_audit.inspect.roles import Role, Roles
-from tito_audit.record.column import Column as RecordColumn
+from tito_audit.record.column import Column
 from tito_audit.record.finding import Severity
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.auditor import Loader
@@ -49,7 +49,7 @@ _INTERCHANGEABLE = (FLAT_IDS, PROMPT_IDS, COMPLETION_IDS, MASKS, LOGPROBS, CALL_
 
 
 def propose_mapping(
-    columns: Sequence[Column],
+    columns: Sequence[LogColumn],
     roles: Roles,
     rows: int,
     sampler: str | None = None,
@@ -65,7 +65,7 @@ def propose_mapping(
     with_ids = [c.rows_with_key for c in mappable if roles[c.path].role in carriers and 2 * c.rows_with_key > rows]
     complete = [column for column in mappable if with_ids and column.rows_with_key >= max(with_ids)]
 
-    def best(role: Role) -> Column | None:
+    def best(role: Role) -> LogColumn | None:
         names = _NAMES_BY_ROLE.get(role, ())
         fits = [column for column in complete if roles[column.path].role is role and column.path not in without]
         # Known names first, then columns aligned with the tokens, then those nearer to the top.
@@ -121,7 +121,7 @@ _PACKING_NAMES = {LENGTHS, POSITIONS, *SEGMENT_COLUMNS, "sequence_lengths", "cu_
 """Columns by which a scan splits packed rows."""
 
 
-def packing_column(columns: Sequence[Column], items: Sequence[Item], ids: str | None) -> tuple[str, str] | None:
+def packing_column(columns: Sequence[LogColumn], items: Sequence[Item], ids: str | None) -> tuple[str, str] | None:
     """A column that shows where packed rows are split, and the name by which a scan would know it.
 
     None if no column does, or if a scan knows one already. `ids` is the column of the packed ids.
@@ -257,7 +257,7 @@ def scan_with_mapping(
     )
 
 
-def token_columns(rollout: Rollout) -> Sequence[RecordColumn]:
+def token_columns(rollout: Rollout) -> Sequence[Column]:
     """The per-token columns of a rollout."""
     columns = [column for turn in rollout.turns for column in turn.columns]
     return [*columns, *(rollout.training_row.columns if rollout.training_row is not None else ())]

@@ -15,7 +15,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from tito_audit.errors import SetupError
-from tito_audit.inspect.columns import Column, Look, Relation, RelationKind
+from tito_audit.inspect.columns import LogColumn, Look, Relation, RelationKind
 from tito_audit.inspect.inspection import Inspection, inspect_log
 from tito_audit.inspect.mapping import as_flags, as_toml, needs_no_mapping
 from tito_audit.inspect.roles import Role
@@ -293,7 +293,7 @@ def _column_table(inspection: Inspection) -> Iterator[RenderableType]:
         yield Text("… deeper nesting is not read", style="dim")
 
 
-def _values_words(column: Column, inspection: Inspection) -> str:
+def _values_words(column: LogColumn, inspection: Inspection) -> str:
     """A column's range or a sample, and why it has its role: `-9.1 to 0; by its name`."""
     facts, guess = inspection.facts.get(column.path), inspection.roles[column.path]
     if facts is None:
@@ -333,7 +333,7 @@ def _relation_words(relation: Relation) -> str:
     return f"{words} ({seen})"
 
 
-def decode_first_list(column: Column, vocabulary: Vocabulary) -> Mapping[str, Any]:
+def decode_first_list(column: LogColumn, vocabulary: Vocabulary) -> Mapping[str, Any]:
     """The ends of a column's first list as tokens, and how many of all its ids are in the vocabulary."""
     ids = next((array for array in column.arrays if len(array)), np.empty(0, np.int64))
     shown = ids if len(ids) <= _FIRST + _LAST else np.concatenate([ids[:_FIRST], ids[-_LAST:]])

@@ -22,7 +22,7 @@ from tito_audit.formats import (
     snake_case,
     why_not_token_ids,
 )
-from tito_audit.inspect.columns import Column, Item, Look, NumberFacts, Numbers, Relation, RelationKind
+from tito_audit.inspect.columns import Item, LogColumn, Look, NumberFacts, Numbers, Relation, RelationKind
 from tito_audit.record.prefix import starts_with
 
 InVocabulary = Callable[[Numbers], Numbers]
@@ -63,7 +63,7 @@ def are_all_equal(lists: Sequence[Numbers]) -> bool:
     return all(len(array) == len(lists[0]) and bool((array == lists[0]).all()) for array in lists[1:])
 
 
-def varies(columns: Iterable[Column]) -> bool:
+def varies(columns: Iterable[LogColumn]) -> bool:
     """Whether any of these columns has different values in different rows."""
     for column in columns:
         lists = column.arrays
@@ -168,7 +168,7 @@ _OTHER_SCORES = re.compile(
 
 
 def guess_roles(
-    columns: Sequence[Column],
+    columns: Sequence[LogColumn],
     items: Sequence[Item],
     facts: Mapping[str, NumberFacts],
     relations: Sequence[Relation],
@@ -205,7 +205,7 @@ class _ScopeColumns:
     """The number lists of one scope, compared with each other."""
 
     items: Sequence[Item]
-    columns: Mapping[str, Column]
+    columns: Mapping[str, LogColumn]
     facts: Mapping[str, NumberFacts]
     relations: Sequence[Relation]
     varies: bool
@@ -332,7 +332,7 @@ class _ScopeColumns:
             because = f"{roles[wholes[0]].because}; does not start with {prompts[0]}"
             roles[wholes[0]] = RoleGuess(Role.COMPLETION_IDS, because, "call")
 
-    def _why_no_tokens(self, column: Column) -> str:
+    def _why_no_tokens(self, column: LogColumn) -> str:
         """Why a column of integers does not hold tokens; "" if it may."""
         lists = [array for array in column.arrays if len(array)]
         if self.in_vocabulary is not None and lists:
@@ -396,7 +396,7 @@ class _ScopeColumns:
                 others = (other for other in relation.paths if other != path and other in self.facts)
                 yield from ((other, relation.varied) for other in others)
 
-    def _role_by_name(self, column: Column) -> RoleGuess:
+    def _role_by_name(self, column: LogColumn) -> RoleGuess:
         """The role of a column of ids by its name, or else by the names of the objects around it."""
         name = column.name
         span = f"{self.facts[column.path].low:.0f} to {self.facts[column.path].high:.0f}"
@@ -414,7 +414,7 @@ class _ScopeColumns:
                 return RoleGuess(Role.PROMPT_IDS, f"{span}; by its name")
         return RoleGuess(Role.IDS, span)
 
-    def guess_role(self, column: Column, tokens: _Tokens) -> RoleGuess:
+    def guess_role(self, column: LogColumn, tokens: _Tokens) -> RoleGuess:
         """The role of a column of numbers that are no ids."""
         path, name = column.path, column.name
         fact = self.facts[path]
@@ -479,7 +479,7 @@ class _ScopeColumns:
         return "response" if self.is_longer(whole, path) and not names.isdisjoint((*MASKS, *LOGPROBS)) else ""
 
 
-def _role_without_numbers(column: Column) -> RoleGuess:
+def _role_without_numbers(column: LogColumn) -> RoleGuess:
     """The role of a column that holds no lists of numbers."""
     name, sample = column.name, column.samples[0] if column.samples else None
     if not +column.types:
