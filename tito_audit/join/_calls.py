@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
+from itertools import product
 from typing import Any
 
 from tito_audit.chains.histories import History, closest
@@ -67,21 +68,20 @@ class CallsOfRollout(dict[str, Any]):
                 float(time) if isinstance(time, int | float) and not isinstance(time, bool) else index
                 for time, index in zip(created, indices, strict=True)
             ]
-        for name in _TIMES:
-            for within in (None, "response"):
-                times: list[float] = []
-                for call in rows:
-                    holder = call if within is None else call.get(within)
-                    time = holder.get(name) if isinstance(holder, Mapping) else None
-                    if isinstance(time, str):
-                        with suppress(ValueError):
-                            times.append(datetime.fromisoformat(time).timestamp())
-                    elif isinstance(time, datetime):
-                        times.append(time.timestamp())
-                    elif isinstance(time, int | float) and not isinstance(time, bool):
-                        times.append(float(time))
-                if len(times) == len(rows):
-                    return times
+        for name, within in product(_TIMES, (None, "response")):
+            times: list[float] = []
+            for call in rows:
+                holder = call if within is None else call.get(within)
+                time = holder.get(name) if isinstance(holder, Mapping) else None
+                if isinstance(time, str):
+                    with suppress(ValueError):
+                        times.append(datetime.fromisoformat(time).timestamp())
+                elif isinstance(time, datetime):
+                    times.append(time.timestamp())
+                elif isinstance(time, int | float) and not isinstance(time, bool):
+                    times.append(float(time))
+            if len(times) == len(rows):
+                return times
         return indices
 
     def with_calls(self, calls: Sequence[Row]) -> CallsOfRollout:

@@ -56,9 +56,33 @@ def joined_notices(rows: CallRows, read: CallReader) -> list[str]:
                 f"{many(rows.others, 'row')} with it {'is' if rows.others == 1 else 'are'} not a "
                 f"single call and stay{_s(rows.others)} as {'it is' if rows.others == 1 else 'they are'}"
             )
+    by_history: list[str] = []
+    if rows.joined is not None:
+        joined, conversations = count_joined(rows.joined.of)
+        alone, unsure = len(rows.joined.of) - joined, rows.joined.unsure
+        if not joined and read.stated is not None:
+            by_history.append(
+                f"{_rows(alone, 'has', 'have')} no `{read.stated}` and continue{_s(alone)} no other call"
+            )
+        elif not joined and alone > 1 and (len(unsure) or rows.forms[1:] != ["generic"]):
+            # Not said of rows of plain columns, which may just as well be whole rollouts of one call.
+            by_history.append(f"{_rows(alone, 'is', 'are')} a single call each; none continues another")
+        elif joined:
+            ways = {JoinedBy.KEY: f"`{read.found_key}`"}
+            if not rows.joined.keys_believed:
+                ways |= {JoinedBy.IDS: "token ids", JoinedBy.MESSAGES: "messages", JoinedBy.TEXT: "text"}
+                ways = {by: words for by, words in ways.items() if by in rows.joined.by}
+            of, by = many(conversations, "conversation"), listed([*ways.values()])
+            by_history.append(f"{_rows(joined)} read as the calls of {of}, by {by}")
+            if alone:
+                by_history.append(f"{many(alone, 'call')} {'is' if alone == 1 else 'are'} joined to no other")
+            if len(unsure):
+                file, (index, _) = rows.place(rows.traced[int(unsure[0])])
+                first = f"{rows.paths[file]}:{index}"
+                by_history.append(f"{len(unsure):,} could continue more than one call (first {first})")
     stay = "stays as it is" if rows.several == 1 else "stay as they are"
     several = f"{_rows(rows.several, 'holds', 'hold')} several calls or choices and {stay}"
-    notices = [by_name, [*_history_notices(rows, read), *([several] if rows.several else [])]]
+    notices = [by_name, [*by_history, *([several] if rows.several else [])]]
     return [f"{where}: {'; '.join(each)}." for each in notices if each]
 
 
@@ -68,32 +92,6 @@ def key_of_format(rows: CallRows) -> str | None:
         return None
     own = (format_named(form).conversation for form in rows.forms[1:])
     return next((key for key in own if key), None)
-
-
-def _history_notices(rows: CallRows, read: CallReader) -> list[str]:
-    """What was joined by history, and by a key found in the log itself."""
-    if rows.joined is None:
-        return []
-    joined, conversations = count_joined(rows.joined.of)
-    alone, unsure = len(rows.joined.of) - joined, rows.joined.unsure
-    if not joined:
-        if read.stated is not None:
-            return [f"{_rows(alone, 'has', 'have')} no `{read.stated}` and continue{_s(alone)} no other call"]
-        # Rows of plain columns may just as well be whole rollouts of one call.
-        worth_saying = alone > 1 and (len(unsure) or rows.forms[1:] != ["generic"])
-        return [f"{_rows(alone, 'is', 'are')} a single call each; none continues another"] if worth_saying else []
-    ways = {JoinedBy.KEY: f"`{read.found_key}`"}
-    if not rows.joined.keys_believed:
-        ways |= {JoinedBy.IDS: "token ids", JoinedBy.MESSAGES: "messages", JoinedBy.TEXT: "text"}
-        ways = {by: words for by, words in ways.items() if by in rows.joined.by}
-    by = listed([*ways.values()])
-    parts = [f"{_rows(joined)} read as the calls of {many(conversations, 'conversation')}, by {by}"]
-    if alone:
-        parts.append(f"{many(alone, 'call')} {'is' if alone == 1 else 'are'} joined to no other")
-    if len(unsure):
-        file, (index, _) = rows.place(rows.traced[int(unsure[0])])
-        parts.append(f"{len(unsure):,} could continue more than one call (first {rows.paths[file]}:{index})")
-    return parts
 
 
 def _rows(count: int, singular: str = "was", plural: str = "were") -> str:
