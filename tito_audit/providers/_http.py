@@ -112,29 +112,17 @@ class Http:
             try:
                 async for piece in response.content.iter_any():
                     for data in events.feed(piece):
-                        if data == b"[DONE]":
-                            # Read what follows for up to a second, so that the connection can be reused.
-                            with suppress(TimeoutError):
-                                async with asyncio.timeout(1.0):
-                                    async for _ in response.content.iter_any():
-                                        pass
-                            return
-                        event = self._parse_json(data, path, sent)
-                        # Once the stream has begun, servers report errors as events.
-                        error = event.get("error") if isinstance(event, dict) else None
-                        if isinstance(event, dict) and event.get("object") == "error":  # older servers
-                            error = event
-                        if error:
-                            status = error.get("code") if isinstance(error, dict) else None
-                            text = error.get("message") if isinstance(error, dict) else error
-                            raise ProviderError(
-                                f"{self.base_url}{path}: {one_line(str(text))}",
-                                status=status if type(status) is int else None,
-                                body=json.dumps(event)[:_MAX_ERROR],
-                            )
-                        yield event
-            except ValueError as broken:
-                raise self._connection_error(path, broken) from broken
+                        if data != b"[DONE]":
+                            yield self._check_event(self._parse_json(data, path, sent), path)
+                            continue
+                        # Read what follows for up to a second, so that the connection can be reused.
+                        with suppress(TimeoutError):
+                            async with asyncio.timeout(1.0):
+                                async for _ in response.content.iter_any():
+                                    pass
+                        return
+            except ValueError as error:
+                raise self._connection_error(path, error) from error
         raise ProviderError(f"{self.base_url}{path}: the stream ended before it was complete (no [DONE])")
 
     async def close(self) -> None:
@@ -223,6 +211,21 @@ class Http:
         except ValueError:
             text = one_line(data[:200].decode(errors="replace"))
             raise ProviderError(f"{self.base_url}{path}: the answer is not JSON: {text}") from None
+
+    def _check_event(self, event: Any, path: str) -> Any:
+        """The event; ProviderError if it reports an error, as servers do once the stream has begun."""
+        error = event.get("error") if isinstance(event, dict) else None
+        if isinstance(event, dict) and event.get("object") == "error":  # older servers
+            error = event
+        if error:
+            status = error.get("code") if isinstance(error, dict) else None
+            text = error.get("message") if isinstance(error, dict) else error
+            raise ProviderError(
+                f"{self.base_url}{path}: {one_line(str(text))}",
+                status=status if type(status) is int else None,
+                body=json.dumps(event)[:_MAX_ERROR],
+            )
+        return event
 
     def _connection_error(self, path: str, error: Exception) -> ProviderError:
         """The error for a connection that failed, in one line."""

@@ -48,7 +48,7 @@ from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
 from tito_audit.version import VERSION
 from tito_audit.viewer.grams import GramIndex
-from tito_audit.viewer.model import ShownStretch, Swap, View, ViewSequence, observed_of
+from tito_audit.viewer.model import ShownStretch, Swap, View, observed_of
 from tito_audit.viewer.replacements import WAS_SAMPLED as REPLACED_SAMPLED
 from tito_audit.viewer.replacements import WAS_SEEN
 
@@ -112,49 +112,51 @@ def index_entry(result: Result) -> list[Any]:
 
 def view_object(view: View, result: Result, *, columns: bool = False) -> dict[str, Any]:
     """One rollout for the viewer, its sequences and findings; `columns` adds other numbers recorded by token."""
+    sequences = []
+    for sequence in view.sequences:
+        table: dict[tuple[Any, ...], int] = {}  # by `(id, piece, bytes)`: the index that stands for a token
+        stretches = []
+        for stretch in sequence.stretches:
+            entry: dict[str, Any] = {"start": stretch.start, "tokens": _token_indices(stretch, table)}
+            if stretch.logprobs is not None:
+                entry["logprobs"] = _round_values(stretch.logprobs)
+            if columns and stretch.columns:
+                entry["columns"] = {
+                    visible(name): _round_values(values) for name, values in stretch.columns.items()
+                }
+            if stretch.trained is not None:
+                entry["trained"] = _run_lengths([bool(flag) for flag in stretch.trained])
+            if stretch.roles is not None:
+                entry["roles"] = _run_lengths([visible(role) for role in stretch.roles])
+            stretches.append(entry)
+        swaps = [
+            {
+                **pick(swap, "start end"),
+                "tokens": _token_indices(swap, table),
+                "total": max(swap.total, len(swap.ids)),
+                "code": visible(swap.code),
+                "against": visible(_LABELS.get(swap.against, swap.against)),
+                **pick(swap, "before after"),
+            }
+            for swap in sequence.swaps
+        ]
+        sequences.append(
+            {
+                "where": str(sequence.where),
+                **pick(sequence, "turn length"),
+                "note": visible(sequence.note),
+                "same_as": visible(_LABELS.get(sequence.same_as, sequence.same_as)),
+                "stretches": stretches,
+                "swaps": swaps,
+                "tokens": [_token_entry(*token) for token in table],
+            }
+        )
     return {
         "messages": [visible(role) for role in view.messages],
-        "sequences": [_sequence_object(sequence, columns=columns) for sequence in view.sequences],
+        "sequences": sequences,
         "left_out": view.left_out,
         "findings": as_columns(list(link_roots(finding_rows(result.findings[:_MAX_FINDINGS])))),
         "more_findings": max(len(result.findings) - _MAX_FINDINGS, 0),
-    }
-
-
-def _sequence_object(sequence: ViewSequence, *, columns: bool) -> dict[str, Any]:
-    """One sequence, in which tokens are indices into its table of `[id, piece, bytes]`."""
-    table: dict[tuple[Any, ...], int] = {}
-    stretches = []
-    for stretch in sequence.stretches:
-        shown: dict[str, Any] = {"start": stretch.start, "tokens": _token_indices(stretch, table)}
-        if stretch.logprobs is not None:
-            shown["logprobs"] = _round_values(stretch.logprobs)
-        if columns and stretch.columns:
-            shown["columns"] = {visible(name): _round_values(values) for name, values in stretch.columns.items()}
-        if stretch.trained is not None:
-            shown["trained"] = _run_lengths([bool(flag) for flag in stretch.trained])
-        if stretch.roles is not None:
-            shown["roles"] = _run_lengths([visible(role) for role in stretch.roles])
-        stretches.append(shown)
-    swaps = [
-        {
-            **pick(swap, "start end"),
-            "tokens": _token_indices(swap, table),
-            "total": max(swap.total, len(swap.ids)),
-            "code": visible(swap.code),
-            "against": visible(_LABELS.get(swap.against, swap.against)),
-            **pick(swap, "before after"),
-        }
-        for swap in sequence.swaps
-    ]
-    return {
-        "where": str(sequence.where),
-        **pick(sequence, "turn length"),
-        "note": visible(sequence.note),
-        "same_as": visible(_LABELS.get(sequence.same_as, sequence.same_as)),
-        "stretches": stretches,
-        "swaps": swaps,
-        "tokens": [_token_entry(*token) for token in table],
     }
 
 
