@@ -173,7 +173,7 @@ def _side_object(side: Side) -> dict[str, Any]:
 def _run_facts(summary: Summary, left_out: int) -> dict[str, Any]:
     """The notifications and the properties of the run: counts, the verdict of the gate, gone baseline findings.
 
-    These are no results with state `absent`: code scanning ignores the state and would open an alert for each.
+    Gone findings are not results with state `absent`: code scanning would open an alert for each of them.
     """
     rules, gate = summary.findings.values(), summary.gate
     texts = [("note", notice) for notice in summary.notices]
