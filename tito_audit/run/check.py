@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import NamedTuple
 
 from tito_audit.errors import ODD_VALUES, PluginError, describe_error
 from tito_audit.evidence.judgement import JUDGEMENT
 from tito_audit.evidence.logprobs import verified_parts
-from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Verified
+from tito_audit.evidence.model import Against, Evidence, Explained, Verified
 from tito_audit.evidence.needs import Needs, applies
 from tito_audit.record.finding import TRAINING_ROW, Finding, FoldedFindings, Hit, Severity, Skip, Where
 from tito_audit.record.rollout import Place
 from tito_audit.record.stated import NotRead
 from tito_audit.repair import Repair, Safety
-from tito_audit.rule import Reason, Rule, hit_of, missing_evidence
-from tito_audit.run.guard import guard_plugin, plugin_error
+from tito_audit.rule import Rule, hit_of, missing_evidence
+from tito_audit.run.guard import plugin_error
 from tito_audit.run.headlines import Turns, link_findings
 
 SINGLE = 100
@@ -127,10 +128,6 @@ class FindingCollector:
         return self._findings, turns
 
 
-_Explain = Callable[[Difference, Evidence], Reason | None]
-_ExplainingRules = tuple[tuple[Rule, _Explain], ...]
-
-
 def explain_differences(
     evidence: Evidence, rules: Sequence[Rule], selected: frozenset[str] | None = None
 ) -> Evidence:
@@ -141,35 +138,27 @@ def explain_differences(
     """
     if not evidence.differences and not evidence.explained:
         return evidence  # unchanged, so what it has cached stays valid
-    owners = _explaining_rules(tuple(rules))
-    explained = tuple(
-        Explained(difference, *reason)
-        for difference in evidence.differences
-        if (reason := _find_reason(difference, evidence, owners, selected)) is not None
-    )
+    by_precedence = sorted(rules, key=attrgetter("precedence"))
+    owners = [(rule, rule.explain) for rule in by_precedence if rule.explain is not None]
+    explained: list[Explained] = []
+    for difference in evidence.differences:
+        # A construction that gives the recorded tokens is a proof and overrules what the bytes suggest.
+        if (proof := difference.known_cause) is not None:
+            explained.append(Explained(difference, proof.code, proof.cause, proof.what))
+            continue
+        for rule, explain in owners:
+            try:
+                reason = explain(difference, evidence)
+            except ODD_VALUES as error:
+                if selected is None or rule.code in selected:
+                    raise _rule_failure(rule, evidence, error) from error
+                continue
+            if reason is not None:
+                explained.append(Explained(difference, rule.code, reason.cause, reason.what))
+                break
     # Of what is cached, only the judgement of the row does not depend on the explanations.
     memo = {JUDGEMENT: evidence.memo[JUDGEMENT]} if JUDGEMENT in evidence.memo else {}
-    return replace(evidence, explained=explained, memo=memo)
-
-
-def _find_reason(
-    difference: Difference, evidence: Evidence, owners: _ExplainingRules, selected: frozenset[str] | None
-) -> tuple[str, str, str] | None:
-    """The code of the rule that explains a difference, the cause, and what it is; None if no rule has a reason."""
-    known_cause = difference.known_cause
-    # A construction that gives the recorded tokens is a proof and overrules what the bytes suggest.
-    if known_cause is not None:
-        return known_cause.code, known_cause.cause, known_cause.what
-    for rule, reason_for in owners:
-        try:
-            reason = reason_for(difference, evidence)
-        except ODD_VALUES as error:
-            if selected is None or rule.code in selected:
-                raise _rule_failure(rule, evidence, error) from error
-            continue
-        if reason is not None:
-            return rule.code, reason.cause, reason.what
-    return None
+    return replace(evidence, explained=tuple(explained), memo=memo)
 
 
 def check(
@@ -227,19 +216,22 @@ def check_explained(
     offered = repairs() if codes else ()
     by_default = [repair for repair in offered if repair.safety is not Safety.UNSAFE and not repair.by_model]
     offers = {code: [repair for repair in by_default if repair.claims(code)] for code in codes}
-    return tuple(_with_repair(finding, evidence, offers) for finding in linked), skips
+    for number, finding in enumerate(linked):
+        for repair in () if finding.severity is Severity.NOTE else offers[finding.code]:
+            try:
+                fits = repair.fits(evidence, finding)
+            except ODD_VALUES as error:
+                way_out = f"turn its rule off: `--ignore {finding.code}`"
+                raise plugin_error(f"repair `{repair.name}`", finding.place, way_out, error) from error
+            if fits:
+                linked[number] = replace(finding, repair=repair.name)
+                break
+    return tuple(linked), skips
 
 
 def _rule_failure(rule: Rule, evidence: Evidence, error: Exception) -> PluginError:
     place, code = evidence.rollout.place, rule.code
     return plugin_error(f"rule {code}", place, f"turn the rule off: `--ignore {code}`", error)
-
-
-@lru_cache(maxsize=64)
-def _explaining_rules(rules: tuple[Rule, ...]) -> _ExplainingRules:
-    """The rules that explain differences, in order of precedence, each with its function."""
-    owners = [(rule, rule.explain) for rule in rules if rule.explain is not None]
-    return tuple(sorted(owners, key=lambda owner: owner[0].precedence))
 
 
 @lru_cache(maxsize=1024)
@@ -266,15 +258,3 @@ def _rules_to_run(
     quiet = {rule.code for rule in able if rule.check is None or (rule.silent and rule.silent in verified)} - owned
     # One tuple shared by all rollouts is pickled once; most rollouts skip the same rules.
     return [rule for rule in able if rule.code not in quiet], tuple(skips)
-
-
-def _with_repair(finding: Finding, evidence: Evidence, offers: Mapping[str, Sequence[Repair]]) -> Finding:
-    """The finding with the name of the first repair that fits it; a note gets none."""
-    if finding.severity is Severity.NOTE:
-        return finding
-    way_out = f"turn its rule off: `--ignore {finding.code}`"
-    for repair in offers[finding.code]:
-        with guard_plugin(f"repair `{repair.name}`", finding.place, way_out):
-            if repair.fits(evidence, finding):
-                return replace(finding, repair=repair.name)
-    return finding

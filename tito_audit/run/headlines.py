@@ -70,13 +70,21 @@ class _RootCauses:
 
     def __init__(self, findings: Sequence[Finding], folds: Mapping[int, Turns]) -> None:
         self._findings = findings
-        self._folds = folds
+        self._turns: list[Turns] = []
+        self._keys: list[list[_Key]] = []
+        for index, finding in enumerate(findings):
+            hit, unit = finding.hit, finding.unit
+            turns = folds.get(index, (hit.turn if hit.later_turn is None else hit.later_turn,))
+            self._turns.append(turns)
+            # Whatever the training row shows counts once, whichever call it is about.
+            counted = (None,) if unit in ("training row", "rollout") else turns
+            self._keys.append([(finding.headline, turn, unit) for turn in counted])
         self._roots: dict[_Key, int] = {}
         """By headline and turn: the index of the most severe finding."""
         # The most severe first; among equals, findings that say why a prefix broke before those that say it did.
         ranks = [(-finding.severity, finding.code.startswith(_LINK_FAMILY)) for finding in findings]
         for index in sorted(range(len(findings)), key=ranks.__getitem__):
-            for key in self._keys(index):
+            for key in self._keys[index]:
                 self._roots.setdefault(key, index)
         self._broken: dict[int | None, int] = {}
         """By turn: the index of the finding that says why its prompt breaks its history."""
@@ -84,7 +92,7 @@ class _RootCauses:
             for index in dict.fromkeys(self._roots.values()):
                 finding = self._findings[index]
                 if finding.hit.later_turn is not None and finding.code.startswith(family):
-                    for turn in self._turns(index):
+                    for turn in self._turns[index]:
                         self._broken.setdefault(turn, index)
         drifted = (at for at in self._roots.values() if findings[at].code.startswith(_DRIFT_FAMILIES))
         self._drifted = next(drifted, None)
@@ -94,23 +102,10 @@ class _RootCauses:
         finding = self._findings[index]
         if finding.code == "LPR507" and self._drifted is not None:
             return [self._drifted]
-        roots = [self._roots[key] for key in self._keys(index)]
+        roots = [self._roots[key] for key in self._keys[index]]
         if finding.code.startswith(_LINK_FAMILY) and finding.hit.later_turn is not None:
-            turns = self._turns(index)
-            return [self._broken.get(turn, root) for turn, root in zip(turns, roots, strict=True)]
+            return [self._broken.get(turn, root) for turn, root in zip(self._turns[index], roots, strict=True)]
         return roots
-
-    def _turns(self, index: int) -> Turns:
-        hit = self._findings[index].hit
-        own = hit.turn if hit.later_turn is None else hit.later_turn
-        return self._folds.get(index, (own,))
-
-    def _keys(self, index: int) -> list[_Key]:
-        finding = self._findings[index]
-        # Whatever the training row shows counts once, whichever call it is about.
-        if finding.unit in ("training row", "rollout"):
-            return [(finding.headline, None, finding.unit)]
-        return [(finding.headline, turn, finding.unit) for turn in self._turns(index)]
 
 
 def with_headline(finding: Finding) -> Finding:
