@@ -162,7 +162,17 @@ def _audit(rollout: Rollout, auditor: Auditor, choose_view: ChooseView | None) -
     if misfit is not None:
         what = misfit.hit.cause.removeprefix("another ")
         skips = _restate_skips(skips, f"the {what} does not fit the log ({misfit.code})")
-    partial = partly_recorded(evidence.rollout)
+    partial, present = partly_recorded(evidence.rollout), evidence.present
+    partly_run: tuple[Skip, ...] = ()
+    if partial:  # rules that ran although some calls lack what they need
+        ran = auditor.codes - {skip.code for skip in skips}
+        partly_run = tuple(
+            Skip(rule.code, f"{describe_missing(need & partial)} in some calls")
+            for rule in auditor.rules
+            if rule.code in ran
+            for need in rule.needs
+            if need & partial and not need & present & ~partial
+        )
     return Result(
         rollout.place,
         evidence.rollout,
@@ -175,7 +185,7 @@ def _audit(rollout: Rollout, auditor: Auditor, choose_view: ChooseView | None) -
         misfit=misfit,
         told=auditor.log_findings,
         mismatches=evidence.memo.get(MISMATCH, ()),
-        partial=_partly_run_rules(partial, evidence.present, auditor, skips) if partial else (),
+        partial=partly_run,
     )
 
 
@@ -203,18 +213,6 @@ def _restate_skips(skips: tuple[Skip, ...], because: str) -> tuple[Skip, ...]:
     return tuple(
         Skip(skip.code, because) if any(words in skip.because for words in _WITHHELD_REASONS) else skip
         for skip in skips
-    )
-
-
-def _partly_run_rules(partial: Needs, present: Needs, auditor: Auditor, skips: Sequence[Skip]) -> tuple[Skip, ...]:
-    """The rules that ran although only some calls have what they need, each with what the others lack."""
-    ran = auditor.codes - {skip.code for skip in skips}
-    return tuple(
-        Skip(rule.code, f"{describe_missing(need & partial)} in some calls")
-        for rule in auditor.rules
-        if rule.code in ran
-        for need in rule.needs
-        if need & partial and not need & present & ~partial
     )
 
 

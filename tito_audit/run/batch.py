@@ -44,12 +44,13 @@ class BatchColumn:
 
     def left_padded(self, width: int) -> BatchColumn:
         """The column of an array, filled up on the left to this width with values that say nothing."""
-        missing = width - (self.width or 0)
-        return BatchColumn(
-            self.name,
-            [np.concatenate([np.full(missing, _fill_value(self.name, row)), row]) for row in self.rows],
-            width,
-        )
+        missing, rows = width - (self.width or 0), []
+        for row in self.rows:
+            fill: float = np.nan
+            if self.name == _MASK:  # not trained, as a mask or a label says it
+                fill = -100 if row.dtype.kind == "i" and (row == -100).any() else 0
+            rows.append(np.concatenate([np.full(missing, fill), row]))
+        return BatchColumn(self.name, rows, width)
 
 
 def batch_rows(passed: Mapping[str, Any]) -> tuple[str, Sequence[Row]]:
@@ -82,8 +83,17 @@ def batch_rows(passed: Mapping[str, Any]) -> tuple[str, Sequence[Row]]:
         }
         for number in range(size)
     ]
-    for row, length in zip(rows, _response_lengths(passed.get(_RESPONSE), lead), strict=True):
-        if length is not None:
+    response = passed.get(_RESPONSE)
+    if response is not None:
+        try:
+            lengths = np.asarray(_tensor_array(_RESPONSE, response) if hasattr(response, "detach") else response)
+        except ValueError:  # lists of several lengths
+            lengths = np.empty(0)
+        if lengths.shape != (size,) or lengths.dtype.kind not in "iu":
+            raise SetupError(f"response_lengths are not {size} whole numbers, one for each row.")
+        for number, (row, length, ids) in enumerate(zip(rows, lengths.tolist(), lead.rows, strict=True)):
+            if ids is not None and not 0 <= length <= len(ids):
+                raise SetupError(f"response_lengths[{number}] is {length}, and the row has {len(ids)} tokens.")
             row["response_length"] = length
     return PADDED if padded else GENERIC, rows
 
@@ -138,11 +148,28 @@ def _tensor_array(name: str, tensor: Any) -> Any:
 def _align_columns(columns: dict[str, BatchColumn]) -> dict[str, BatchColumn]:
     """The columns with one entry per id: narrower arrays cover the response at the end of the ids.
 
-    Where all other arrays are as narrow, the ids are split into prompt and completion instead.
+    Where all other arrays are as narrow, the ids are split into prompt and completion instead. Prompts and
+    completions are joined if there is padding and another column covers both.
     """
     ids = columns.get(TOKENS)
     if ids is None:
-        return _join_prompts(columns)
+        prompt, completion, attention = (columns.get(name) for name in (PROMPT, COMPLETION, ATTENTION))
+        if attention is None or completion is None:
+            return columns
+        if prompt is None or prompt.width is None or completion.width is None:
+            raise SetupError("attention_mask with completion_ids needs arrays of prompt_ids and completion_ids.")
+        whole = prompt.width + completion.width
+        if attention.width != whole:
+            raise SetupError(
+                f"attention_mask has {attention.width} columns; "
+                f"prompt_ids and completion_ids together have {whole}."
+            )
+        others = {name: each for name, each in columns.items() if name not in (PROMPT, COMPLETION)}
+        if not any(each.width == whole for each in others.values() if each is not attention):
+            return columns
+        rows = [np.concatenate(pair) for pair in zip(prompt.rows, completion.rows, strict=True)]
+        ids = BatchColumn(TOKENS, rows, whole)
+        columns = {TOKENS: ids, **others}
     width = ids.width
     narrow = [each for each in columns.values() if width and each.width is not None and each.width < width]
     if not narrow or width is None:
@@ -151,9 +178,9 @@ def _align_columns(columns: dict[str, BatchColumn]) -> dict[str, BatchColumn]:
         raise SetupError(
             f"attention_mask has {columns[ATTENTION].width} columns, token_ids {width}: pass one for each id."
         )
-    others = [each for each in columns.values() if each.name not in (TOKENS, ATTENTION)]
+    beside = [each for each in columns.values() if each.name not in (TOKENS, ATTENTION)]
     response = narrow[0].width or 0
-    if response < width - 1 and all(each.width == response for each in others):
+    if response < width - 1 and all(each.width == response for each in beside):
         split = {name: each for name, each in columns.items() if name != TOKENS}
         parts = {
             PROMPT: BatchColumn(PROMPT, [row[: width - response] for row in ids.rows], width - response),
@@ -163,49 +190,6 @@ def _align_columns(columns: dict[str, BatchColumn]) -> dict[str, BatchColumn]:
     if ATTENTION not in columns and response == width - 1:
         return columns
     return {name: each.left_padded(width) if each in narrow else each for name, each in columns.items()}
-
-
-def _join_prompts(columns: dict[str, BatchColumn]) -> dict[str, BatchColumn]:
-    """The columns with prompts and completions joined, if there is padding and another column covers both."""
-    prompt, completion, attention = (columns.get(name) for name in (PROMPT, COMPLETION, ATTENTION))
-    if attention is None or completion is None:
-        return columns
-    if prompt is None or prompt.width is None or completion.width is None:
-        raise SetupError("attention_mask with completion_ids needs arrays of prompt_ids and completion_ids.")
-    width = prompt.width + completion.width
-    if attention.width != width:
-        raise SetupError(
-            f"attention_mask has {attention.width} columns; prompt_ids and completion_ids together have {width}."
-        )
-    others = {name: each for name, each in columns.items() if name not in (PROMPT, COMPLETION)}
-    if not any(each.width == width for each in others.values() if each is not attention):
-        return columns
-    rows = [np.concatenate(pair) for pair in zip(prompt.rows, completion.rows, strict=True)]
-    return _align_columns({TOKENS: BatchColumn(TOKENS, rows, width), **others})
-
-
-def _fill_value(name: str, row: Any) -> Any:
-    """The value of a column that says nothing about a token: no logprob, or not trained."""
-    if name != _MASK:
-        return np.nan
-    return -100 if row.dtype.kind == "i" and (row == -100).any() else 0
-
-
-def _response_lengths(value: Any, lead: BatchColumn) -> Sequence[int | None]:
-    """The number of response tokens of each row, `[B]`; None for each if no lengths were passed."""
-    size = len(lead.rows)
-    if value is None:
-        return [None] * size
-    try:
-        lengths = np.asarray(_tensor_array(_RESPONSE, value) if hasattr(value, "detach") else value)
-    except ValueError:  # lists of several lengths
-        lengths = np.empty(0)
-    if lengths.shape != (size,) or lengths.dtype.kind not in "iu":
-        raise SetupError(f"response_lengths are not {size} whole numbers, one for each row.")
-    for number, (length, ids) in enumerate(zip(lengths, lead.rows, strict=True)):
-        if ids is not None and not 0 <= length <= len(ids):
-            raise SetupError(f"response_lengths[{number}] is {length}, and the row has {len(ids)} tokens.")
-    return [int(length) for length in lengths]
 
 
 BATCH = "batch"

@@ -14,7 +14,6 @@ from tito_audit.run.auditor import template_source
 from tito_audit.run.fit import stated_names
 from tito_audit.tokens.hub import CachedTokenizer, HubName, cached_tokenizer, cached_tokenizers, read_summary
 from tito_audit.tokens.load import load_tokenizer
-from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.ways.way import OWN_TEMPLATE, NamedTemplate
 
 _LOADED = 8
@@ -32,9 +31,7 @@ class Offer:
     because: str
     """Where the name comes from."""
     folder: Path | None = None
-    """The folder of its files; None: its name says where they are."""
-    required: bool = False
-    """Whether the run fails if it cannot be loaded."""
+    """The folder of its files; None: its name says where they are, and the run fails if it cannot be loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,63 +73,48 @@ def find_candidates(
     If tokenizers are `chosen`, no others are tried. TokenizerError if one of them cannot be loaded.
     """
     passed_over: list[PassedOver] = []
-    offers = [Offer(name, "given", required=True) for name in chosen]
+    offers = [Offer(name, "given") for name in chosen]
     if not offers:
-        offers = [Offer(name, "configured", required=True) for name in configured]
-        offers += _named_offers(rollouts, logs, passed_over)
+        offers = [Offer(name, "configured") for name in configured]
+        for key, name in stated_names(rollouts).items():
+            if HubName.parse(name) is None:
+                continue
+            folders = (log.parent / part for log in logs for part in dict.fromkeys((name, name.split("/")[-1])))
+            beside = next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
+            cached = cached_tokenizer(name)
+            if beside is not None:
+                offers.append(Offer(str(beside), f"the log names its {key} '{name}'", beside))
+            elif cached is not None:
+                offers.append(Offer(cached.name, f"the log names its {key} '{name}'", cached.folder))
+            elif name not in (passed.name for passed in passed_over):
+                why = f"the log names this {key}, which is not on this machine: pass -t"
+                passed_over.append(PassedOver(name, why))
         offers += _cached_offers(rollouts, {offer.name for offer in offers}, passed_over)
     tried: dict[str, tuple[Candidate, str]] = {}
     for offer in offers:
         if offer.name in tried:
             continue
-        tokenizer = _load_offer(offer, passed_over, trust_remote_code)
-        if tokenizer is not None:
-            several = len(tokenizer.chat_templates) > 1
-            own = (
-                NamedTemplate(f"its template {name}", template_name=name)
-                if several and name != "default"
-                else OWN_TEMPLATE
-                for name in tokenizer.chat_templates
-            )
-            tried[offer.name] = Candidate(tokenizer, (*own, *templates)), offer.because
+        if offer.folder is None:
+            tokenizer = load_tokenizer(offer.name, trust_remote_code=trust_remote_code)
+        else:
+            try:
+                tokenizer = replace(load_tokenizer(str(offer.folder)), name=offer.name)
+            except TokenizerError as error:
+                passed_over.append(PassedOver(offer.name, str(error).split("\n")[0]))
+                continue
+        several = len(tokenizer.chat_templates) > 1
+        own = (
+            NamedTemplate(f"its template {name}", template_name=name)
+            if several and name != "default"
+            else OWN_TEMPLATE
+            for name in tokenizer.chat_templates
+        )
+        tried[offer.name] = Candidate(tokenizer, (*own, *templates)), offer.because
     return Candidates(
         tuple(candidate for candidate, _ in tried.values()),
         tuple(because for _, because in tried.values()),
         tuple(passed_over),
     )
-
-
-def _load_offer(offer: Offer, passed_over: list[PassedOver], trust_remote_code: bool) -> Tokenizer | None:
-    """The tokenizer of an offer; None, with the reason in `passed_over`, if it cannot be loaded."""
-    if offer.folder is None:
-        return load_tokenizer(offer.name, trust_remote_code=trust_remote_code)
-    try:
-        return replace(load_tokenizer(str(offer.folder)), name=offer.name)
-    except TokenizerError as error:
-        if offer.required:
-            raise
-        passed_over.append(PassedOver(offer.name, str(error).split("\n")[0]))
-        return None
-
-
-def _named_offers(
-    rollouts: Sequence[Rollout], logs: Sequence[Path], passed_over: list[PassedOver]
-) -> Iterator[Offer]:
-    """The tokenizers that the log names, if they are in a folder next to it or in the hub cache."""
-    for key, name in stated_names(rollouts).items():
-        if HubName.parse(name) is None:
-            continue
-        folders = (log.parent / folder for log in logs for folder in dict.fromkeys((name, name.split("/")[-1])))
-        beside = next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
-        cached = cached_tokenizer(name)
-        if beside is not None:
-            yield Offer(str(beside), f"the log names its {key} '{name}'", beside)
-        elif cached is not None:
-            yield Offer(cached.name, f"the log names its {key} '{name}'", cached.folder)
-        elif name not in (passed.name for passed in passed_over):
-            passed_over.append(
-                PassedOver(name, f"the log names this {key}, which is not on this machine: pass -t")
-            )
 
 
 def _cached_offers(

@@ -89,7 +89,7 @@ def _is_worth_loading(vocabulary: Vocabulary, logs: Mapping[Path, LogGroup], set
 def _characters_per_byte_and_row(file: Path, group: LogGroup, vocabulary: Vocabulary) -> tuple[float, float]:
     """How many characters a log holds per byte and per row, estimated from its first rows.
 
-    A repeated text counts once, as it is encoded once.
+    A repeated text counts once, as it is encoded once; a rollout without messages counts as what its ids spell.
     """
     first = replace(group, settings=replace(group.settings, row=None, sample=None), join=None)
     seen: set[str] = set()
@@ -103,17 +103,12 @@ def _characters_per_byte_and_row(file: Path, group: LogGroup, vocabulary: Vocabu
             position, rows = log.position, rows + 1
             with suppress(RecordError):
                 for item in first.read_row(raw, Place(str(file), raw.index)).rollouts:
-                    characters += _new_characters(item, vocabulary, seen)
+                    new = {message.text for message in item.messages} - seen
+                    seen |= new
+                    characters += sum(map(len, new))
+                    if not item.messages:
+                        characters += sum(int(vocabulary.byte_lengths(ids).sum()) for ids in _recorded_ids(item))
     return characters / max(position, 1), characters / max(rows, 1)
-
-
-def _new_characters(item: Rollout, vocabulary: Vocabulary, seen: set[str]) -> int:
-    """How many characters a rollout adds to those `seen`: in its messages or, without any, in its ids."""
-    if not item.messages:
-        return sum(int(vocabulary.byte_lengths(ids).sum()) for ids in _recorded_ids(item))
-    new = {message.text for message in item.messages} - seen
-    seen |= new
-    return sum(map(len, new))
 
 
 def _recorded_ids(item: Rollout) -> list[Ids]:

@@ -45,10 +45,20 @@ def find_misfit(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Ren
         return None
     if why is None:
         return None
-    what = f"tokenizer {tokenizer.name}"
-    if cause == ANOTHER_TEMPLATE:
+    named = stated_names(rollouts)
+    names = listed([f"its {key} '{name}'" for key, name in named.items()])
+    advice = f"the log names {names}; " if names else ""
+    cached = next(filter(None, (cached_tokenizer(name) for name in named.values() if "/" in name)), None)
+    if cached is not None:
+        advice += f"pass -t {shell_word(cached.name)}, which is on this machine, or else "
+    if cause == ANOTHER_TOKENIZER:
+        what = f"tokenizer {tokenizer.name}"
+        advice += "pass the tokenizer of the model that sampled it (-t NAME)"
+    else:
         what = f"chat template of {tokenizer.name}, or the one that was given"
-    message = f"{why}: this log was not written with the {what}; {_advice(cause, rollouts)}"
+        advice += "pass the template that the sampler used (--chat-template FILE), or that tokenizer (-t NAME)"
+    identify = f"`tito-audit identify {shell_word(rollouts[0].place.file)}` tries those on this machine"
+    message = f"{why}: this log was not written with the {what}; {advice}; {identify}"
     hit = Hit(Where.LOG, 0, 0, message, cause=cause, severity=Severity.ERROR)
     return with_headline(Finding(MISFIT_CODE, Severity.ERROR, rows[0][0].place, hit))
 
@@ -95,19 +105,3 @@ def _not_the_template(rows_tested: TestableRows, reference: Reference) -> str | 
     writes = listed([f"'{piece}'" for piece, _ in rendered.most_common(3)]) or "no control tokens"
     holds = listed([f"'{piece}'" for piece, _ in recorded.most_common(3)])
     return f"the rows hold {holds} where the template writes {writes}"
-
-
-def _advice(cause: str, rollouts: Sequence[Rollout]) -> str:
-    """What the log names, what to pass, and what to run next."""
-    named = stated_names(rollouts)
-    says = listed([f"its {key} '{name}'" for key, name in named.items()])
-    advice = f"the log names {says}; " if says else ""
-    for cached in (cached_tokenizer(name) for name in named.values() if "/" in name):
-        if cached is not None:
-            advice += f"pass -t {shell_word(cached.name)}, which is on this machine, or else "
-            break
-    identify = f"`tito-audit identify {shell_word(rollouts[0].place.file)}` tries those on this machine"
-    if cause == ANOTHER_TOKENIZER:
-        return f"{advice}pass the tokenizer of the model that sampled it (-t NAME); {identify}"
-    sampler = "pass the template that the sampler used (--chat-template FILE), or that tokenizer (-t NAME)"
-    return f"{advice}{sampler}; {identify}"
