@@ -10,7 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from heapq import merge
 from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -185,13 +187,12 @@ def whole_log_findings(file: str, testimony: Testimony, codes: frozenset[str]) -
 
     They judge no single row: a row that shows how it was written has its own findings, the others stay open.
     """
-    every = chain(
-        _undecided_rows(testimony),
-        _possible_faults(testimony),
-        _conventions(testimony),
-        _sft_faults(testimony),
-        _contradictions(testimony),
-    )
+    parts = [*_slides(testimony), *_conventions(testimony), *_sft_faults(testimony)]
+    stated = {"--convention first": _LEFT_OUT, "--convention end": _ENDS, "--assume": _LOGPROBS}
+    for flag, tally in sorted(testimony.contradictions.items()):
+        verb, be = ("contradicts", "is") if tally.rows == 1 else ("contradict", "are")
+        message = f"{_rows(tally)} {verb} {flag} and {be} left as logged"
+        parts.append((stated[flag], Severity.WARNING, f"contradicts {flag}", message, tally))
     return tuple(
         with_headline(
             Finding(
@@ -201,15 +202,14 @@ def whole_log_findings(file: str, testimony: Testimony, codes: frozenset[str]) -
                 Hit(Where.LOG, 0, 0, message, cause=cause, headline=_SFT_HEADLINES.get(cause, "")),
             )
         )
-        for code, severity, cause, message, tally in every
+        for code, severity, cause, message, tally in parts
         if code in codes
     )
 
 
-def _undecided_rows(testimony: Testimony) -> Iterator[_LogFindingParts]:
-    """Rows whose simplest reading has a fault, while a faultless reading is possible."""
-    slides = testimony.undecided
-    if slides:
+def _slides(testimony: Testimony) -> Iterator[_LogFindingParts]:
+    """Rows whose simplest reading has a slide while another has none, and those that may have one of other rows."""
+    if slides := testimony.undecided:
         words = listed(describe_slides(slides), "or")
         message = (
             f"all {many(testimony.rows, 'row')} of the log may have {words}: {len(testimony.certain)} different "
@@ -218,9 +218,8 @@ def _undecided_rows(testimony: Testimony) -> Iterator[_LogFindingParts]:
         )
         tally = testimony.tied[slides[0].mask, slides[0].logprobs]
         yield _LOGPROBS, Severity.NOTE, "undecided", message, tally
-        return
     by_code: dict[str, list[tuple[Slide, ...]]] = {}
-    for reading in testimony.open:
+    for reading in () if testimony.undecided else testimony.open:
         by_code.setdefault(_slide_code(reading), []).append(reading)
     for code, readings in sorted(by_code.items()):
         tally = _sum_tallies(testimony.open[slides] for slides in readings)
@@ -233,10 +232,6 @@ def _undecided_rows(testimony: Testimony) -> Iterator[_LogFindingParts]:
             f"loss, or have {words}; {_ADVICE}, or state which it is with --convention or --assume"
         )
         yield code, Severity.NOTE, "undecided", message, tally
-
-
-def _possible_faults(testimony: Testimony) -> Iterator[_LogFindingParts]:
-    """Rows that may have a slide which other rows prove to have."""
     for slide, tally in testimony.allowed_where_proven.items():
         (words,) = describe_slides([slide])
         proof = _rows(testimony.proven[slide.mask, slide.logprobs])
@@ -347,15 +342,6 @@ def _convention_finding(
     yield code, Severity.WARNING, cause, f"{message} in {share}: {named}", odd
 
 
-def _contradictions(testimony: Testimony) -> Iterator[_LogFindingParts]:
-    """Rows that contradict what the user states."""
-    codes = {"--convention first": _LEFT_OUT, "--convention end": _ENDS, "--assume": _LOGPROBS}
-    for flag, tally in sorted(testimony.contradictions.items()):
-        verb = "contradicts" if tally.rows == 1 else "contradict"
-        message = f"{_rows(tally)} {verb} {flag} and {'is' if tally.rows == 1 else 'are'} left as logged"
-        yield codes[flag], Severity.WARNING, f"contradicts {flag}", message, tally
-
-
 def _slide_code(slides: Iterable[Slide]) -> str:
     """The code of the finding about these slides: that of the logprobs if any of them moves logprobs."""
     return _LOGPROBS if any(slide.logprobs for slide in slides) else _MASK
@@ -395,12 +381,17 @@ class TrainedOverlaps:
 
     def results(self) -> Iterator[Result]:
         """The findings: a result for each rollout in the order of the rows, then one for each log."""
-        for place, of_place in groupby(self._sequence_findings(), key=lambda pair: self.ledger.place(pair[0])):
+        again, never = (
+            map(self._trained_again, self.settled.doubles),
+            map(self._never_trained, self.settled.never.tolist()),
+        )
+        in_order = merge(again, never, key=itemgetter(0))
+        for place, of_place in groupby(in_order, key=lambda pair: self.ledger.place(pair[0])):
             findings = []
-            for number, again in of_place:
-                hit, row_place = retraining_hit(again), self.ledger.row_place(number)
+            for number, training in of_place:
+                hit, row_place = retraining_hit(training), self.ledger.row_place(number)
                 severity = Severity.ERROR if hit.severity is None else hit.severity
-                repair = ONCE if again.turn is None else None
+                repair = ONCE if training.turn is None else None
                 findings.append(with_headline(Finding(TRAINED_ONCE, severity, row_place, hit, repair)))
             yield Result(place, None, tuple(findings), of_log=True)
         undecided = self.settled.undecided.tolist()
@@ -452,20 +443,16 @@ class TrainedOverlaps:
                 items[place.item] = (*items.get(place.item, ()), again)
         return by_row
 
-    def _sequence_findings(self) -> Iterator[_SequenceFinding]:
-        """What is trained again or never, in the order of the sequences."""
-        never, at = self.settled.never.tolist(), 0
-        for double in self.settled.doubles:
-            while at < len(never) and never[at] < double.sequence:
-                yield self._never_trained(never[at])
-                at += 1
-            yield self._trained_again(double)
-        yield from map(self._never_trained, never[at:])
-
     def _trained_again(self, double: Double) -> _SequenceFinding:
         """What a sequence trains that another one trains first."""
-        place = self.ledger.row_place(double.sequence)
-        named = self._sequence_name(double.first, place)
+        here, place = self.ledger.row_place(double.sequence), self.ledger.row_place(double.first)
+        turn = self.ledger.turn(double.first)
+        if turn is not None and place == here:
+            named = f"turn {turn}"
+        elif place.file != here.file:
+            named = str(place)
+        else:
+            named = f"row {place.row}" + (f"[{place.item}]" if place.item or place.row == here.row else "")
         named += f" and {many(double.others, 'other row')}" if double.others else ""
         counted = many(double.tokens, "token")
         spans = f" in {many(len(double.runs), 'span')}" if len(double.runs) > 1 else ""
@@ -483,15 +470,6 @@ class TrainedOverlaps:
             runs = tuple((start - runs[0][0], end - runs[0][0]) for start, end in runs)
         return double.sequence, TrainedAgain(turn, runs, double.cause.value, message)
 
-    def _sequence_name(self, number: int, here: Place) -> str:
-        """A sequence as seen from a place: `row 3`, `row 3[1]`, `other.jsonl:3`, or `turn 2` of the same row."""
-        place, turn = self.ledger.row_place(number), self.ledger.turn(number)
-        if turn is not None and place == here:
-            return f"turn {turn}"
-        if place.file != here.file:
-            return str(place)
-        return f"row {place.row}" + (f"[{place.item}]" if place.item or place.row == here.row else "")
-
     def _never_trained(self, number: int) -> _SequenceFinding:
         """A call that no row trains."""
         tokens = self.ledger.trained_tokens(number)
@@ -508,10 +486,18 @@ class TrainedOverlaps:
 
 def stranger_results(ledger: Ledger, strangers: Sequence[Place]) -> Iterator[Result]:
     """A finding for each log with strangers that the calls beside another row of the run sampled."""
-    wanted = _last_trained_spans(ledger, strangers)
+    spans, first = ledger.spans, ledger.first_spans
+    wanted: dict[int, Place] = {}  # the strangers, by the hash of their last trained span
+    for file, places in groupby(strangers, key=lambda place: place.file):
+        among = set(places)
+        for number in ledger.sequences_of_rows(file, sorted({place.row for place in among})):
+            place = ledger.place(number)
+            if ledger.turn(number) is None and place in among:
+                own = spans[first[number] : first[number + 1]]
+                wanted[int(own["hash"][np.flatnonzero(own["tokens"])[-1]])] = place
     keys = np.fromiter(wanted, np.uint64, len(wanted))
     owners: dict[Place, Place] = {}  # by row, the first rollout with a call that sampled its last span
-    hashes = ledger.spans["hash"]
+    hashes = spans["hash"]
     for at in range(0, len(hashes) if wanted else 0, BLOCK):
         sampled = np.flatnonzero(np.isin(hashes[at : at + BLOCK], keys)) + at
         for span, number in zip(sampled.tolist(), ledger.sequences_of_spans(sampled).tolist(), strict=True):
@@ -536,21 +522,8 @@ def stranger_results(ledger: Ledger, strangers: Sequence[Place]) -> Iterator[Res
             f"{many(len(pairs), 'row')} {verb} what the calls beside another row sampled: {named}{more}; {advice}"
         )
         hit = Hit(Where.LOG, 0, 0, message, cause="joined to other calls", severity=Severity.ERROR)
-        first = pairs[0][0]
-        yield Result(first, None, (with_headline(Finding(_STRANGER, Severity.ERROR, first, hit)),), of_log=True)
-
-
-def _last_trained_spans(ledger: Ledger, strangers: Sequence[Place]) -> dict[int, Place]:
-    """By the hash of its last trained span: each of these training rows."""
-    spans, first, by_hash = ledger.spans, ledger.first_spans, dict[int, Place]()
-    for file, places in groupby(strangers, key=lambda place: place.file):
-        among = set(places)
-        for number in ledger.sequences_of_rows(file, sorted({place.row for place in among})):
-            place = ledger.place(number)
-            if ledger.turn(number) is None and place in among:
-                own = spans[first[number] : first[number + 1]]
-                by_hash[int(own["hash"][np.flatnonzero(own["tokens"])[-1]])] = place
-    return by_hash
+        place = pairs[0][0]
+        yield Result(place, None, (with_headline(Finding(_STRANGER, Severity.ERROR, place, hit)),), of_log=True)
 
 
 def _place_words(place: Place, beside: Place | None = None) -> str:
