@@ -208,7 +208,7 @@ def whole_log_findings(file: str, testimony: Testimony, codes: frozenset[str]) -
 
 
 def _slides(testimony: Testimony) -> Iterator[_LogFindingParts]:
-    """Rows whose simplest reading has a slide while another has none, and those that may have one of other rows."""
+    """Rows whose simplest reading has a slide while another has none, and rows that may have one of others."""
     if slides := testimony.undecided:
         words = listed(describe_slides(slides), "or")
         message = (
@@ -381,10 +381,8 @@ class TrainedOverlaps:
 
     def results(self) -> Iterator[Result]:
         """The findings: a result for each rollout in the order of the rows, then one for each log."""
-        again, never = (
-            map(self._trained_again, self.settled.doubles),
-            map(self._never_trained, self.settled.never.tolist()),
-        )
+        again = map(self._trained_again, self.settled.doubles)
+        never = map(self._never_trained, self.settled.never.tolist())
         in_order = merge(again, never, key=itemgetter(0))
         for place, of_place in groupby(in_order, key=lambda pair: self.ledger.place(pair[0])):
             findings = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -357,7 +356,13 @@ def _check_read_back(form: Format, want: Rollout, got: Sequence[AuditedRollout])
     if (row is None) is not (wanted is None):
         raise RecordError(f"the format {form.name} has no place for a training row here")
     if row is not None and wanted is not None:
-        wanted = _without_padding(wanted)
+        start, end = visible_range(wanted)
+        mask, logprobs = wanted.loss_mask, wanted.logprobs
+        # Untrained padding, which an attention mask hides at the ends, is not read back.
+        if mask is not None and not (mask[:start].any() or mask[end:].any()):
+            seen = None if logprobs is None else logprobs[start:end]
+            ids = wanted.token_ids[start:end]
+            wanted = replace(wanted, token_ids=ids, loss_mask=mask[start:end], logprobs=seen)
         for name in ("token_ids", "loss_mask", "logprobs"):
             if not _equal(getattr(row, name), getattr(wanted, name), wanted):
                 raise RecordError(f"the format {form.name} cannot write this row's {name.replace('_', ' ')}")
@@ -371,21 +376,6 @@ def _check_read_back(form: Format, want: Rollout, got: Sequence[AuditedRollout])
                 raise RecordError(
                     f"the format {form.name} cannot write the {name.replace('_', ' ')} of call {number}"
                 )
-
-
-def _without_padding(row: TrainingRow) -> TrainingRow:
-    """The row as it reads back: without untrained padding, which an attention mask hides at its ends."""
-    start, end = visible_range(row)
-    outside = np.ones(len(row.token_ids), np.bool_)
-    outside[start:end] = False
-    if row.loss_mask is None or (row.loss_mask & outside).any():
-        return row
-    return replace(
-        row,
-        token_ids=row.token_ids[start:end],
-        loss_mask=row.loss_mask[start:end],
-        logprobs=None if row.logprobs is None else row.logprobs[start:end],
-    )
 
 
 def _equal(got: NDArray[np.generic] | None, want: NDArray[np.generic] | None, row: TrainingRow | None) -> bool:
@@ -455,6 +445,9 @@ class RowRepair:
         self.repairs = repairs
         self.rules = all_rules()
         self.codes = group.auditor.codes
+        # Of repaired rows no slide is assumed, and no fault of a fast encoder can prove a repair.
+        reference = group.auditor.by_reference()
+        self.reference = replace(reference, conventions=replace(reference.conventions, slide=None))
         self.all_codes = frozenset(rule.code for rule in self.rules)
         self.compares = TRAINED_ONCE in self.codes
         """Whether the rows of the run are compared with each other once all are repaired."""
@@ -497,7 +490,7 @@ class RowRepair:
             for item, now in ((each.place.item, each.training_row) for each in rollouts if again):
                 if now is not None and item in ids and not np.array_equal(now.token_ids, ids[item]):
                     still.pop(item, None)
-            return self._audit(rollouts, self._reference_auditor, still)
+            return self._audit(rollouts, self.reference, still)
 
         applied = apply_repairs(read.row, read.format, audited, audit, self.terms)
         before = tuple(self._select_codes(each.result) for each in audited)
@@ -524,12 +517,6 @@ class RowRepair:
         inside = read.format.open_object if raw.accepts_new_keys else ""
         new = (self._with_provenance(logged, row, n, outcome, inside) for n, row in enumerate(applied.rows))
         return RepairedRow(outcome, tuple(new), logged)
-
-    @cached_property
-    def _reference_auditor(self) -> Auditor:
-        """The auditor of repaired rows: it assumes no slide, and no fault of a fast encoder can prove a repair."""
-        auditor = self.group.auditor.by_reference()
-        return replace(auditor, conventions=replace(auditor.conventions, slide=None))
 
     def _unrepaired(self, raw: RawRow, place: Place, results: tuple[Result, ...]) -> Outcome:
         """The outcome of a row on which no repair is tried."""
