@@ -50,9 +50,6 @@ _UNREAD_ROWS = 3
 _HEAD_ROWS = 64
 """How many rows of a log are read to get its first rollouts."""
 
-_LogsBySettings = list[tuple[Settings, list[Path]]]
-"""Settings, each with the logs that have them."""
-
 
 class RowFlow:
     """The logs of a run and what reads and audits them, loaded.
@@ -265,8 +262,25 @@ class RowFlow:
 
     def _make_groups(self, standing_for: Mapping[Path, Path], *, audits: bool) -> dict[str, LogGroup]:
         """By log: its group; logs with the same settings share an auditor, and those that are joined a join."""
-        by_settings = _group_by_settings(self.files, self.settings, standing_for)
-        auditors = self._load_auditors(by_settings) if audits else [READS_ONLY for _ in by_settings]
+        by_settings: list[tuple[Settings, list[Path]]] = [] if self.files else [(self.settings, [])]
+        for file in self.files:
+            own = self.settings.at(standing_for.get(file, file))
+            members = next((members for other, members in by_settings if own is other or own == other), None)
+            if members is None:
+                by_settings.append((own, [file]))
+            else:
+                members.append(file)
+        auditors: list[Auditor] = []
+        about: dict[str, list[Path]] = {}  # the logs that each notice is about
+        for own, members in by_settings:
+            auditor, notice = self.loader.load_auditor(own) if audits else (READS_ONLY, None)
+            auditors.append(auditor)
+            if notice is not None:
+                about.setdefault(notice, []).extend(members)
+        for notice, members in about.items():
+            more = f" and {len(members) - 1} more" if len(members) > 1 else ""
+            where = f"{members[0]}{more}: " if len(members) < len(self.files) else ""
+            self._notices.append(where + notice)
         joins: dict[str, Join | None] = {}
         groups: dict[str, LogGroup] = {}
         for (own, members), auditor in zip(by_settings, auditors, strict=True):
@@ -300,21 +314,6 @@ class RowFlow:
             if self.progress is not None:
                 self.progress(rows, 0, 0)
             yield number, answer
-
-    def _load_auditors(self, by_settings: _LogsBySettings) -> list[Auditor]:
-        """The auditor for each of the settings; keeps notices, each with the logs that it is about."""
-        auditors: list[Auditor] = []
-        notices: dict[str, list[Path]] = {}
-        for own, members in by_settings:
-            auditor, notice = self.loader.load_auditor(own)
-            auditors.append(auditor)
-            if notice is not None:
-                notices.setdefault(notice, []).extend(members)
-        for notice, members in notices.items():
-            more = f" and {len(members) - 1} more" if len(members) > 1 else ""
-            where = f"{members[0]}{more}: " if len(members) < len(self.files) else ""
-            self._notices.append(where + notice)
-        return auditors
 
 
 def _unpickle_flow(
@@ -385,23 +384,6 @@ def _join_key(settings: Settings) -> str:
     columns = dict(settings.columns)
     joined = settings.messages, settings.tools, dict(settings.on), settings.session, settings.join
     return repr((*joined, settings.format, columns, settings.rows_at))
-
-
-def _group_by_settings(
-    files: Sequence[Path], settings: Settings, standing_for: Mapping[Path, Path]
-) -> _LogsBySettings:
-    """The settings that overrides make, each with its logs."""
-    if not settings.overrides or not files:
-        return [(settings, list(files))]
-    grouped: _LogsBySettings = []
-    for file in files:
-        own = settings.at(standing_for.get(file, file))
-        members = next((members for other, members in grouped if own is other or own == other), None)
-        if members is None:
-            grouped.append((own, [file]))
-        else:
-            members.append(file)
-    return grouped
 
 
 class GarbageCollector:

@@ -14,7 +14,7 @@ import time
 import uuid
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, chdir, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -294,8 +294,17 @@ def connect_to_cluster(address: str | None) -> Iterator[Any]:
     and kept. A cluster started here ends with the block.
     """
     with ExitStack() as stack:
-        stack.enter_context(_environment_defaults(_RAY_ENVIRONMENT))
-        ray = _import_ray()
+        for name in _RAY_ENVIRONMENT.keys() - os.environ.keys():
+            os.environ[name] = _RAY_ENVIRONMENT[name]
+            stack.callback(os.environ.pop, name, None)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                import ray
+        except ImportError as error:
+            raise SetupError(
+                f"--engine ray: Ray cannot be imported ({error}).\nInstall it with: pip install 'tito-audit[ray]'"
+            ) from None
         if not ray.is_initialized():
             where = _address_of_cluster(address)
             stack.enter_context(_exit_on_sigterm())
@@ -307,7 +316,10 @@ def connect_to_cluster(address: str | None) -> Iterator[Any]:
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
                 how |= {"include_dashboard": False, "_temp_dir": folder}
             stack.callback(ray.shutdown)
-            stack.enter_context(_silence_stdout(ray))
+            # Ray prints to stdout, where reports go, when it loses a worker; log_to_driver does not help.
+            module: Any = ray._private.worker
+            stack.callback(setattr, module, "print_to_stdstream", getattr(module, "print_to_stdstream", None))
+            module.print_to_stdstream = lambda *words, **how: None
             # ray.init replaces the handler of SIGTERM, which is restored below.
             main = threading.current_thread() is threading.main_thread()
             handler = signal.getsignal(signal.SIGTERM) if main else None
@@ -342,40 +354,17 @@ def _exit_on_sigterm() -> Iterator[None]:
             raise
 
 
-def _import_ray() -> Any:
-    """The module `ray`; SetupError if it is not installed."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import ray
-    except ImportError as error:
-        raise SetupError(
-            f"--engine ray: Ray cannot be imported ({error}).\nInstall it with: pip install 'tito-audit[ray]'"
-        ) from None
-    return ray
-
-
-@contextmanager
-def _silence_stdout(ray: Any) -> Iterator[None]:
-    """Keep Ray from printing to stdout, where reports go, when it loses a worker; log_to_driver does not help."""
-    module = ray._private.worker
-    printing = getattr(module, "print_to_stdstream", None)
-    module.print_to_stdstream = lambda *words, **how: None
-    try:
-        yield
-    finally:
-        module.print_to_stdstream = printing
-
-
 def _address_of_cluster(address: str | None) -> str:
     """The address of a cluster that answers, or `local` for a new one; SetupError if the wanted one does not."""
     wanted = address or os.environ.get("RAY_ADDRESS") or None
     if wanted == "local":
         return wanted
     if wanted in (None, "auto"):
-        running = _local_address()
-        if running is not None and _why_unreachable(running) is None:
-            return running
+        with suppress(OSError, UnicodeDecodeError):  # Ray notes the cluster last started on this machine
+            noted = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+            running = noted.read_text(encoding="utf-8").strip()
+            if running and _why_unreachable(running) is None:
+                return running
         if wanted is None:
             return "local"
         raise SetupError(
@@ -396,14 +385,6 @@ def _address_of_cluster(address: str | None) -> str:
     return wanted
 
 
-def _local_address() -> str | None:
-    """The address of the cluster last started on this machine, from Ray's own file; None without one."""
-    with suppress(OSError, UnicodeDecodeError):
-        noted = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
-        return noted.read_text(encoding="utf-8").strip() or None
-    return None
-
-
 def _why_unreachable(address: str) -> str | None:
     """Why no cluster answers at an address; None if one seems to. Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
@@ -418,15 +399,3 @@ def _why_unreachable(address: str) -> str | None:
     except (OSError, OverflowError) as error:
         return getattr(error, "strerror", None) or str(error) or type(error).__name__
     return None if len(answer) == 4 and answer[3] == 4 else "what listens there is not Ray"
-
-
-@contextmanager
-def _environment_defaults(values: Mapping[str, str]) -> Iterator[None]:
-    """Set the environment variables that are not set, for the block."""
-    ours = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name in ours:
-            os.environ.pop(name, None)
