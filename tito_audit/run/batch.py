@@ -115,23 +115,21 @@ def column(name: str, value: Any) -> BatchColumn:
         return BatchColumn(name, list(value), value.shape[1])
     if not isinstance(value, list | tuple | np.ndarray):
         raise SetupError(f"{name} is a value of type {type(value).__name__}, not a batch: pass a list of rows.")
-    return BatchColumn(name, [_parse_row(name, number, row) for number, row in enumerate(value)])
-
-
-def _parse_row(name: str, number: int, value: Any) -> Any:
-    """One row of a column as a list or array `[T]`; None for no values. SetupError for anything else."""
-    if hasattr(value, "detach"):
-        value = _tensor_array(f"{name}[{number}]", value)
-    elif not isinstance(value, list | tuple) and hasattr(value, "__array__") and np.ndim(value):
-        value = np.asarray(value)
-    if value is None or isinstance(value, list):
-        return np.asarray(value) if value and isinstance(value[0], np.generic) else value
-    if isinstance(value, tuple):
-        return list(value)
-    if isinstance(value, np.ndarray) and value.ndim == 1:
-        return value
-    what = many(value.ndim, "dimension") if isinstance(value, np.ndarray) else f"type {type(value).__name__}"
-    raise SetupError(f"{name}[{number}] is not a row but a value of {what}; for one row, pass [{name}].")
+    rows: list[Any] = []  # lists and arrays `[T]`; None for no values
+    for number, row in enumerate(value):
+        if hasattr(row, "detach"):
+            row = _tensor_array(f"{name}[{number}]", row)
+        elif isinstance(row, tuple):
+            row = list(row)
+        elif isinstance(row, list):
+            row = np.asarray(row) if row and isinstance(row[0], np.generic) else row
+        elif hasattr(row, "__array__") and np.ndim(row):
+            row = np.asarray(row)
+        if not (row is None or isinstance(row, list) or (isinstance(row, np.ndarray) and row.ndim == 1)):
+            what = many(row.ndim, "dimension") if isinstance(row, np.ndarray) else f"type {type(row).__name__}"
+            raise SetupError(f"{name}[{number}] is not a row but a value of {what}; for one row, pass [{name}].")
+        rows.append(row)
+    return BatchColumn(name, rows)
 
 
 def _tensor_array(name: str, tensor: Any) -> Any:

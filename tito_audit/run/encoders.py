@@ -38,11 +38,21 @@ def begin_encoder(tokenizer: Tokenizer, logs: Mapping[Path, LogGroup], settings:
     """
     if settings.encoder == "tokenizers":
         return False
-    regular = {file: group for file, group in logs.items() if file.is_file()}  # a pipe cannot be read twice
-    if settings.encoder == "fastokens" or _is_worth_loading(tokenizer.vocabulary, regular, settings):
-        tokenizer.start_building_fast()
-        return True
-    return False
+    if settings.encoder == "auto":  # only if encoding the logs with the reference would take longer than loading
+        least = _LOADING_COST + _COST_PER_ENTRY * tokenizer.vocabulary.size
+        regular = {file: group for file, group in logs.items() if file.is_file()}  # a pipe cannot be read twice
+        size = sum(file.stat().st_size for file in regular) * (sample_share(settings) or 1)
+        plain = all(file.suffix in (".jsonl", ".json") for file in regular)
+        fewest, most = _PLAIN_CHARACTERS if plain else _PACKED_CHARACTERS
+        if size * most < least:
+            return False
+        rows = 1 if settings.row is not None else settings.limit
+        if rows is not None or size * fewest < least:
+            by_byte, by_row = _characters_per_byte_and_row(*next(iter(regular.items())), tokenizer.vocabulary)
+            if by_byte * size < least or (rows is not None and by_row * rows < least):
+                return False
+    tokenizer.start_building_fast()
+    return True
 
 
 def choose_encoder(tokenizer: Tokenizer, head: Sequence[Rollout], settings: Settings) -> None:
@@ -67,23 +77,6 @@ def rollout_texts(rollouts: Sequence[Rollout], vocabulary: Vocabulary) -> list[s
         texts += [message.text for message in item.messages]
         texts += [vocabulary.text(ids[:_TRIED_CHARACTERS]) for ids in _recorded_ids(item)]
     return texts
-
-
-def _is_worth_loading(vocabulary: Vocabulary, logs: Mapping[Path, LogGroup], settings: Settings) -> bool:
-    """Whether encoding the logs with the reference would take longer than loading the fast encoder."""
-    least = _LOADING_COST + _COST_PER_ENTRY * vocabulary.size
-    size = sum(file.stat().st_size for file in logs) * (sample_share(settings) or 1)
-    fewest, most = (
-        _PLAIN_CHARACTERS if all(file.suffix in (".jsonl", ".json") for file in logs) else _PACKED_CHARACTERS
-    )
-    rows = 1 if settings.row is not None else settings.limit
-    if size * most < least:
-        return False
-    if rows is None and size * fewest >= least:
-        return True
-    by_byte, by_row = _characters_per_byte_and_row(*next(iter(logs.items())), vocabulary)
-    characters = by_byte * size if rows is None else min(by_byte * size, by_row * rows)
-    return characters >= least
 
 
 def _characters_per_byte_and_row(file: Path, group: LogGroup, vocabulary: Vocabulary) -> tuple[float, float]:

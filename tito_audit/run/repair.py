@@ -398,7 +398,15 @@ class _LogWriter:
         if group.join is not None:
             group.join.rows(group.open(file))  # reads the calls of all logs, for the summary
         self._start_log(file, group.auditor.vocabulary, log.about_log)
-        shown = self._repair_shown_rows_again(file, recorder)
+        shown: dict[int, Outcome] = {}
+        if (room := run.shown - self.changed) > 0:  # repaired again, as a journal holds no whole rollouts
+            outcomes = (row.outcome for row in recorder.finished_rows(file))
+            changed = (each.place.row for each in outcomes if each.repaired or each.quarantined is not None)
+            numbers = list(islice(changed, room))
+            run.vocabulary = flow.fitted_group(str(file)).auditor.vocabulary
+            again = {} if self.overlaps is None else self.overlaps.trained_again(str(file), numbers)
+            for raw in reread_rows(group, group.open(file, keep_text=True), numbers):
+                shown[raw.index] = self.work.repair_row(file, raw, again.get(raw.index, {})).outcome
         for row in recorder.finished_rows(file):
             if self.quarantine is not None:
                 for line in row.moved:
@@ -429,21 +437,6 @@ class _LogWriter:
             rows = self.run.in_memory.get(file)
             in_memory = rows.result if rows is not None and rows.target is None else None
             self.run.written.append((file, in_memory or self.targets[file]))
-
-    def _repair_shown_rows_again(self, file: Path, recorder: Recorder) -> Mapping[int, Outcome]:
-        """By row: the outcomes that the caller shows; repaired again, as a journal holds no whole rollouts."""
-        room = self.run.shown - self.changed
-        if room <= 0:
-            return {}
-        flow = self.work.flow
-        outcomes = (row.outcome for row in recorder.finished_rows(file))
-        changed = (each.place.row for each in outcomes if each.repaired or each.quarantined is not None)
-        numbers, group, shown = list(islice(changed, room)), flow.groups[str(file)], dict[int, Outcome]()
-        self.run.vocabulary = flow.fitted_group(str(file)).auditor.vocabulary
-        again = {} if self.overlaps is None else self.overlaps.trained_again(str(file), numbers)
-        for raw in reread_rows(group, group.open(file, keep_text=True), numbers):
-            shown[raw.index] = self.work.repair_row(file, raw, again.get(raw.index, {})).outcome
-        return shown
 
     def _open_output(self, file: Path, log: Log, stack: ExitStack, changes: RowChanges) -> Output:
         """Open the output of a log, which `stack` completes when it closes."""

@@ -251,8 +251,19 @@ class Recorder:
         self._by_group: dict[int, Mapping[str, str]] = {}
         self._differs: dict[str, None] = {}
         self._unused = 0
-        self.finished = {file: log for file in flow.files if (log := self._find_finished(file)) is not None}
+        self.finished: dict[Path, JournaledLog] = {}
         """The logs that an earlier run finished; of a repair, those whose written files are unchanged."""
+        for file in flow.files:
+            log, state = journal.find_finished(kind, str(file)), states.get(file)
+            if log is None or state is None or log.state != state:
+                continue
+            decided = self._deciding_hashes(file)
+            differs = [name for name in {**decided, **log.decided} if decided.get(name) != log.decided.get(name)]
+            self._differs |= dict.fromkeys(differs)
+            if differs:
+                self._unused += 1
+            else:
+                self.finished[file] = log
         if targets is not None:
             logs = {}
             for file, log in self.finished.items():
@@ -334,17 +345,6 @@ class Recorder:
         if self._rows:
             self.journal.add_part(pack(self._rows))
         self._rows, self._results = [], 0
-
-    def _find_finished(self, file: Path) -> JournaledLog | None:
-        """What the journal has of a log; None if there is nothing, or if log or settings have changed."""
-        log, state = self.journal.find_finished(self._kind, str(file)), self._states.get(file)
-        if log is None or state is None or log.state != state:
-            return None
-        decided = self._deciding_hashes(file)
-        differs = [name for name in {**decided, **log.decided} if decided.get(name) != log.decided.get(name)]
-        self._differs |= dict.fromkeys(differs)
-        self._unused += bool(differs)
-        return None if differs else log
 
     def _deciding_hashes(self, file: Path) -> Mapping[str, str]:
         """By name: a hash of each thing that the results of a log depend on."""

@@ -222,7 +222,13 @@ class _Attempt:
             else:
                 reasons: dict[int, str] = {}
                 for item, proposal in proposals.items():
-                    reason = self.refute(*_rows_of_item(before, after, item), repair, proposal.adds)
+                    old, new = before, after
+                    if len(before.rollouts) > 1:  # of a group, only the rollout of this item
+                        items = [audited.rollout.place.item for audited in before.rollouts]
+                        at = slice(items.index(item), items.index(item) + 1)
+                        old = replace(before, rollouts=before.rollouts[at])
+                        new = [replace(row, rollouts=row.rollouts[at]) for row in after]
+                    reason = self.refute(old, new, repair, proposal.adds)
                     if reason is not None:
                         reasons[item] = reason
                 if not reasons:
@@ -328,16 +334,6 @@ class _Attempt:
         return (
             finding.severity >= terms.threshold and finding.code in terms.selected and repair.claims(finding.code)
         )
-
-
-def _rows_of_item(before: AuditedRow, after: list[AuditedRow], item: int) -> tuple[AuditedRow, list[AuditedRow]]:
-    """The rows before and after that a proposal is about; in a group, with only the rollout of this item."""
-    if len(before.rollouts) == 1:
-        return before, after
-    number = next(n for n, audited in enumerate(before.rollouts) if audited.rollout.place.item == item)
-    (new,) = after
-    old, now = (replace(row, rollouts=row.rollouts[number : number + 1]) for row in (before, new))
-    return old, [now]
 
 
 def _check_read_back(form: Format, want: Rollout, got: Sequence[AuditedRollout]) -> None:

@@ -292,16 +292,26 @@ class ChunkedScan:
         if self._broken:
             return
         counted = passed = 0  # rows of the chunk that were left out and are counted already, and results
+        file, views = str(self._file), self.views
         for (number, results), left_out in zip(chunk.rows, chunk.left_out or repeat(0), strict=False):
             self._left_out += left_out - counted
             counted, before_row = left_out, self._left_out
             if not self._count_row():
                 return
             self._last = self._start + number
-            row = []
-            for packed in results:
-                result = _unpack_result(packed, str(self._file), self._last)
-                row.append(self._attach_view(result, chunk.views.get(passed)))
+            row: list[Result] = []
+            for item, of_rollout, of_row, rest in results:
+                place, rollout = Place(file, self._last, item), None
+                if of_rollout is not None:
+                    rollout = Rollout(place, of_rollout[0], stated=Stated(notice=of_rollout[1]))
+                findings = [Finding(code, severity, own or place, *more) for own, code, severity, *more in of_row]
+                result = Result(place, rollout, tuple(findings), *rest)
+                observed = observed_of(result)
+                if observed is not None and views is not None and views.take(findings, self._last):
+                    # From a worker of this run, which sends the view of every rollout that may get one.
+                    view = pickle.loads(zlib.decompress(chunk.views[passed]))
+                    result = replace(result, observed=replace(observed, view=view))
+                row.append(result)
                 passed += 1
             yield from self._record_row(row, before_row)
         self.flow.encoders.add(chunk.encoders, self.summary)
@@ -318,7 +328,7 @@ class ChunkedScan:
             raw, before_row = damage_row(self._file, self._last, chunk.damage), self._left_out
             if self._count_row():
                 self._last = raw.index
-                place = Place(str(self._file), raw.index)
+                place = Place(file, raw.index)
                 lost = map(strip_rollout, self.flow.audit_row(raw, place, MatchedKeys(), None))
                 yield from self._record_row(list(lost), before_row)
         self._start += chunk.size
@@ -352,24 +362,6 @@ class ChunkedScan:
         counts.left_out += self._left_out
         self._left_out = 0
         return True
-
-    def _attach_view(self, result: Result, packed: bytes | None) -> Result:
-        observed = observed_of(result)
-        if self.views is None or observed is None or not self.views.take(result.findings, result.place.row):
-            return result
-        assert packed is not None, "workers send the view of every rollout that may get one"
-        view = pickle.loads(zlib.decompress(packed))  # from a worker of this run, never from a file
-        return replace(result, observed=replace(observed, view=view))
-
-
-def _unpack_result(packed: _PackedResult, file: str, row: int) -> Result:
-    item, of_rollout, findings, rest = packed
-    place = Place(file, row, item)
-    rollout = None
-    if of_rollout is not None:
-        rollout = Rollout(place, of_rollout[0], stated=Stated(notice=of_rollout[1]))
-    of_row = tuple([Finding(code, severity, own or place, *of) for own, code, severity, *of in findings])
-    return Result(place, rollout, of_row, *rest)
 
 
 # A repair.

@@ -197,6 +197,8 @@ class _Pool(Generic[Tag, Task, Answer]):
 
     def run(self, tasks: Iterable[tuple[Tag, Task | None]]) -> Iterator[tuple[Tag, Answer | None]]:
         """The tags with their answers, in order."""
+        from multiprocessing.connection import wait
+
         source = iter(tasks)
         while True:
             self._send_tasks(source)
@@ -204,7 +206,13 @@ class _Pool(Generic[Tag, Task, Answer]):
                 return
             number, tag = self._order[0]
             if number not in self._done:
-                self._receive_answers()
+                ready = wait([worker.answers for worker in self._workers])
+                for worker in [worker for worker in self._workers if worker.answers in ready]:
+                    try:
+                        data = worker.answers.recv_bytes()
+                    except (EOFError, OSError):
+                        self._raise_lost(worker)
+                    self._done[worker.unanswered.popleft()] = pickle.loads(data)
                 continue
             self._order.popleft()
             answer = self._done.pop(number)
@@ -263,19 +271,6 @@ class _Pool(Generic[Tag, Task, Answer]):
             return True
         self._ended = True
         return False
-
-    def _receive_answers(self) -> None:
-        """Wait for at least one answer, and take all that are there."""
-        from multiprocessing.connection import wait
-
-        ready = wait([worker.answers for worker in self._workers])
-        for worker in self._workers:
-            if worker.answers in ready:
-                try:
-                    data = worker.answers.recv_bytes()
-                except (EOFError, OSError):
-                    self._raise_lost(worker)
-                self._done[worker.unanswered.popleft()] = pickle.loads(data)
 
     def _raise_lost(self, worker: _Worker) -> NoReturn:
         """Raise SetupError for a process that died, with what it was working on."""
