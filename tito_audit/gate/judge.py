@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 
@@ -194,7 +195,13 @@ class Coverage:
         for wanted, tally in zip(self._wanted(file), self._tallies, strict=True) if self._tallies else ():
             if wanted:
                 skipped = [skip for skip in result.skips if skip.code in wanted]
-                tally.add(result.place, self._why_uncovered(result, wanted), len(skipped) == len(wanted))
+                partly = (skip for skip in result.partial if skip.code in wanted)
+                because = next((skip.because for skip in chain(skipped, partly) if skip.applies), None)
+                if result.rollout is None:
+                    because = _UNREADABLE
+                elif because is None and not result.counts.get("tokens") and not wanted <= self._of_rows:
+                    because = _NO_IDS
+                tally.add(result.place, because, idle=len(skipped) == len(wanted))
 
     def required(self) -> tuple[CoverageCount, ...]:
         """The count of each requirement, in the given order."""
@@ -203,15 +210,6 @@ class Coverage:
     def min_audited(self) -> CoverageCount | None:
         """How many rollouts were audited; None if no share is required."""
         return None if self._audited is None else self._audited.count()
-
-    def _why_uncovered(self, result: Result, wanted: Collection[str]) -> str | None:
-        """Why these rules do not cover a rollout; None if they do."""
-        if result.rollout is None:
-            return _UNREADABLE
-        for skip in (*result.skips, *result.partial):
-            if skip.applies and skip.code in wanted:
-                return skip.because
-        return None if result.counts.get("tokens") or self._of_rows >= set(wanted) else _NO_IDS
 
     def _why_unaudited(self, result: Result) -> str | None:
         """Why nothing was audited in a rollout; None if something was."""
@@ -286,13 +284,37 @@ class Judge:
             self._baseline.note_unchecked(result, self._baseline.name(file))
         if not result.findings:
             return result
-        failing: list[Finding] = []
-        findings = tuple(self._judge_finding(finding, failing) for finding in result.findings)
+        baseline, update, notes = self._baseline, self._gate.update_baseline, self._gate.notes
+        findings, failing = list(result.findings), list[Finding]()
+        for number, finding in enumerate(result.findings):
+            file = finding.place.file  # of a joined call, its own
+            name = "" if baseline is None else baseline.name(file)
+            if baseline is not None and baseline.use_up(finding, name):
+                self._known += finding.times
+                self._summary.findings[finding.code].known += finding.times
+                if update:
+                    baseline.still_found.add(finding, name)
+                findings[number] = replace(finding, known=True)
+                continue
+            fails, counts = self._threshold(file)
+            if counts is None or finding.severity < counts:
+                if update and notes:
+                    self._new.add(finding, name)
+                continue
+            rated = self._rates.of(finding.code)
+            if rated is not None:
+                rated.findings += finding.times
+            # If no finding fails by itself, a baseline accepts warnings and errors.
+            least = Severity.NOTE if notes else Severity.WARNING if fails is None else fails
+            if update and finding.severity >= least:
+                (self._new if rated is None else rated.new).add(finding, name)
+            elif rated is None and fails is not None:
+                failing.append(finding)
         self._failing.add(result, failing)
-        if findings == result.findings:
+        if findings == list(result.findings):
             return result
+        judged = replace(result, findings=tuple(findings))
         self._summary.count_new(result, -1)
-        judged = replace(result, findings=findings)
         self._summary.count_new(judged)
         return judged
 
@@ -334,29 +356,3 @@ class Judge:
             required=required,
             min_audited=min_audited,
         )
-
-    def _judge_finding(self, finding: Finding, failing: list[Finding]) -> Finding:
-        """The finding, marked if it is known; added to `failing` if it fails by itself."""
-        baseline, update = self._baseline, self._gate.update_baseline
-        name = "" if baseline is None else baseline.name(finding.place.file)
-        if baseline is not None and baseline.use_up(finding, name):
-            self._known += finding.times
-            self._summary.findings[finding.code].known += finding.times
-            if update:
-                baseline.still_found.add(finding, name)
-            return replace(finding, known=True)
-        fails, counts = self._threshold(finding.place.file)
-        if counts is None or finding.severity < counts:
-            if update and self._gate.notes:
-                self._new.add(finding, name)
-            return finding
-        rated = self._rates.of(finding.code)
-        if rated is not None:
-            rated.findings += finding.times
-        # If no finding fails by itself, a baseline accepts warnings and errors.
-        least = Severity.NOTE if self._gate.notes else Severity.WARNING if fails is None else fails
-        if update and finding.severity >= least:
-            (self._new if rated is None else rated.new).add(finding, name)
-        elif rated is None and fails is not None:
-            failing.append(finding)
-        return finding

@@ -220,7 +220,25 @@ def _read_values(path: Path, prefix: str, table: Mapping[str, Any], names: tuple
     for name, value in table.items():
         option = KEYS.get(name)
         if option is None:
-            raise SetupError(_unknown_key_message(path, prefix + name, name, names))
+            full, flag = prefix + name, name.replace("_", "-")
+            if flag in FLAG_ONLY:
+                raise SetupError(
+                    f"{path}: {full} cannot be set in a file: {FLAG_ONLY[flag]}.\n"
+                    f"Remove it, and pass --{flag} where you need it."
+                )
+            if name in ("tool", _TABLE):
+                raise SetupError(
+                    f"{path}: unknown key {quoted(full)}.\n"
+                    f"In {path.name} the keys are at the top, without a header: [tool.{_TABLE}] is for "
+                    f"{_PROJECT_NAME}."
+                )
+            flags = {
+                spelled.lstrip("-"): key for key, option in KEYS.items() for spelled in (option.short, option.flag)
+            }
+            key = flags.get(name, flag.lower())
+            hint = f"did you mean {key}?" if key in names else did_you_mean(key, names, 2)
+            advice = f": {hint}" if hint else f".\nKeys: {', '.join(names)}."
+            raise SetupError(f"{path}: unknown key {quoted(full)}{advice}")
         try:
             values[name] = option.kind.read(value, path.parent)
         except ValueError as error:
@@ -239,25 +257,6 @@ def _read_texts(path: Path, full: str, value: Any, takes: str) -> list[str]:
     if any("\0" in text for text in texts):
         raise SetupError(f"{path}: {full} holds a character that no path can have, \\x00.\nRemove it.")
     return texts
-
-
-def _unknown_key_message(path: Path, full: str, name: str, names: tuple[str, ...]) -> str:
-    """Why a key cannot be set; `full` is its name with the table's, `names` are the valid ones."""
-    flag = name.replace("_", "-")
-    if flag in FLAG_ONLY:
-        return (
-            f"{path}: {full} cannot be set in a file: {FLAG_ONLY[flag]}.\n"
-            f"Remove it, and pass --{flag} where you need it."
-        )
-    if name in ("tool", _TABLE):
-        return (
-            f"{path}: unknown key {quoted(full)}.\n"
-            f"In {path.name} the keys are at the top, without a header: [tool.{_TABLE}] is for {_PROJECT_NAME}."
-        )
-    flags = ((flag.lstrip("-"), key) for key, option in KEYS.items() for flag in (option.short, option.flag))
-    key = dict(flags).get(name, flag.lower())
-    hint = f"did you mean {key}?" if key in names else did_you_mean(key, names, 2)
-    return f"{path}: unknown key {quoted(full)}" + (f": {hint}" if hint else f".\nKeys: {', '.join(names)}.")
 
 
 def _override_patterns(text: str, folder: Path) -> tuple[str, ...]:
@@ -316,6 +315,8 @@ def merge_config(
     Everything else stays, comments too. SetupError if the file or a value is invalid, or if the file sets a key
     differently and `force` is not given; values are compared as a run reads them.
     """
+    import tomllib
+
     text, table = "", {}
     if path.exists():
         read_config(path)
@@ -347,7 +348,14 @@ def merge_config(
     new = {name: keys[name] for name in (*differing, *added)}
     wanted = {name: value for name, value in table.items() if name not in removed} | new
     edited = _edit_toml(path, text, new, removed) if new or removed else text
-    if not _holds_only(path, edited, wanted, text):
+    try:  # the file has to be TOML with exactly the wanted keys, and with everything else as it was
+        if path.name == _PROJECT_NAME:
+            before = tomllib.loads(text)
+            wanted = {**before, "tool": {**before.get("tool", {}), _TABLE: wanted}}
+        is_right = tomllib.loads(edited) == wanted
+    except tomllib.TOMLDecodeError:
+        is_right = False
+    if not is_right:
         raise SetupError(
             f"{path}: keys cannot be added to this file.\nAdd them by hand, or write to another file."
         )
@@ -376,20 +384,6 @@ def _edit_toml(path: Path, text: str, new: Mapping[str, Any], removed: Iterable[
         table[name] = tomlkit.value(toml_value(value))
     edited: str = tomlkit.dumps(document)
     return edited
-
-
-def _holds_only(path: Path, text: str, table: Mapping[str, Any], before: str) -> bool:
-    """Whether the text is TOML with exactly this table of our keys, and everything else as in `before`."""
-    import tomllib
-
-    try:
-        after = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return False
-    if path.name != _PROJECT_NAME:
-        return after == table
-    whole = tomllib.loads(before)
-    return after == {**whole, "tool": {**whole.get("tool", {}), _TABLE: table}}
 
 
 def toml_value(value: Any) -> str:

@@ -43,9 +43,23 @@ class ValueKind:
 
     def read(self, value: Any, folder: Path) -> Any:
         """What the flag would give for a TOML value; ValueError, with what is wrong in it, if it is invalid."""
-        if not _allows(self.schema, value):
-            raise ValueError(_why_invalid(self.schema, value))
-        return self.to_flag(value, folder)
+        if _allows(self.schema, value):
+            return self.to_flag(value, folder)
+        for part in self.schema.get("anyOf", [self.schema]):
+            if isinstance(value, dict) and part.get("type") == "object":
+                entries = part["additionalProperties"]
+                if "$ref" in entries:
+                    raise ValueError("one of its values is a date or not a finite number, which JSON cannot hold")
+                for name, entry in value.items():
+                    if not _allows(entries, entry):
+                        raise ValueError(f"{name} is {describe(entry)}")
+                wrong = next(name for name in value if not _allows(part["propertyNames"], name))
+                raise ValueError(f"{wrong!r} is not a code or a prefix")
+            if isinstance(value, list) and part.get("type") == "array" and _allows({**part, "items": TEXT}, value):
+                wrong = next(text for text in value if not _allows(part["items"], text))
+                raise ValueError(f"{describe(wrong)} is in it")
+        too_large = self.schema.get("type") in ("integer", "number") and type(value) is int and value > LARGEST
+        raise ValueError(f"at most {LARGEST:,}" if too_large else "")
 
 
 def _allows(schema: Mapping[str, Any], value: Any) -> bool:
@@ -84,24 +98,6 @@ def _allows(schema: Mapping[str, Any], value: Any) -> bool:
     )
 
 
-def _why_invalid(schema: Mapping[str, Any], value: Any) -> str:
-    """Which part of a value is wrong; "" if the whole is."""
-    for part in schema.get("anyOf", [schema]):
-        if isinstance(value, dict) and part.get("type") == "object":
-            entries = part["additionalProperties"]
-            if "$ref" in entries:
-                return "one of its values is a date or not a finite number, which JSON cannot hold"
-            for name, entry in value.items():
-                if not _allows(entries, entry):
-                    return f"{name} is {describe(entry)}"
-            wrong = next(name for name in value if not _allows(part["propertyNames"], name))
-            return f"{wrong!r} is not a code or a prefix"
-        if isinstance(value, list) and part.get("type") == "array" and all(_allows(TEXT, text) for text in value):
-            return f"{describe(next(text for text in value if not _allows(part['items'], text)))} is in it"
-    too_large = schema.get("type") in ("integer", "number") and type(value) is int and value > LARGEST
-    return f"at most {LARGEST:,}" if too_large else ""
-
-
 def expand_user(name: str | Path) -> Path:
     """The path with `~` expanded, unless a file has this very name or there is no such user."""
     text = str(name)
@@ -110,14 +106,18 @@ def expand_user(name: str | Path) -> Path:
     return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for an unknown user
 
 
-def resolve(folder: Path, text: str) -> str:
-    """The path that `text` means in a file of the folder, normalized; a URL stays as it is."""
+def resolve(folder: Path, text: str, *, or_name: bool = False) -> str:
+    """The path that `text` means in a file of the folder, normalized; a URL stays as it is.
+
+    With `or_name`, so does what may be a name, if there is no such file.
+    """
     if "://" in text:
         return text
     path = Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for an unknown user
     whole = str(path if path.is_absolute() else folder / path)
     short = os.path.normpath(whole)
-    return short if os.path.realpath(short) == os.path.realpath(whole) else whole
+    resolved = short if os.path.realpath(short) == os.path.realpath(whole) else whole
+    return text if or_name and text[0] not in "./~" and not Path(resolved).exists() else resolved
 
 
 def describe(value: Any) -> str:
@@ -135,28 +135,16 @@ def describe(value: Any) -> str:
     return f"the number {value}" if isinstance(value, int | float) else f"a {type(value).__name__}"
 
 
-def _relative(value: str, folder: Path) -> str:
-    """The path relative to a folder if that is shorter, else as it is."""
+def _relative(value: str, folder: Path, *, or_name: bool = False, or_none: bool = False) -> str:
+    """The path relative to a folder if that is shorter, else as it is.
+
+    It begins with `./` where it would be read as a name, if names are possible, or as `none`, if that is.
+    """
     near = os.path.relpath(value, folder) if Path(value).is_absolute() else value
-    return near if len(near) < len(value) else value
-
-
-def _relative_or_name(value: str, folder: Path) -> str:
-    """The path relative to a folder, with `./` where it would be read as a name."""
-    near = _relative(value, folder)
-    return near if near == value or near.startswith(".") or Path(value).exists() else f"./{near}"
-
-
-def _resolve_or_name(value: str, folder: Path) -> str:
-    """The resolved path if it exists or cannot be a name, else the name as it is."""
-    path = resolve(folder, value)
-    return path if value.startswith((".", "/", "~")) or Path(path).exists() else value
-
-
-def _relative_or_none(value: str, folder: Path) -> str:
-    """The path relative to a folder, with `./` where it would be read as `none`."""
-    near = value if value == NO_TOOLS else _relative(value, folder)
-    return f"./{near}" if near == NO_TOOLS != value else near
+    if len(near) >= len(value):
+        return value
+    is_name = or_name and not near.startswith(".") and not Path(value).exists()
+    return f"./{near}" if is_name or (or_none and near == NO_TOOLS) else near
 
 
 def _as_list(value: Any, folder: Path) -> list[str]:
@@ -192,10 +180,9 @@ def _join_codes(value: Any, folder: Path) -> list[str]:
     return [f"{codes}={number if isinstance(number, str) else repr(number)}" for codes, number in value.items()]
 
 
-def _rates_as_table(rates: list[str], folder: Path) -> dict[str, Any]:
-    """`["TOK=0.001,SEQ=1%"]` as `{TOK: 0.001, SEQ: "1%"}`."""
-    table = _as_table([rate.strip() for text in rates for rate in text.split(",")], folder)
-    return {codes.strip(): json_or_text(rate.strip()) for codes, rate in table.items()}
+def _as_json_table(pairs: list[str], folder: Path) -> dict[str, Any]:
+    """`TOK=0.001` and `SEQ=1%` as `{TOK: 0.001, SEQ: "1%"}`: the values are JSON or texts."""
+    return {name: json_or_text(value) for name, value in _as_table(pairs, folder).items()}
 
 
 def _resolve_reports(reports: Any, folder: Path, place: Callable[[str, Path], str]) -> list[str]:
@@ -226,7 +213,12 @@ texts = partial(ValueKind, schema=_ONE_OR_SEVERAL, to_flag=_as_list, to_toml=_sp
 """A list of texts, or a single one."""
 path = partial(ValueKind, schema=TEXT, to_flag=lambda value, folder: resolve(folder, value), to_toml=_relative)
 """A path, relative to the folder of the file."""
-place_or_name = partial(ValueKind, schema=TEXT, to_flag=_resolve_or_name, to_toml=_relative_or_name)
+place_or_name = partial(
+    ValueKind,
+    schema=TEXT,
+    to_flag=lambda value, folder: resolve(folder, value, or_name=True),
+    to_toml=partial(_relative, or_name=True),
+)
 """A path, relative to the folder of the file, or a Hugging Face name."""
 pairs = partial(
     ValueKind,
@@ -257,13 +249,13 @@ TOOLS = ValueKind(
     'the path of a file, or "none"',
     TEXT,
     lambda value, folder: NO_TOOLS if value == NO_TOOLS else resolve(folder, value),
-    _relative_or_none,
+    partial(_relative, or_none=True),
 )
 ARGUMENTS = ValueKind(
     "a table, such as {enable_thinking = false}",
     {"type": "object", "additionalProperties": {"$ref": "#/$defs/json"}},
     lambda value, _: [f"{name}={json.dumps(argument)}" for name, argument in value.items()],
-    lambda pairs, folder: {name: json_or_text(value) for name, value in _as_table(pairs, folder).items()},
+    _as_json_table,
 )
 CODES = texts('a list of codes or prefixes, such as ["TOK", "TPL203"]')
 FLAG = ValueKind("true or false", {"type": "boolean"})
@@ -298,7 +290,7 @@ RATES = ValueKind(
     'a table of codes and rates, such as {TOK = 0.001, SEQ = "0.1/rollout"}, or a list such as ["TOK=0.1%"]',
     _by_code_schema({"minimum": 0}, _RATE, _LIMIT),
     _join_codes,
-    _rates_as_table,
+    lambda rates, folder: _as_json_table(["".join(rate.split()) for rate in _split_lists(rates, folder)], folder),
 )
 REPORTS = ValueKind(
     'a list of names and files, such as ["text", "json=audit.json"]',
