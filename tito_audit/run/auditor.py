@@ -276,58 +276,55 @@ class Loader:
 
     def load_auditor(self, settings: Settings) -> tuple[Auditor, str | None]:
         """The auditor for logs with these settings, and a notice about what it lacks; None if nothing."""
-        tokenizer, renderer, notice = self._load(settings)
-        speakers = Speakers(settings.sampled_roles)
-        codes, own = selected_codes(settings), settings.clock == RECORDED
-        conventions = parse_conventions(settings.conventions, settings.assume)
-        auditor = Auditor(
-            tokenizer, renderer, all_rules(), codes, all_repairs, speakers, own_dates=own, conventions=conventions
-        )
-        return auditor, notice
-
-    def _load(self, settings: Settings) -> tuple[Tokenizer | None, Renderer | None, str | None]:
-        """The tokenizer, the renderer, and a notice about the one that is None."""
-        if settings.tokenizer is None:
-            if settings.chat_template:
-                raise SetupError(
-                    "--chat-template was given without a tokenizer.\n"
-                    "The rendered text has to be encoded before it can be compared.\n"
-                    "Pass --tokenizer DIR as well."
-                )
-            notice = "No tokenizer given: only rules that need none could run. Pass --tokenizer DIR or a hub name."
-            return None, None, notice
+        tokenizer: Tokenizer | None = None
+        renderer: Renderer | None = None
+        notice = "No tokenizer given: only rules that need none could run. Pass --tokenizer DIR or a hub name."
+        if settings.tokenizer is None and settings.chat_template:
+            raise SetupError(
+                "--chat-template was given without a tokenizer.\n"
+                "The rendered text has to be encoded before it can be compared.\n"
+                "Pass --tokenizer DIR as well."
+            )
         key = repr((settings.tokenizer, settings.trust_remote_code))
-        tokenizer = self._tokenizers.get(key)
-        if tokenizer is None:
-            tokenizer = load_tokenizer(
-                settings.tokenizer,
-                trust_remote_code=settings.trust_remote_code,
-                commit=self._commits.get(settings.tokenizer),
-            )
-            self._tokenizers[key] = tokenizer
-        if not settings.chat_template and not tokenizer.chat_templates:
-            return (
-                tokenizer,
-                None,
+        if settings.tokenizer is not None:
+            tokenizer = self._tokenizers.get(key)
+            if tokenizer is None:
+                tokenizer = self._tokenizers[key] = load_tokenizer(
+                    settings.tokenizer,
+                    trust_remote_code=settings.trust_remote_code,
+                    commit=self._commits.get(settings.tokenizer),
+                )
+            notice = (
                 f"{tokenizer.name} has no chat template, so nothing could be rendered. "
-                "Pass --chat-template FILE to check prompts against one.",
+                "Pass --chat-template FILE to check prompts against one."
             )
-        # The tokenizer, and all other settings that a renderer depends on.
-        key += repr(
-            (
-                settings.chat_template,
-                settings.template_name,
-                dict(settings.template_args),
-                settings.tool_arguments,
-                settings.clock,
-                settings.tools == NO_TOOLS,
-                settings.template_seconds,
+        if tokenizer is not None and (settings.chat_template or tokenizer.chat_templates):
+            # The tokenizer, and all other settings that a renderer depends on.
+            key += repr(
+                (
+                    settings.chat_template,
+                    settings.template_name,
+                    dict(settings.template_args),
+                    settings.tool_arguments,
+                    settings.clock,
+                    settings.tools == NO_TOOLS,
+                    settings.template_seconds,
+                )
             )
+            renderer = self._renderers.get(key)
+            if renderer is None:
+                renderer = self._renderers[key] = _make_renderer(tokenizer, settings)
+        auditor = Auditor(
+            tokenizer,
+            renderer,
+            all_rules(),
+            selected_codes(settings),
+            all_repairs,
+            Speakers(settings.sampled_roles),
+            own_dates=settings.clock == RECORDED,
+            conventions=parse_conventions(settings.conventions, settings.assume),
         )
-        renderer = self._renderers.get(key)
-        if renderer is None:
-            renderer = self._renderers[key] = _make_renderer(tokenizer, settings)
-        return tokenizer, renderer, None
+        return auditor, notice if renderer is None else None
 
 
 def make_drift_audit(settings: Settings) -> Callable[[Rollout, Tokenizer, Renderer], tuple[Finding, ...]]:

@@ -117,7 +117,7 @@ class _RayCall:
     reference: Any = None
     """Ray's reference to the answers, once the call is sent."""
     done: bool = False
-    answers: list[bytes] | None = None
+    answers: Sequence[bytes] = ()
 
     def where(self) -> str:
         """What the first task is about, for errors."""
@@ -159,8 +159,19 @@ class _CallsInFlight(Generic[Tag, Task, Answer]):
                 continue
             self._order.popleft()
             answer: Answer | FailedTask | None = None
+            if call is not None and not call.answers:
+                try:
+                    seconds, call.answers, problem = self._ray.get(call.reference)
+                except self._ray.exceptions.RayError as error:
+                    _raise_lost(call, error)
+                call.reference = None
+                self._waiting -= 1
+                if problem:
+                    raise SetupError(problem)
+                # Short tasks share the next calls.
+                each = seconds / len(call.answers)
+                self._tasks_per_call = max(1, min(_MOST_TASKS, int(_CALL_SECONDS / each) if each else _MOST_TASKS))
             if call is not None:
-                call.answers = call.answers or self._fetch_answers(call)
                 answer = pickle.loads(call.answers[number])
             if isinstance(answer, FailedTask):
                 raise answer.error
@@ -196,21 +207,6 @@ class _CallsInFlight(Generic[Tag, Task, Answer]):
                 self._running[filling.reference] = filling
                 self._waiting += 1
                 self._filling = _RayCall()
-
-    def _fetch_answers(self, call: _RayCall) -> list[bytes]:
-        """Fetch the pickled answers of a call that is done, and adapt the number of tasks per call to its time."""
-        try:
-            seconds, answers, problem = self._ray.get(call.reference)
-        except self._ray.exceptions.RayError as error:
-            _raise_lost(call, error)
-        call.reference = None
-        self._waiting -= 1
-        if problem:
-            raise SetupError(problem)
-        each = seconds / len(answers)
-        self._tasks_per_call = max(1, min(_MOST_TASKS, int(_CALL_SECONDS / each) if each else _MOST_TASKS))
-        packed: list[bytes] = answers
-        return packed
 
 
 def _raise_lost(call: _RayCall, error: Exception) -> NoReturn:

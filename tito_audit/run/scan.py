@@ -20,7 +20,7 @@ from tito_audit.run.fit import TESTED_ROLLOUTS, stated_names
 from tito_audit.run.log_findings import RunCounts, TrainedOverlaps
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Progress, RowCounts, follow_counters
-from tito_audit.run.resume import SCAN, Recorder, States, log_states
+from tito_audit.run.resume import SCAN, Recorder, log_states
 from tito_audit.run.rows import sample_share
 from tito_audit.run.tasks import ChunkedScan, chunk_bytes, open_engine, strip_rollout
 from tito_audit.run.workers import Executor, InProcess, executor_for, is_small
@@ -106,7 +106,14 @@ class Scan(DisplayableResults):
         summary.codes = frozenset().union(*(group.auditor.codes for group in groups.values()))
         self.vocabulary = next((group.auditor.vocabulary for group in groups.values()), None)
         with ExitStack() as stack:
-            recorder = self._open_recorder(flow, states, stack)
+            recorder, journal = None, self.journal
+            if settings.row is None:  # a single row is not recorded
+                if journal is None and self.resume is not None:
+                    journal = stack.enter_context(closing(Journal(self.resume)))
+                if journal is not None:
+                    recorder = Recorder(journal, SCAN, flow, states, {"reports": bool(self.observe)})
+                    self.resumed = len(recorder.finished)
+                    summary.notices += recorder.notices()
             flow.choose_encoders()
             file, started, counted, counts = None, time.perf_counter(), RowCounts(), RunCounts(summary, settings)
             flow.executor = stack.enter_context(open_engine(settings))
@@ -149,18 +156,6 @@ class Scan(DisplayableResults):
         """The findings about a whole log; none if a single row was selected."""
         if file is not None and self.settings.row is None:
             yield from counts.close_log(file, flow.groups[file].auditor.codes)
-
-    def _open_recorder(self, flow: RowFlow, states: States, stack: ExitStack) -> Recorder | None:
-        """The recorder of the run, None without a journal or for a single row. `stack` closes the journal."""
-        journal = self.journal
-        if journal is None and self.resume is not None and self.settings.row is None:
-            journal = stack.enter_context(closing(Journal(self.resume)))
-        if journal is None or self.settings.row is not None:
-            return None
-        recorder = Recorder(journal, SCAN, flow, states, {"reports": bool(self.observe)})
-        self.resumed = len(recorder.finished)
-        self.summary.notices += recorder.notices()
-        return recorder
 
     def _make_view_quota(self) -> ViewQuota | None:
         """The quota of rollouts that get a view; None if nothing is observed."""

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeAlias, TypeVar
 
@@ -234,16 +235,19 @@ class _Pool(Generic[Tag, Task, Answer]):
         self._workers.clear()
 
     def _send_tasks(self, source: Iterator[tuple[Tag, Task | None]]) -> None:
-        """Send tasks to processes while there are tasks and free processes."""
-        while True:
-            if self._next is None and not self._take_task(source):
-                # Let idle processes end once there are no more tasks: freeing their memory takes time.
-                for worker in [worker for worker in self._workers if self._ended and not worker.unanswered]:
-                    worker.tasks.close()
-                    self._workers.remove(worker)
-                    self._dismissed.append(worker)
-                return
+        """Send tasks to processes while there are tasks, room for answers, and free processes."""
+        while self._next is not None or (len(self._order) < self._most and not self._ended):
             if self._next is None:
+                for tag, task in islice(source, 1):
+                    self._order.append((self._taken, tag))
+                    if task is None:
+                        self._done[self._taken] = None
+                    else:
+                        self._next = (self._taken, pickle.dumps(task, pickle.HIGHEST_PROTOCOL))
+                    self._taken += 1
+                    break
+                else:
+                    self._ended = True
                 continue
             number, data = self._next
             room = _TASKS_AHEAD if len(data) <= _LIGHT_TASK else 1
@@ -256,21 +260,11 @@ class _Pool(Generic[Tag, Task, Answer]):
                 worker.tasks.send_bytes(data)
             except OSError:
                 self._raise_lost(worker)
-
-    def _take_task(self, source: Iterator[tuple[Tag, Task | None]]) -> bool:
-        """Take another tag, whose task, if any, becomes the next to send; False if there is none or no room."""
-        if len(self._order) >= self._most:
-            return False
-        for tag, task in source:
-            self._order.append((self._taken, tag))
-            if task is None:
-                self._done[self._taken] = None
-            else:
-                self._next = (self._taken, pickle.dumps(task, pickle.HIGHEST_PROTOCOL))
-            self._taken += 1
-            return True
-        self._ended = True
-        return False
+        # Let idle processes end once there are no more tasks: freeing their memory takes time.
+        for worker in [worker for worker in self._workers if self._ended and not worker.unanswered]:
+            worker.tasks.close()
+            self._workers.remove(worker)
+            self._dismissed.append(worker)
 
     def _raise_lost(self, worker: _Worker) -> NoReturn:
         """Raise SetupError for a process that died, with what it was working on."""
