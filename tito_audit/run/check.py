@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -59,7 +59,7 @@ class _FoldGroup:
     at: int = -1
     """The index of the finding that the others are folded into; -1: none is folded."""
     tokens: int = 0
-    places: array[int] = field(default_factory=lambda: array("q"))
+    places: array[int] = field(default_factory=partial(array, "q"))
     turns: dict[int | None, None] = field(default_factory=dict)
 
     def add(self, spot: Spot) -> None:

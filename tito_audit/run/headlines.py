@@ -102,7 +102,7 @@ class _RootCauses:
         finding = self._findings[index]
         if finding.code == "LPR507" and self._drifted is not None:
             return [self._drifted]
-        roots = [self._roots[key] for key in self._keys[index]]
+        roots = list(map(self._roots.__getitem__, self._keys[index]))
         if finding.code.startswith(_LINK_FAMILY) and finding.hit.later_turn is not None:
             return [self._broken.get(turn, root) for turn, root in zip(self._turns[index], roots, strict=True)]
         return roots
