@@ -200,6 +200,12 @@ def test_what_is_shown_of_a_value_reads_as_that_value(tmp_path: Path, name: str)
             assert kind.read(kind.to_toml(read, tmp_path), tmp_path) == read
 
 
+def test_rates_with_blanks_and_a_last_comma_are_shown_as_a_file_may_hold_them(tmp_path: Path) -> None:
+    kind = KEYS["max-rate"].kind
+    shown = kind.to_toml(["TOK = 0.001,", "SEQ=0.1 / rollout"], tmp_path)
+    assert kind.read(shown, tmp_path) == ["TOK=0.001", "SEQ=0.1/rollout"]
+
+
 def read_or_none(read: Callable[[Any, Path], Any], value: Any, folder: Path) -> Any:
     try:
         return read(value, folder)
