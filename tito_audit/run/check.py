@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from operator import attrgetter
 from typing import NamedTuple
 
-from tito_audit.errors import ODD_VALUES, PluginError, describe_error
+from tito_audit.errors import ODD_VALUES, PluginError, TitoAuditError, describe_error
 from tito_audit.evidence.judgement import JUDGEMENT
 from tito_audit.evidence.logprobs import verified_parts
 from tito_audit.evidence.model import Against, Evidence, Explained, Verified
@@ -220,6 +220,8 @@ def check_explained(
         for repair in () if finding.severity is Severity.NOTE else offers[finding.code]:
             try:
                 fits = repair.fits(evidence, finding)
+            except TitoAuditError:
+                raise
             except ODD_VALUES as error:
                 way_out = f"turn its rule off: `--ignore {finding.code}`"
                 raise plugin_error(f"repair `{repair.name}`", finding.place, way_out, error) from error
