@@ -18,6 +18,7 @@ from tito_audit.record.finding import (
     TRAINING_ROW,
     Hit,
     Severity,
+    Side,
     Where,
 )
 from tito_audit.record.stated import NotRead
@@ -120,14 +121,6 @@ def missing_evidence(rule: Rule, present: Needs, reasons: tuple[NotRead, ...] = 
 def hit_of(explained: Explained, evidence: Evidence, severity: Severity) -> Hit:
     """The hit of an explained difference; its message: what is wrong, the tokens of both sides, the effect."""
     difference = explained.difference
-    quoted = []  # at most eight tokens of each side as text, `' Skin'+'ny'`
-    for side in (difference.recorded, difference.canonical):
-        shown = side.ids[:_NAMED_TOKENS]
-        named = list(map(repr, evidence.side(shown).pieces if evidence.vocabulary is not None else shown.tolist()))
-        more = len(side.ids) - len(named)
-        rest = f" and {more} more token{'s' * (more > 1)}" if more else ""
-        quoted.append("+".join(named) + rest if named else "nothing")
-    recorded, canonical = quoted
     other, label = {
         Against.REENCODED: ("which re-encodes as", RE_ENCODED),
         Against.NEXT_PROMPT: (f"turn {difference.later_turn}'s prompt has", NEXT_PROMPT),
@@ -145,16 +138,20 @@ def hit_of(explained: Explained, evidence: Evidence, severity: Severity) -> Hit:
         before = ids[max(start - equal_before, 0) : start]
         if max(len(difference.recorded.ids), len(difference.canonical.ids)) <= SHOWN_TOKENS:
             after = ids[end : end + equal_after]
+    own_ids, other_ids = difference.recorded.ids, difference.canonical.ids
+    recorded = evidence.side(own_ids[:SHOWN_TOKENS], own)
+    canonical = evidence.side(other_ids[:SHOWN_TOKENS], label)
+    quoted, other_quoted = _quote_tokens(recorded, len(own_ids)), _quote_tokens(canonical, len(other_ids))
     return Hit(
         difference.where,
         difference.start,
         difference.end,
-        f"{explained.what}: {has} {recorded}, {other} {canonical}; {difference.effect}",
+        f"{explained.what}: {has} {quoted}, {other} {other_quoted}; {difference.effect}",
         turn=difference.turn,
         cause=explained.cause,
         severity=severity,
-        recorded=evidence.side(difference.recorded.ids[:SHOWN_TOKENS], own),
-        canonical=evidence.side(difference.canonical.ids[:SHOWN_TOKENS], label),
+        recorded=recorded,
+        canonical=canonical,
         before=evidence.side(before),
         after=evidence.side(after),
         later_turn=difference.later_turn,
@@ -171,6 +168,15 @@ def is_selected(
     chosen = max((len(p) for p in (*(select or ("",)), *extend_select) if code.startswith(p)), default=-1)
     refused = max((len(p) for p in ignore if code.startswith(p)), default=-1)
     return chosen >= 0 and chosen >= refused
+
+
+def _quote_tokens(side: Side, count: int) -> str:
+    """The first eight of `count` tokens of a side as text, `' Skin'+'ny'`; `nothing` if there are none."""
+    if not count:
+        return "nothing"
+    named = list(map(repr, side.pieces[:_NAMED_TOKENS] or side.ids[:_NAMED_TOKENS]))
+    more = count - len(named)
+    return "+".join(named) + (f" and {more} more token{'s' * (more > 1)}" if more else "")
 
 
 def _name_and_manual(function: Callable[..., object]) -> tuple[str, str]:

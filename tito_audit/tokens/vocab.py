@@ -124,7 +124,7 @@ class Vocabulary:
         self._starts: Offsets = self._lengths.cumsum() - self._lengths
         self._byte_array = np.frombuffer(entries.data, np.uint8)
         self._far = entries.far_ids if len(entries.far_ids) else None
-        self._pieces: dict[int, str] = {}
+        self._pieces = _Pieces(self)
         self.memo: dict[Hashable, Any] = {}
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -160,17 +160,11 @@ class Vocabulary:
 
     def piece(self, token_id: int) -> str:
         """A token as text; bytes that are not text as \\xNN."""
-        if token_id not in self._pieces:  # the same few are shown again and again
-            slot = self._slot(token_id)
-            if not self._known[slot]:
-                return f"<unknown id {token_id}>"
-            self._pieces[token_id] = self._slot_bytes(slot).decode("utf-8", errors="backslashreplace")
         return self._pieces[token_id]
 
     def pieces(self, numbers: Iterable[int]) -> tuple[str, ...]:
         """Each token as text, see `piece`."""
-        texts = self._pieces
-        return tuple([texts[number] if number in texts else self.piece(number) for number in numbers])
+        return tuple(map(self._pieces.__getitem__, numbers))
 
     def text(self, ids: Ids) -> str:
         """The text of these ids; special tokens as their literal text, invalid UTF-8 as U+FFFD.
@@ -268,6 +262,19 @@ class Vocabulary:
         for token_id, data in zip(ids.tolist(), self._bytes_of_slots(self._slots(ids)), strict=True):
             spelled[data] = (*spelled.get(data, ()), token_id)
         return spelled
+
+
+class _Pieces(dict[int, str]):
+    """Tokens as text, by id: the same few are shown again and again."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def __missing__(self, token_id: int) -> str:
+        if not self._vocabulary.known(np.array([token_id])).all():
+            return f"<unknown id {token_id}>"
+        self[token_id] = text = self._vocabulary.token_bytes(token_id).decode("utf-8", errors="backslashreplace")
+        return text
 
 
 def _list_tokens(
