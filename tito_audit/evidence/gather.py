@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache, reduce
+from functools import reduce
 from itertools import accumulate
 from operator import attrgetter, or_
 
@@ -60,11 +60,11 @@ from tito_audit.record.rollout import (
 )
 from tito_audit.record.speakers import DEFAULT_SPEAKERS, Speakers
 from tito_audit.record.stated import Unread
-from tito_audit.record.token_extras import NO_EXTRAS, TokenExtras
+from tito_audit.record.token_extras import NO_EXTRAS
 from tito_audit.record.trainings import TrainedAgain
 from tito_audit.render.renderer import Renderer
 from tito_audit.tokens.tokenizer import Tokenizer
-from tito_audit.ways.observations import Observation, Part, observe_prompt, prompt_messages
+from tito_audit.ways.observations import Part, observe_prompt, prompt_messages
 from tito_audit.ways.other_texts import OtherWays, tools_as_sent
 from tito_audit.ways.recorded_values import date_formats
 from tito_audit.ways.writer import Writer
@@ -89,7 +89,13 @@ def gather(
     rollout, problems = _with_recovered_ids(rollout, reference)
     if reference is not None and response_holds_given_turns(rollout, reference):
         rollout = with_call_as_row(rollout)
-        trained_again = tuple(_placed_in_row(again, rollout) for again in trained_again)
+        first = 0 if rollout.training_row is None else rollout.training_row.prompt_length or 0
+        trained_again = tuple(
+            replace(again, turn=None, runs=tuple((start + first, end + first) for start, end in again.runs))
+            if rollout.training_row is not None and again.turn is not None
+            else again
+            for again in trained_again
+        )
     if reference is not None and rollout.stated.converted_tools:
         rollout = replace(rollout, tools=tools_as_sent(rollout, reference.vocabulary))
     unrelated: list[Unrelated] = []
@@ -255,15 +261,6 @@ def _with_recovered_ids(
     return replace(rollout, turns=tuple(turns)), tuple(problems)
 
 
-def _placed_in_row(again: TrainedAgain, rollout: Rollout) -> TrainedAgain:
-    """`again` with positions in the training row, if its call was read as that row."""
-    row = rollout.training_row
-    if row is None or again.turn is None:
-        return again
-    first = row.prompt_length or 0
-    return replace(again, turn=None, runs=tuple((start + first, end + first) for start, end in again.runs))
-
-
 def _combine_differences(
     differences: Sequence[Difference],
     groups: Sequence[Sequence[Difference]],
@@ -288,7 +285,10 @@ def _combine_differences(
 
 
 def uncovered(new: Iterable[Difference], earlier: Iterable[Difference]) -> list[Difference]:
-    """The new differences that no earlier one of the same sequence covers."""
+    """The new differences that no earlier one of the same sequence covers.
+
+    A difference in tokens alone covers none in text.
+    """
     sequences: dict[tuple[Where, int | None], list[Difference]] = {}
     for old in sorted(earlier, key=attrgetter("start")):
         sequences.setdefault((old.where, old.turn), []).append(old)
@@ -298,20 +298,19 @@ def uncovered(new: Iterable[Difference], earlier: Iterable[Difference]) -> list[
     for difference in new:
         place = difference.where, difference.turn
         every = sequences.get(place, [])
+        in_text, empty = difference.recorded.data != difference.canonical.data, difference.start == difference.end
         at = bisect_right(every, difference.start, key=attrgetter("start")) - 1
-        while at >= 0 and furthest[place][at] >= difference.end and not _covers(every[at], difference):
+        covered = False
+        while not covered and at >= 0 and furthest[place][at] >= difference.end:
+            old = every[at]
+            inside = not empty or old.start < difference.start < old.end or old.start == old.end
+            covered = (
+                old.end >= difference.end and inside and (not in_text or old.recorded.data != old.canonical.data)
+            )
             at -= 1
-        if at < 0 or furthest[place][at] < difference.end:
+        if not covered:
             out.append(difference)
     return out
-
-
-def _covers(old: Difference, new: Difference) -> bool:
-    """Whether `old`, which does not begin after `new`, covers it; a difference in tokens alone covers none in
-    text."""
-    inside = new.start < new.end or old.start < new.start < old.end or old.start == old.end
-    text = old.recorded.data != old.canonical.data or new.recorded.data == new.canonical.data
-    return old.end >= new.end and inside and text
 
 
 def _find_needs_met(
@@ -327,47 +326,44 @@ def _find_needs_met(
     rendered = rendered and renderer is not None
     versions, trainers = versions_and_trainers_logged(rollout)
     images = has_images(rollout)
-    beside = [each.extras for each in turns if each.extras is not NO_EXTRAS]
-    if row is not None and row.extras is not NO_EXTRAS:
-        beside.append(row.extras)
+    beside = [each.extras for each in (*turns, row) if each is not None and each.extras is not NO_EXTRAS]
     messages = bool(rollout.messages) or any(turn.prompt_messages for turn in turns)
-    return _needs_of(
-        (
-            messages,
-            True in [turn.prompt_ids is not None for turn in turns],
-            True in [turn.completion_ids is not None for turn in turns],
-            True in _have_logprobs(turns),
-            len(turns) > 1,
-            row is not None and len(row.token_ids) > 0,
-            row is not None and row.loss_mask is not None,
-            row is not None and _LOGPROBS in [column.role for column in row.columns],
-            reference is not None,
-            rendered,
-            sampled_known,
-            versions,
-            hidden_and_trained(row) is not None,
-            trainers,
-            images,
-            (messages and not images)
-            or (reference is not None and image_tokens(reference.vocabulary) is not None),
-            len(turns) > 1 or rendered,
-            renderer is not None,
-            *(_needs_beside(beside) if beside else (False,) * 5),
-        )
-    )
+    met = [
+        messages,
+        True in [turn.prompt_ids is not None for turn in turns],
+        True in [turn.completion_ids is not None for turn in turns],
+        True in _have_logprobs(turns),
+        len(turns) > 1,
+        row is not None and len(row.token_ids) > 0,
+        row is not None and row.loss_mask is not None,
+        row is not None and _LOGPROBS in [column.role for column in row.columns],
+        reference is not None,
+        rendered,
+        sampled_known,
+        versions,
+        hidden_and_trained(row) is not None,
+        trainers,
+        images,
+        (messages and not images) or (reference is not None and image_tokens(reference.vocabulary) is not None),
+        len(turns) > 1 or rendered,
+        renderer is not None,
+    ]
+    if beside:
+        routed, sets = any(each.routing for each in beside), any(each.kept_sets for each in beside)
+        unreadable = [part for extras in beside for part in extras.unreadable]
+        for is_routing, read in ((True, routed), (False, sets)):
+            parts = [part for part in unreadable if part.is_routing is is_routing]
+            met += [read or bool(parts), read or any(part.contradicts_itself for part in parts)]
+        met.append(any(extras.credit for extras in beside))
+    flags = tuple(met)
+    if flags not in _NEEDS_MET:
+        needs = [need for need, there in zip(Needs, flags, strict=False) if there]
+        _NEEDS_MET[flags] = reduce(or_, needs, Needs.NOTHING)
+    return _NEEDS_MET[flags]
 
 
-def _needs_beside(beside: Sequence[TokenExtras]) -> tuple[bool, ...]:
-    """EXPERTS, EXPERTS_READ, KEPT_SETS, KEPT_SETS_READ and CREDIT: whether each is met."""
-    unfit = [part for values in beside for part in values.unreadable]
-    met: list[bool] = []
-    for experts, read in (
-        (True, any(each.routing for each in beside)),
-        (False, any(each.kept_sets for each in beside)),
-    ):
-        own = [part for part in unfit if part.is_routing is experts]
-        met += [read or bool(own), read or any(part.contradicts_itself for part in own)]
-    return (*met, any(values.credit for values in beside))
+_NEEDS_MET: dict[tuple[bool, ...], Needs] = {}
+"""The needs that are met, by a flag for each in their order; at the end, flags that are False may be left out."""
 
 
 def partly_recorded(rollout: Rollout) -> Needs:
@@ -379,12 +375,6 @@ def partly_recorded(rollout: Rollout) -> Needs:
     if len(set(_have_logprobs(calls))) > 1:
         needs |= Needs.COMPLETION_LOGPROBS
     return needs
-
-
-@lru_cache(maxsize=256)
-def _needs_of(met: tuple[bool, ...]) -> Needs:
-    """The needs that are met; `met` has a flag for each, in their order."""
-    return reduce(or_, (need for need, there in zip(Needs, met, strict=True) if there), Needs.NOTHING)
 
 
 _LOGPROBS = ColumnRole.LOGPROBS
@@ -414,12 +404,22 @@ def with_known_causes(
             and difference.kind not in SAME_BYTES
         ):
             sequences.setdefault((difference.where, difference.turn), array("q")).append(number)
-    for (where, turn), numbers in list(sequences.items())[:8]:  # rendering is slow
+    for (_, turn), numbers in list(sequences.items())[:8]:  # rendering is slow
         if all(_is_proven_sampled(out[number]) for number in numbers):
             continue
-        observation = _observe(rollout, where, turn, reference)
-        if observation is None:
-            continue
+        # The recorded sequence with the messages it was rendered from, if the log has them.
+        if turn is None:
+            assert rollout.training_row is not None
+            ids, part = rollout.training_row.token_ids, Part.WHOLE
+            if lacks_answer(rollout):
+                part, answer = Part.LATER, answer_in_row(rollout, reference)
+                ids = ids if answer is None else ids[: answer[0]]
+            observation = observe_prompt(rollout, None, rollout.messages, ids, part)
+        else:
+            prompt_ids, sent = rollout.turns[turn].prompt_ids, prompt_messages(rollout, turn)
+            if prompt_ids is None or not sent:
+                continue
+            observation = observe_prompt(rollout, turn, sent, prompt_ids, Part.LATER)
         recorded = reference.pieces(observation.ids)
         # A run of one control token other than BOS at the very start or end of a sequence is padding.
         ids, bos = observation.ids, reference.tokenizer.bos_id
@@ -439,22 +439,6 @@ def with_known_causes(
         if unexplained and ways.has_role_markers:
             _find_known_causes(ways, recorded, reference, out, unexplained)
     return out
-
-
-def _observe(rollout: Rollout, where: Where, turn: int | None, reference: Reference) -> Observation | None:
-    """A recorded sequence with the messages it was rendered from; None if the log does not say."""
-    if where is not Where.ROW:
-        assert turn is not None
-        ids, sent = rollout.turns[turn].prompt_ids, prompt_messages(rollout, turn)
-        return None if ids is None or not sent else observe_prompt(rollout, turn, sent, ids, Part.LATER)
-    row = rollout.training_row
-    if row is None:
-        return None
-    if not lacks_answer(rollout):
-        return observe_prompt(rollout, None, rollout.messages, row.token_ids, Part.WHOLE)
-    answer = answer_in_row(rollout, reference)
-    before = row.token_ids if answer is None else row.token_ids[: answer[0]]
-    return observe_prompt(rollout, None, rollout.messages, before, Part.LATER)
 
 
 def _is_proven_sampled(difference: Difference) -> bool:

@@ -95,21 +95,18 @@ class Judgement:
 
 def judgement(evidence: Evidence) -> Judgement | None:
     """The judgement of the training row; None without a row, or if nothing says what was sampled."""
-    if JUDGEMENT not in evidence.memo:
-        evidence.memo[JUDGEMENT] = _judge_row(evidence)
-    judged: Judgement | None = evidence.memo[JUDGEMENT]
-    return judged
-
-
-def _judge_row(evidence: Evidence) -> Judgement | None:
+    judged: Judgement | None = evidence.memo.get(JUDGEMENT)
+    if JUDGEMENT in evidence.memo:
+        return judged
     row, view = evidence.rollout.training_row, evidence.row
-    if row is None or view is None:
-        return None
-    if view.proven:
+    if row is not None and view is not None and view.proven:
         runs = sorted(run for _, turn_runs in sampled_turns(evidence) for run in turn_runs)
-        return judge_spans(row, tuple(SampledSpan(start, (end,)) for start, end in runs))
-    spans = view.spans or _spans_by_roles(view, row, evidence.end_ids)
-    return judge_spans(row, tuple(sorted(spans, key=attrgetter("start"))), evidence.conventions)
+        judged = judge_spans(row, tuple(SampledSpan(start, (end,)) for start, end in runs))
+    elif row is not None and view is not None:
+        spans = view.spans or _spans_by_roles(view, row, evidence.end_ids)
+        judged = judge_spans(row, tuple(sorted(spans, key=attrgetter("start"))), evidence.conventions)
+    evidence.memo[JUDGEMENT] = judged
+    return judged
 
 
 def judge_view(
@@ -131,17 +128,29 @@ def judge_view(
     judged = judge_spans(row, spans, stated)
     if judged is None:
         return replace(view, spans=spans), None
-    longer = () if judged.exact else tuple(_extend_ends(span, row.token_ids, end_ids) for span in spans)
-    if longer and longer != spans:
-        spans, judged = longer, judge_spans(row, longer, stated) or judged
+    if not judged.exact:
+        # A model may have stopped at any of the end tokens that follow one.
+        ids, longer = row.token_ids, []
+        for span in spans:
+            ends = list(span.ends)
+            while ends[-1] > span.content_end and ends[-1] < len(ids) and int(ids[ends[-1]]) in end_ids:
+                ends.append(ends[-1] + 1)
+            longer.append(SampledSpan(span.start, tuple(ends), span.content))
+        if tuple(longer) != spans:
+            spans = tuple(longer)
+            judged = judge_spans(row, spans, stated) or judged
     if judged.exact and row.loss_mask is not None:
-        return replace(
-            view, spans=spans, sampled=row.loss_mask, verified=_verify(view.verified, row, judged)
-        ), judged
-    if judged.is_plausible:
-        later = tuple(_skip_prefill(span, row, judged.values, decode) for span in spans)
-        # If one answer has values for first tokens out of the loss, others may have lost theirs.
-        if later != spans and not any(_leaves_first_values_out(span, row, judged.values) for span in later):
+        verified = view.verified
+        values, logprobs, first = judged.values, row.logprobs, judged.ends[0]
+        if values is not None and logprobs is not None and first is not None:
+            starts = np.array([span.start for span in spans])
+            plausible = LOWEST_LOGPROB < values.lowest <= values.highest < 0 and first - spans[0].start >= 2
+            repeated = (logprobs[starts] == logprobs.take(starts + 1, mode="clip")).any()
+            verified |= _EXACT if plausible and not repeated else Verified.MASK
+        return replace(view, spans=spans, sampled=row.loss_mask, verified=verified), judged
+    if judged.is_plausible and row.loss_mask is not None:
+        later = _without_prefills(spans, row, row.loss_mask, judged.values, decode)
+        if later != spans:
             spans, judged = later, replace(judged, spans=later)
     sampled = np.zeros_like(view.sampled)
     for span, end in zip(spans, judged.ends, strict=True):
@@ -160,50 +169,28 @@ def judge_view(
 _EXACT = Verified.MASK | Verified.LOGPROBS
 
 
-def _verify(verified: Verified, row: TrainingRow, judged: Judgement) -> Verified:
-    """What is proven right in a row whose mask and values lie exactly on its spans."""
-    values, logprobs, first = judged.values, row.logprobs, judged.ends[0]
-    if values is None or logprobs is None or first is None:
-        return verified
-    plausible = LOWEST_LOGPROB < values.lowest <= values.highest < 0 and first - judged.spans[0].start >= 2
-    starts = np.array([span.start for span in judged.spans])
-    if not plausible or (logprobs[starts] == logprobs.take(starts + 1, mode="clip")).any():
-        return verified | Verified.MASK
-    return verified | _EXACT
-
-
-def _skip_prefill(
-    span: SampledSpan, row: TrainingRow, values: LogprobValues | None, decode: Callable[[Ids], str]
-) -> SampledSpan:
-    """The span of a plausible row without the first tokens that, by mask and logprobs, were given."""
-    if row.loss_mask is None or row.loss_mask[span.start]:
-        return span
-    untrained = int(row.loss_mask[span.start : span.ends[-1]].argmax())
-    first = slice(span.start, span.start + untrained)
-    if not untrained or first.stop > span.content_end:
-        return span
-    if values is not None:
-        prefilled = not values.real[first].any()
-    else:
-        # Without logprobs, only a think block of a few tokens is known to be given.
-        prefilled = untrained <= 12 and _THINK.fullmatch(decode(row.token_ids[first])) is not None
-    return SampledSpan(first.stop, span.ends, span.content) if prefilled else span
-
-
-def _extend_ends(span: SampledSpan, ids: Ids, end_ids: frozenset[int]) -> SampledSpan:
-    """The span with every end token that follows as a possible end: a model may have stopped at any of them."""
-    ends = list(span.ends)
-    while ends[-1] > span.content_end and ends[-1] < len(ids) and int(ids[ends[-1]]) in end_ids:
-        ends.append(ends[-1] + 1)
-    return SampledSpan(span.start, tuple(ends), span.content)
-
-
-def _leaves_first_values_out(span: SampledSpan, row: TrainingRow, values: LogprobValues | None) -> bool:
-    """Whether the first tokens of a trained answer are not trained, though one of them has a logprob."""
-    if values is None or row.loss_mask is None:
-        return False
-    inside = row.loss_mask[span.start : span.ends[-1]]
-    return bool(inside.any() and values.real[span.start : span.start + int(inside.argmax())].any())
+def _without_prefills(
+    spans: tuple[SampledSpan, ...],
+    row: TrainingRow,
+    mask: Mask,
+    values: LogprobValues | None,
+    decode: Callable[[Ids], str],
+) -> tuple[SampledSpan, ...]:
+    """The spans of a plausible row without the first tokens that, by mask and logprobs, were given."""
+    later = []
+    for span in spans:
+        # The first tokens of the answer that are not trained.
+        trained = mask[span.start : span.ends[-1]]
+        first = slice(span.start, span.start + int(trained.argmax()) if trained.any() else span.start)
+        if values is not None and values.real[first].any():
+            return spans  # if one answer has values there, others may have lost theirs
+        prefilled = span.start < first.stop <= span.content_end
+        if prefilled and values is None:
+            # Without logprobs, only a think block of a few tokens is known to be given.
+            few = first.stop - first.start <= 12
+            prefilled = few and _THINK.fullmatch(decode(row.token_ids[first])) is not None
+        later.append(SampledSpan(first.stop, span.ends, span.content) if prefilled else span)
+    return tuple(later)
 
 
 def judge_spans(

@@ -8,8 +8,8 @@ from hashlib import blake2b
 
 import numpy as np
 
-from tito_audit.record.arrays import Ids, Logprobs, Mask, empty_ids
-from tito_audit.record.column import Column, ColumnRole, MaskEncoding, decode_mask
+from tito_audit.record.arrays import Ids, Logprobs, empty_ids
+from tito_audit.record.column import ColumnRole, MaskEncoding, decode_mask
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.prefix import starts_with
 from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, effective_loss_mask, visible_range
@@ -22,6 +22,7 @@ _ANSWER_ID = re.compile(r"(?:chatcmpl|cmpl|resp|gen|msg)[-_].{6,}", re.DOTALL)
 """An id that a server gives to each answer."""
 _LEFT_OUT = ("sample_loss_mask", "sample_mask")
 """Facts that are 0 if the trainer leaves out the whole row (NeMo-RL)."""
+_NO_MASK = (MaskEncoding.IMPLIED, MaskEncoding.ABSENT)
 
 _Span = tuple[int, int, int, float]
 """Hash, end, tokens and logprob of a span, as in SPAN."""
@@ -51,10 +52,18 @@ def trainings_of(rollout: Rollout) -> Trainings | None:
         hashed = prompt
         if not len(completion):
             continue
-        sampled = _trained_in_completion(turn.columns, len(completion))
-        runs = [(0, len(completion))] if sampled is None else trained_runs(sampled)
+        # What the completion's own mask trains; all of it without one.
+        runs: Sequence[Run] = [(0, len(completion))]
+        for column in turn.columns:
+            encoding = column.encoding if column.role is ColumnRole.LOSS_MASK else None
+            if encoding is not None and encoding not in _NO_MASK and len(column.values) == len(completion):
+                runs = trained_runs(np.ascontiguousarray(decode_mask(column.values, encoding)))
+                break
         if trained := _spans(completion, runs, turn.completion_logprobs, hasher.copy(), len(prompt)):
-            answer_id = _answer_id(ids[number]) if len(ids) == len(turns) else 0
+            answer_id, logged_id = 0, ids[number] if len(ids) == len(turns) else None
+            if isinstance(logged_id, str) and _ANSWER_ID.fullmatch(logged_id):
+                digest = blake2b(logged_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+                answer_id = int.from_bytes(digest, "little") or 1
             sequences.append((len(trained), number, answer_id))
             spans += trained
     if not sequences:
@@ -81,16 +90,6 @@ def _spans_of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:
     return _spans(row.token_ids[:end], trained_runs(mask[:end]), row.logprobs, blake2b(digest_size=8))
 
 
-def _trained_in_completion(columns: Sequence[Column], size: int) -> Mask | None:
-    """`[C]` the tokens of a completion that its own mask trains; None without such a mask."""
-    for column in columns:
-        if column.role is ColumnRole.LOSS_MASK and column.encoding is not None and len(column.values) == size:
-            if column.encoding in (MaskEncoding.IMPLIED, MaskEncoding.ABSENT):
-                continue
-            return np.ascontiguousarray(decode_mask(column.values, column.encoding))
-    return None
-
-
 def _spans(
     ids: Ids, runs: Sequence[Run], logprobs: Logprobs | None, hasher: blake2b, before: int = 0
 ) -> list[_Span]:
@@ -113,26 +112,15 @@ def _spans(
     for start, end in edges:
         hasher.update(data[4 * at : 4 * end])
         at = end
-        total = np.nan if logprobs is None or start == end else _total_logprob(logprobs[start:end])
+        total = np.nan
+        if logprobs is not None and start < end:
+            # An upper bound: an entry that is no logprob counts as 0. Several equal values are a placeholder.
+            values = real = logprobs[start:end]
+            lowest, highest = np.minimum.reduce(values), np.maximum.reduce(values)
+            if not (lowest > _LEAST and highest < 0):
+                real = values[(values > _LEAST) & (values < 0)]
+                lowest, highest = np.minimum.reduce(real, initial=0), np.maximum.reduce(real, initial=_LEAST)
+            if len(real) and (len(values) == 1 or lowest != highest):
+                total = float(np.add.reduce(real))
         spans.append((int.from_bytes(hasher.digest(), "little"), before + end, end - start, total))
     return spans
-
-
-def _total_logprob(values: Logprobs) -> float:
-    """An upper bound of the total logprob of these tokens: an entry that is no logprob counts as 0.
-
-    NaN if none is a logprob; several equal values are a placeholder.
-    """
-    real, lowest, highest = values, np.minimum.reduce(values), np.maximum.reduce(values)
-    if not (lowest > _LEAST and highest < 0):
-        real = values[(values > _LEAST) & (values < 0)]
-        lowest, highest = np.minimum.reduce(real, initial=0), np.maximum.reduce(real, initial=_LEAST)
-    return np.nan if not len(real) or (len(values) > 1 and lowest == highest) else float(np.add.reduce(real))
-
-
-def _answer_id(value: object) -> int:
-    """The hash of a server's id of an answer; 0 for anything else."""
-    if not isinstance(value, str) or not _ANSWER_ID.fullmatch(value):
-        return 0
-    digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little") or 1
