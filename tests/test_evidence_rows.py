@@ -24,16 +24,25 @@ from tito_audit.evidence.gather import gather
 from tito_audit.evidence.judgement import judge_view
 from tito_audit.evidence.model import Against, Difference, RowView
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.rendered import _byte_roles, _role_name
-from tito_audit.evidence.roles import TURN_END, UNKNOWN, Roles, token_roles
+from tito_audit.evidence.rendered import _byte_roles
+from tito_audit.evidence.roles import (
+    COMMON_ROLES,
+    GENERATION_PROMPT,
+    TEMPLATE,
+    TURN_END,
+    UNKNOWN,
+    Roles,
+    token_roles,
+)
 from tito_audit.evidence.row import answer_at, has_template_markers, logprobs_prove_sampled, with_answer_starts
 from tito_audit.record.build import build_training_row
 from tito_audit.record.finding import Severity
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT, unknown_role_name
+from tito_audit.render.marks import SpanKind
 from tito_audit.render.renderer import Renderer
-from tito_audit.render.spans import Rendering, render_spans
+from tito_audit.render.spans import Rendering, Span, render_spans
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
@@ -66,12 +75,22 @@ def byte_by_byte(rollout: Rollout, rendering: Rendering) -> tuple[list[str], lis
     roles, sampled = [""] * int(offset[-1]), [False] * int(offset[-1])
     for span in rendering.spans:
         for byte in range(offset[span.start], offset[span.end]):
-            roles[byte] = _role_name(span, rollout.messages)
+            roles[byte] = role_name(span, rollout)
     for found in ranges:
         assert found is not None
         for byte in range(offset[found[0]], offset[found[1]]):
             sampled[byte] = True
     return roles, sampled
+
+
+def role_name(span: Span, rollout: Rollout) -> str:
+    """The role of the bytes of a span."""
+    if span.kind in (SpanKind.GENERATION_PROMPT, SpanKind.SCAFFOLD):
+        return GENERATION_PROMPT if span.kind is SpanKind.GENERATION_PROMPT else TEMPLATE
+    speaker = UNKNOWN if span.message_index is None else rollout.messages[span.message_index].speaker
+    if span.kind is SpanKind.TURN_END:
+        return TURN_END if speaker == ASSISTANT else TEMPLATE
+    return speaker
 
 
 def slow_row(
@@ -113,18 +132,36 @@ def slow_row(
             view.drifted[start:end] = True
     out = []
     for stretch in stretches(held, canonical, blocks):
-        if stretch.start >= len(held) or rows._names_role(stretch, rollout):
+        recorded, written_here = (
+            side.data.decode("utf-8", "replace").strip() for side in (stretch.recorded, stretch.canonical)
+        )
+        logged = {message.role for message in rollout.messages}
+        if stretch.start >= len(held) or (written_here in COMMON_ROLES and recorded in logged - COMMON_ROLES):
             continue
         own = answer_at(view, written, stretch)
         mine = own is not None
         proven = own is not None and view is not None and logprobs_prove_sampled(row, view, own)
         trained = row.loss_mask is None or bool(row.loss_mask[stretch.start : stretch.end].any())
         harmless = mine and (stretch.recorded.data == stretch.canonical.data or not trained or proven)
-        effect = rows._effect(mine, proven, lacking=stretch.start == stretch.end)
         severity = Severity.NOTE if harmless else Severity.WARNING
+        effect = effect_of(mine, proven, lacking=stretch.start == stretch.end)
         found = difference(stretch, Against.TEMPLATE, severity, effect)
         out.append(replace(found, sampled=mine))
     return view, out, ""
+
+
+def effect_of(in_answer: bool, proven: bool, lacking: bool) -> str:
+    if lacking and in_answer:
+        return "the row cannot show whether the model sampled it; only a log with the calls could"
+    if lacking:
+        return "the row lacks what the template writes for these messages"
+    if proven:
+        return (
+            "its logprobs show that it was sampled this way, but it would drift if the messages were re-rendered"
+        )
+    if in_answer:
+        return "it may be what was sampled; only a log with the calls could prove it"
+    return "the row holds tokens that the template does not write for these messages"
 
 
 def answers_match(headed: RowView, rollout: Rollout) -> bool:

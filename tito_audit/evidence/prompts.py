@@ -41,7 +41,7 @@ from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import ChatForms, Renderer
 from tito_audit.render.scaffolds import Inputs, MessageShapes, find_scaffolds, template_scaffolds
 from tito_audit.render.template import Template
-from tito_audit.tokens.segments import ControlTokens, KnownText
+from tito_audit.tokens.segments import KnownText
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import keeps_bytes
 from tito_audit.ways.observations import prompt_messages
@@ -130,7 +130,8 @@ class PromptStarts:
         self.cuts = tokenizer.control_tokens
         self._template = template
         self._shapes = shapes
-        self._generation_prompts: dict[int, PromptOpener | None] = {}
+        self._openers: dict[int, PromptOpener | None] = {}
+        """By inputs, the generation prompt; None if it does not begin with a control token."""
         self._proven: set[_Context] = set()
         self._keys: dict[tuple[int, ...], int] = {}
         self._numbers = count()
@@ -148,9 +149,18 @@ class PromptStarts:
         self, messages: Sequence[Message], inputs: Inputs | None, opens: bool, ids: Ids, forms: ChatForms
     ) -> LaterText | None:
         """A text known to encode as these ids, to find prompts in; None if it shows nothing about prompts."""
-        opener = self._generation_prompt(inputs) if inputs is not None and not self._off else None
+        if inputs is None or self._off:
+            return None
+        if inputs.number not in self._openers:
+            prompt = self._template.generation_prompt_after_user(inputs.variables)
+            begin, *pieces = self.cuts.split(prompt)
+            self._openers[inputs.number] = None
+            if not begin and pieces:
+                (prompt_ids,) = self._tokenizer.encode_fast_batch([prompt])
+                self._openers[inputs.number] = PromptOpener(pieces[-1], prompt_ids)
+        opener = self._openers[inputs.number]
         read = self._shapes.read(messages, forms) if opener is not None else None
-        if inputs is None or opener is None or read is None:
+        if opener is None or read is None:
             return None
         around = [each.around for each in read]
         size, at = len(opener.ids), self.cuts.positions(ids)
@@ -171,9 +181,16 @@ class PromptStarts:
             self._number_of((inputs.number, opens, *[number for each in read for number in each[:2]])),
         )
 
-    def start(self, later: LaterText, size: int, recorded: Ids) -> LaterText:
+    def start(
+        self, later: LaterText, text: RenderedText, size: int, recorded: Ids
+    ) -> tuple[LaterText, RenderedText]:
         """The prompt of the first messages of a later text, which is known to encode as these recorded ids."""
-        return LaterText(
+
+        def write() -> str:
+            pieces = self.cuts.split(text.text)[: 2 * len(self.cuts.positions(recorded))]
+            return "".join(pieces) + later.opener.tail
+
+        begun = LaterText(
             later.messages[:size],
             later.given,
             later.shapes[:size],
@@ -186,6 +203,7 @@ class PromptStarts:
             recorded,
             self._number_of((later.key, size)),
         )
+        return begun, RenderedText(write, matches_record=True)
 
     def _number_of(self, parts: tuple[int, ...]) -> int:
         if len(self._keys) >= _MOST_KEYS:
@@ -272,17 +290,6 @@ class PromptStarts:
         self._engines_differ |= not alike
         if alike and len(self._alike) < _MOST:
             self._alike.update(contexts)
-
-    def _generation_prompt(self, inputs: Inputs) -> PromptOpener | None:
-        """The generation prompt; None if it does not begin with a control token."""
-        if inputs.number not in self._generation_prompts:
-            text = self._template.generation_prompt_after_user(inputs.variables)
-            begin, *pieces = self.cuts.split(text)
-            shows = not begin and pieces
-            self._generation_prompts[inputs.number] = (
-                PromptOpener(pieces[-1], self._tokenizer.encode_fast_batch([text])[0]) if shows else None
-            )
-        return self._generation_prompts[inputs.number]
 
 
 def prompt_starts(tokenizer: Tokenizer, template: Template) -> PromptStarts | None:
@@ -383,8 +390,6 @@ class _PromptWriter:
         self._scaffolds = find_scaffolds(renderer, bool(rollout.tools))
         self._starts = self._shapes if may_know else None
         self._forms = ChatForms()
-        self._later: list[tuple[LaterText, RenderedText]] = []
-        """The latest texts that encode as recorded ids, of several chains."""
 
     def write_all(self, prompts: Sequence[_Prompt]) -> Renderings:
         """The texts of these prompts."""
@@ -394,44 +399,42 @@ class _PromptWriter:
         texts: RenderedTexts = {}
         refused: dict[int | None, str] = {}
         confirmed: list[ConfirmedIds] = []
+        latest: list[tuple[LaterText, RenderedText]] = []  # texts that encode as recorded ids, of several chains
         for prompt in ordered:
             size, recorded = prompt.size, prompt.recorded
             later = None  # the latest known text whose messages begin with those of the prompt
             if starts is not None and prompt.opens and recorded is not None:
-                for candidate in reversed(self._later):
+                for candidate in reversed(latest):
                     if starts.are_first(prompt.messages, candidate[0], self._forms):
                         later = candidate
                         break
             if later and starts and recorded is not None and starts.is_known(later[0], size, recorded):
-                rendering = texts[prompt.turn] = _start_of_text(*later, starts.cuts, recorded)
-                self._keep(starts.start(later[0], size, recorded), rendering)
-                continue
-            try:
-                texts[prompt.turn] = rendering = self._write(prompt)
-            except RenderError as error:
-                refused[prompt.turn] = str(error)
-                continue
-            if recorded is None:
-                continue
-            matches = rendering.matches_record
-            if later is not None and starts is not None:
-                starts.learn(later[0], later[1].text, size, recorded, rendering.text if matches else None)
-            if matches:
-                confirmed.append(ConfirmedIds(recorded, goes_on=not prompt.opens))
-                if starts is not None:
-                    begun = starts.later(prompt.messages, self._inputs, prompt.opens, recorded, self._forms)
-                    self._keep(begun, rendering)
+                begun, rendering = starts.start(*later, size, recorded)
+                latest.append((begun, rendering))
+                texts[prompt.turn] = rendering
+            else:
+                try:
+                    texts[prompt.turn] = rendering = self._write(prompt)
+                except RenderError as error:
+                    refused[prompt.turn] = str(error)
+                    continue
+                if recorded is None:
+                    continue
+                matches = rendering.matches_record
+                if later is not None and starts is not None:
+                    starts.learn(later[0], later[1].text, size, recorded, rendering.text if matches else None)
+                if matches:
+                    confirmed.append(ConfirmedIds(recorded, goes_on=not prompt.opens))
+                    if starts is not None:
+                        begun = starts.later(prompt.messages, self._inputs, prompt.opens, recorded, self._forms)
+                        latest += [] if begun is None else [(begun, rendering)]
+            del latest[:-4]  # calls may alternate between several chains
         errors: list[tuple[int | None, str]] = []
         for prompt in prompts:
             reason = refused.get(prompt.turn)
             if reason is not None and (not errors or errors[-1][1] != reason):
                 errors.append((prompt.turn, reason))
         return Renderings(texts, tuple(errors), tuple(confirmed))
-
-    def _keep(self, later: LaterText | None, text: RenderedText) -> None:
-        if later is not None:
-            self._later.append((later, text))
-            del self._later[:-4]  # calls may alternate between several chains
 
     def _write(self, prompt: _Prompt) -> RenderedText:
         """The text that the template writes; RenderError where it refuses."""
@@ -476,15 +479,6 @@ class _PromptWriter:
         if contexts is not None and shapes is not None:
             shapes.learn_alike(contexts, text == fast)
         return RenderedText(lambda: text, matches_record=False)
-
-
-def _start_of_text(later: LaterText, text: RenderedText, cuts: ControlTokens, recorded: Ids) -> RenderedText:
-    """The start of a later text, known to encode as these ids."""
-
-    def write() -> str:
-        return "".join(cuts.split(text.text)[: 2 * len(cuts.positions(recorded))]) + later.opener.tail
-
-    return RenderedText(write, matches_record=True)
 
 
 def rendered_differences(

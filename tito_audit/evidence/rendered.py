@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.align.alignment import align
+from tito_audit.align.blocks import Blocks
+from tito_audit.align.pieces import Pieces
 from tito_audit.errors import RenderError
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import (
@@ -30,7 +32,7 @@ from tito_audit.record.rollout import Rollout
 from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, unknown_role_name
 from tito_audit.render.marks import SpanKind
 from tito_audit.render.scaffolds import Scaffold
-from tito_audit.render.spans import FastRendering, Rendering, Span, render_fast, render_spans
+from tito_audit.render.spans import FastRendering, Rendering, render_fast, render_spans
 from tito_audit.render.template import Template
 from tito_audit.tokens.segments import any_of, common_beginning
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -107,6 +109,17 @@ class TurnReader:
         return turns
 
     def _find_turns(self, messages: Sequence[Message], ids: Ids) -> Turns | None:
+        """The turns, if there are as many as answers; None too unless each message was sampled or given as its
+        role says, and every answer is a single text."""
+        answers = 0
+        for message in messages:
+            is_answer = message.role == ASSISTANT
+            as_role_says = message.stated_speaker is None or message.sampled == is_answer
+            if message.role not in COMMON_ROLES or not as_role_says:
+                return None
+            if is_answer and isinstance(message.content, tuple):
+                return None
+            answers += is_answer
         at = self._vocabulary.control(ids).nonzero()[0]
         control, places = ids.take(at).tolist(), at.tolist()
         turns: list[tuple[int, int]] = []
@@ -121,7 +134,7 @@ class TurnReader:
             if closer > start and int(ids[closer - 1]) in self._ends:
                 return None
             turns.append((start, closer))
-        return tuple(turns) if turns and len(turns) == _count_answers(messages) else None
+        return tuple(turns) if turns and len(turns) == answers else None
 
     def _spell_control_token(self, messages: Sequence[Message]) -> bool:
         """Whether a text or a key anywhere in these messages spells a control token."""
@@ -137,22 +150,6 @@ class TurnReader:
                     pending.append(value)
         wires = "\n".join(texts)
         return self._opening in wires and self._spelled.search(wires) is not None
-
-
-def _count_answers(messages: Sequence[Message]) -> int:
-    """How many of these messages were sampled; 0 unless each was sampled or given as its role says, and every
-    answer is a single text."""
-    answers = 0
-    for message in messages:
-        if message.role not in COMMON_ROLES:
-            return 0
-        sampled = message.role == ASSISTANT
-        if (message.stated_speaker is not None and message.sampled != sampled) or (
-            sampled and isinstance(message.content, tuple)
-        ):
-            return 0
-        answers += sampled
-    return answers
 
 
 def turn_reader(
@@ -262,11 +259,20 @@ class RenderedConversation:
             return self.shown.of_tokens(len(self.ids))
         return None if self.shown is None else self.shown.of_tokens(starts)
 
-    def of_bytes(self, at: Offsets, starts: Offsets) -> tuple[Roles, Mask] | None:
-        """`[T]` each: the same for recorded tokens that begin at the bytes `at`, `[T]`."""
+    def of_recorded(self, recorded: Pieces, canonical: Pieces, blocks: Blocks) -> tuple[Roles, Mask] | None:
+        """`[T]` each: the same for recorded tokens that `blocks` aligns with those of the conversation."""
+        if self.shown is None:
+            return None
+        # The byte of the conversation at which each recorded token begins, scaled to the block it lies in.
+        zero, block_of = np.zeros(1, np.int64), blocks.recorded_end.searchsorted(np.arange(len(recorded)), "right")
+        ends, canonical_ends = np.concatenate((zero, recorded.end)), np.concatenate((zero, canonical.end))
+        first = np.concatenate((zero, blocks.recorded_end[:-1]))[block_of]
+        canonical_first = np.concatenate((zero, blocks.canonical_end[:-1]))[block_of]
+        last = np.maximum(canonical_ends[blocks.canonical_end[block_of]] - 1, 0)
+        at = np.minimum(canonical_ends[canonical_first] + recorded.start - ends[first], last)
         if isinstance(self.shown, TurnsByControl):
-            return self.shown.of_bytes(at, starts)
-        return None if self.shown is None else self.shown.of_tokens(at)
+            return self.shown.of_bytes(at, canonical.start)
+        return self.shown.of_tokens(at)
 
 
 def render_conversation(rollout: Rollout, reference: Reference) -> tuple[RenderedConversation | None, str | None]:
@@ -341,40 +347,28 @@ def _confirm_fast_text(
     Recorded ids confirm the text if they spell it. Otherwise the template itself has to write it; RenderError if
     it refuses.
     """
-    ids = _encode_after_last_end(fast_text.text, recorded, reference)
-    if ids is not None:
-        return ids, False
-    if reference.leads_to(fast_text.text, recorded):
+    text = fast_text.text
+    end = int(recorded[-1]) if len(recorded) else -1
+    if end in reference.end_ids():
+        # Most rows stop at their last turn end, after which the template writes a line feed that no model samples.
+        spelling = reference.vocabulary.piece(end)
+        size, own = text.rfind(spelling) + len(spelling), reference.tokenizer.control_tokens.tokens.get(spelling)
+        if len(spelling) <= size < len(text) and own == end and reference.leads_to(text[:size], recorded):
+            (rest,) = reference.tokenizer.encode_fast_batch([text[size:]])
+            return np.concatenate((recorded, rest)), False
+    if reference.leads_to(text, recorded):
         return recorded, False
-    spelled = reference.spells(recorded, fast_text.text)
+    spelled = reference.spells(recorded, text)
     if not spelled:
-        chat, text = fast_text.renderer.render_chat(
+        chat, written = fast_text.renderer.render_chat(
             rollout.messages,
             rollout.tools,
             add_generation_prompt=False,
             template_kwargs=rollout.template_kwargs,
         )
-        if text != fast_text.text or chat != fast_text.chat:
+        if written != text or chat != fast_text.chat:
             return None, False
-    return reference.encode_as(fast_text.text, recorded), spelled and reference.vocabulary.prefix is Prefix.NEVER
-
-
-def _encode_after_last_end(text: str, recorded: Ids, reference: Reference) -> Ids | None:
-    """The ids of a text that goes on after the end of its last turn, where the recorded ids stop; None otherwise.
-
-    Most rows stop there: the template writes a line feed after the turn end, which no model samples.
-    """
-    end = int(recorded[-1]) if len(recorded) else -1
-    if end not in reference.end_ids():
-        return None
-    spelling = reference.vocabulary.piece(end)
-    size = text.rfind(spelling) + len(spelling)
-    if not len(spelling) <= size < len(text) or reference.tokenizer.control_tokens.tokens.get(spelling) != end:
-        return None
-    if not reference.leads_to(text[:size], recorded):
-        return None
-    (rest,) = reference.tokenizer.encode_fast_batch([text[size:]])
-    return np.concatenate((recorded, rest))
+    return reference.encode_as(text, recorded), spelled and reference.vocabulary.prefix is Prefix.NEVER
 
 
 def _turns_by_control(
@@ -432,10 +426,24 @@ def _byte_roles(rollout: Rollout, rendering: Rendering, size: int) -> ByteRoles 
     sampled = [span for span in ranges if span is not None]
     if not size or not ranges or len(sampled) < len(ranges):
         return None
-    edges = {edge for span in sampled for edge in span} | {span.start for span in rendering.spans}
-    byte = _byte_offsets(rendering.text, edges)
+    # The UTF-8 byte offset of each character offset that is needed.
+    byte: dict[int, int] = {}
+    before = offset = 0
+    for edge in sorted({edge for span in sampled for edge in span} | {span.start for span in rendering.spans}):
+        part = rendering.text[before:edge]
+        offset += len(part) if part.isascii() else len(part.encode("utf-8", "surrogatepass"))
+        byte[edge], before = offset, edge
     names: dict[str, int] = {}
-    codes = [names.setdefault(_role_name(span, rollout.messages), len(names)) for span in rendering.spans]
+    codes = []
+    for span in rendering.spans:
+        speaker = UNKNOWN if span.message_index is None else rollout.messages[span.message_index].speaker
+        if span.kind is SpanKind.GENERATION_PROMPT:
+            name = GENERATION_PROMPT
+        elif span.kind is SpanKind.TURN_END:
+            name = TURN_END if speaker == ASSISTANT else TEMPLATE
+        else:
+            name = TEMPLATE if span.kind is SpanKind.SCAFFOLD else speaker
+        codes.append(names.setdefault(name, len(names)))
     return ByteRoles(
         tuple(names),
         np.array(codes, np.int16),
@@ -443,26 +451,3 @@ def _byte_roles(rollout: Rollout, rendering: Rendering, size: int) -> ByteRoles 
         tuple((byte[start], byte[end]) for start, end in sampled if start < end),
         size,
     )
-
-
-def _role_name(span: Span, messages: Sequence[Message]) -> str:
-    speaker = messages[span.message_index].speaker if span.message_index is not None else UNKNOWN
-    if span.kind is SpanKind.GENERATION_PROMPT:
-        return GENERATION_PROMPT
-    if span.kind is SpanKind.TURN_END:
-        return TURN_END if speaker == ASSISTANT else TEMPLATE
-    return TEMPLATE if span.kind is SpanKind.SCAFFOLD else speaker
-
-
-def _byte_offsets(text: str, places: Iterable[int]) -> dict[int, int]:
-    """The UTF-8 byte offset of each of these character offsets."""
-    if text.isascii():
-        return {place: place for place in places}
-    out: dict[int, int] = {}
-    before = byte = 0
-    for place in sorted(places):
-        part = text[before:place]
-        byte += len(part) if part.isascii() else len(part.encode("utf-8", "surrogatepass"))
-        out[place] = byte
-        before = place
-    return out

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tito_audit.align.alignment import align
 from tito_audit.align.blocks import BlockKind, Blocks, BlocksBuilder
@@ -47,7 +46,7 @@ from tito_audit.evidence.unrelated import (
     share_an_answer,
     share_words,
 )
-from tito_audit.record.arrays import Ids, Logprobs, Mask
+from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import as_message
 from tito_audit.record.prefix import same_ids
@@ -140,24 +139,19 @@ def _come_from_sampler(row: TrainingRow, values: Logprobs) -> bool:
     if not len(values) or not np.isfinite(values).all() or (values > 0).any():
         return False
     real = values < 0
-    for fill in (_commonest_untrained(row), row.sentinel):
-        if fill is not None:
-            real &= values != fill
+    if row.sentinel is not None:
+        real &= values != row.sentinel
+    if row.loss_mask is not None and row.logprobs is not None:
+        # The most common entry outside the loss: the first one if more than half equal it.
+        outside = ~row.loss_mask
+        commonest = float(row.logprobs[outside.argmax()])
+        alike = int(np.count_nonzero((row.logprobs == commonest) & outside))
+        if not np.isfinite(commonest) or 2 * alike <= np.count_nonzero(outside):
+            entries = row.logprobs[outside]
+            every, counts = np.unique(entries[np.isfinite(entries)], return_counts=True)
+            commonest = float(every[counts.argmax()]) if len(every) else np.nan
+        real &= values != commonest
     return bool(real.any())
-
-
-def _commonest_untrained(row: TrainingRow) -> float | None:
-    """The most common logprob outside the loss; None without a mask, or if none is finite."""
-    if row.loss_mask is None or row.logprobs is None:
-        return None
-    outside = ~row.loss_mask
-    first = float(row.logprobs[outside.argmax()])
-    alike = int(np.count_nonzero((row.logprobs == first) & outside))
-    if np.isfinite(first) and 2 * alike > np.count_nonzero(outside):
-        return first  # more than half, so none is more common
-    entries = row.logprobs[outside]
-    values, counts = np.unique(entries[np.isfinite(entries)], return_counts=True)
-    return float(values[counts.argmax()]) if len(values) else None
 
 
 def _was_sampled(view: RowView, rollout: Rollout, recorded: Pieces, start: int, end: int) -> bool:
@@ -201,7 +195,7 @@ def compare_row_to_template(
     blocks = align(recorded, canonical, open_end=True)
     text_differs = not canonical.data.startswith(recorded.data)
     by_headers = _view_by_roles(recorded, rollout, reference) if text_differs else None
-    shown = rendered.of_bytes(_canonical_byte_offsets(recorded, canonical, blocks), canonical.start)
+    shown = rendered.of_recorded(recorded, canonical, blocks)
     if shown is None:
         view = _view_by_roles(recorded, rollout, reference)
     elif by_headers is not None and _headers_show_answers(by_headers, rollout):
@@ -222,36 +216,59 @@ def compare_row_to_template(
         view = with_answer_starts(view, rollout, recorded, blocks)
         for _, start, end, _, _ in blocks.differing_blocks():
             view.drifted[start:end] = True
-    out: list[Difference] = []
     # What the template writes after the end of the row is no difference.
-    for stretch in starting_before(stretches(recorded, canonical, blocks), len(recorded)):
-        if _names_role(stretch, rollout):
+    differing = starting_before(stretches(recorded, canonical, blocks), len(recorded))
+    return RowComparison(view, _differences_from_template(rollout, row, view, generated, differing))
+
+
+def _differences_from_template(
+    rollout: Rollout, row: TrainingRow, view: RowView | None, generated: Mask | None, differing: Sequence[Stretch]
+) -> list[Difference]:
+    """These stretches as differences, each with what it means for a row that should hold what was sampled."""
+    of_sft, own_roles = is_sft(rollout), {message.role for message in rollout.messages} - COMMON_ROLES
+    differences: list[Difference] = []
+    for stretch in differing:
+        data, written, lacking = stretch.recorded.data, stretch.canonical.data, stretch.start == stretch.end
+        if (
+            own_roles
+            and data.decode("utf-8", "replace").strip() in own_roles
+            and written.decode("utf-8", "replace").strip() in COMMON_ROLES
+        ):
             continue  # a role unknown to the template was rendered as a known one
         where = answer_at(view, generated, stretch)
         in_answer = where is not None
-        texts = stretch.recorded.data, stretch.canonical.data
-        same_text = texts[0] == texts[1] or find_normal_form(*texts) is not None
+        same_text = data == written or find_normal_form(data, written) is not None
         proven = where is not None and view is not None and logprobs_prove_sampled(row, view, where)
         # Tokens that a row for SFT lacks inside an answer count as trained if a token beside them is.
-        beside = int(is_sft(rollout) and stretch.start == stretch.end)
+        beside = int(of_sft and lacking)
         near = slice(max(stretch.start - beside, 0), stretch.end + beside)
         trained = row.loss_mask is None or bool(row.loss_mask[near].any())
-        harmless = in_answer and (same_text or not trained or proven or _may_be_certain(row, view, stretch))
+        # A right row may hold tokens that all have the logprob of certain ones: white space, which parsers strip,
+        # or tokens at an edge of an answer, such as another end or marker.
+        certain = False
+        if view is not None and row.logprobs is not None and not lacking:
+            around = slice(max(stretch.start - MAX_SLIDE, 0), stretch.end + MAX_SLIDE)
+            at_edge = around.stop > len(row.token_ids) or not view.sampled[around].all()
+            certain = not row.logprobs[stretch.start : stretch.end].any()
+            certain = certain and (at_edge or data.strip() == written.strip())
+        harmless = in_answer and (same_text or not trained or proven or certain)
+        if of_sft and in_answer:
+            effect = "the set trains another answer than the template writes for these messages"
+        elif lacking and in_answer:
+            effect = "the row cannot show whether the model sampled it; only a log with the calls could"
+        elif lacking:
+            effect = "the row lacks what the template writes for these messages"
+        elif proven:
+            shown = "its logprobs show that it was sampled this way"
+            effect = f"{shown}, but it would drift if the messages were re-rendered"
+        elif in_answer:
+            effect = "it may be what was sampled; only a log with the calls could prove it"
+        else:
+            effect = "the row holds tokens that the template does not write for these messages"
         severity = Severity.NOTE if harmless else Severity.WARNING
-        effect = _effect(in_answer, proven, lacking=stretch.start == stretch.end, of_sft=is_sft(rollout))
-        out.append(replace(difference(stretch, Against.TEMPLATE, severity, effect), sampled=in_answer))
-    return RowComparison(view, out)
-
-
-def _may_be_certain(row: TrainingRow, view: RowView | None, stretch: Stretch) -> bool:
-    """Whether all recorded tokens of a stretch have the logprob of certain tokens, and a right row may hold
-    them: white space, which parsers strip, or tokens at an edge of an answer, such as another end or marker."""
-    values = None if row.logprobs is None else row.logprobs[stretch.start : stretch.end]
-    if view is None or values is None or not len(values) or values.any():
-        return False
-    before, after = max(stretch.start - MAX_SLIDE, 0), stretch.end + MAX_SLIDE
-    at_edge = after > len(row.token_ids) or not view.sampled[before:after].all()
-    return at_edge or stretch.recorded.data.strip() == stretch.canonical.data.strip()
+        new = difference(stretch, Against.TEMPLATE, severity, effect)
+        differences.append(replace(new, sampled=in_answer))
+    return differences
 
 
 UNRELATED_MESSAGES = Unrelated(
@@ -286,32 +303,6 @@ def _are_unrelated(
     ):
         return False
     return not share_words(content_bytes(canonical, answers), content_bytes(recorded, runs))
-
-
-def _names_role(stretch: Stretch, rollout: Rollout) -> bool:
-    """Whether a stretch is only the log's name for a role that the template names differently."""
-    recorded, canonical = (
-        side.data.decode("utf-8", "replace").strip() for side in (stretch.recorded, stretch.canonical)
-    )
-    logged = {message.role for message in rollout.messages}
-    return canonical in COMMON_ROLES and recorded in logged - COMMON_ROLES
-
-
-def _effect(in_answer: bool, proven: bool, *, lacking: bool, of_sft: bool = False) -> str:
-    """The effect of a difference from the template, as a clause; with `lacking`, the row has no tokens there."""
-    if of_sft and in_answer:
-        return "the set trains another answer than the template writes for these messages"
-    if lacking and in_answer:
-        return "the row cannot show whether the model sampled it; only a log with the calls could"
-    if lacking:
-        return "the row lacks what the template writes for these messages"
-    if proven:
-        return (
-            "its logprobs show that it was sampled this way, but it would drift if the messages were re-rendered"
-        )
-    if in_answer:
-        return "it may be what was sampled; only a log with the calls could prove it"
-    return "the row holds tokens that the template does not write for these messages"
 
 
 def compare_row_to_itself(rollout: Rollout, reference: Reference) -> RowComparison:
@@ -387,19 +378,6 @@ def _view_of(
     return RowView(
         sampled, False, roles, no_turn, no_turn, None, np.zeros(len(sampled), np.bool_), spans, verified
     )
-
-
-def _canonical_byte_offsets(recorded: Pieces, canonical: Pieces, blocks: Blocks) -> NDArray[np.int64]:
-    """`[T]` the byte of the canonical text at which each row token begins, scaled to the block it lies in."""
-    block_of = blocks.recorded_end.searchsorted(np.arange(len(recorded)), side="right")
-    ends = np.concatenate((np.zeros(1, np.int64), recorded.end))
-    canonical_ends = np.concatenate((np.zeros(1, np.int64), canonical.end))
-    recorded_first = np.concatenate((np.zeros(1, np.int64), blocks.recorded_end[:-1]))
-    canonical_first = np.concatenate((np.zeros(1, np.int64), blocks.canonical_end[:-1]))
-    base = canonical_ends[canonical_first[block_of]]
-    last = np.maximum(canonical_ends[blocks.canonical_end[block_of]] - 1, 0)
-    within = recorded.start - ends[recorded_first[block_of]]
-    return np.minimum(base + within, last)
 
 
 def lacks_answer(rollout: Rollout) -> bool:
@@ -630,26 +608,19 @@ def _align_chains(chains: Chains, pieces: Pieces, vocabulary: Vocabulary | None)
     for leaf in last_calls((k for k, seen in enumerate(chains.seen) if seen is not None), parents):
         seen = chains.seen[leaf]
         assert seen is not None
-        recorded = pieces_of(seen, vocabulary)
-        at = _find_in_history(seen, pieces.ids)
+        recorded, size = pieces_of(seen, vocabulary), len(pieces)
+        starts: list[int] = []
+        if 0 < size < len(seen) and not np.array_equal(seen[:size], pieces.ids):
+            starts = (seen[: len(seen) - size + 1] == pieces.ids[0]).nonzero()[0].tolist()
+        # A row whose start was cut off keeps the end of its chain, so the last of several places counts.
+        at = next((at for at in reversed(starts) if np.array_equal(seen[at : at + size], pieces.ids)), None)
         if at is None:
             blocks = align(recorded, pieces, open_end=True)
         else:
             growing = BlocksBuilder()
             growing.add(BlockKind.MISSING, at, 0)
-            growing.add(BlockKind.SAME, len(pieces), len(pieces))
-            growing.add(BlockKind.MISSING, len(seen) - at - len(pieces), 0)
+            growing.add(BlockKind.SAME, size, size)
+            growing.add(BlockKind.MISSING, len(seen) - at - size, 0)
             blocks = growing.build()
         aligned.append((leaf, recorded, blocks))
     return sorted(aligned, key=lambda chain: -len(chain[2].matched_positions()[0]))
-
-
-def _find_in_history(seen: Ids, ids: Ids) -> int | None:
-    """Where the ids of a row begin in what a chain saw, if the start of the row was cut off; else None.
-
-    A cut row keeps the end of its chain, so the last of several places counts.
-    """
-    if not 0 < len(ids) < len(seen) or np.array_equal(seen[: len(ids)], ids):
-        return None
-    starts = (seen[: len(seen) - len(ids) + 1] == ids[0]).nonzero()[0].tolist()
-    return next((at for at in reversed(starts) if np.array_equal(seen[at : at + len(ids)], ids)), None)
