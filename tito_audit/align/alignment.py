@@ -91,7 +91,12 @@ def _find_matches(left: Sequence[Hashable], right: Sequence[Hashable], steps: in
     for (a, b), (next_a, next_b) in pairwise(anchors):
         left_part, right_part = left[a + 1 : next_a], right[b + 1 : next_b]
         inner, steps = _match_with_difflib(left_part, right_part, steps)
-        inner = _match_both_ends(left_part, right_part) if inner is None else inner
+        if inner is None:  # the common start and the common end
+            shorter = min(len(left_part), len(right_part))
+            start = next((at for at in range(shorter) if left_part[at] != right_part[at]), shorter)
+            rest = shorter - start
+            end = next((at for at in range(rest) if left_part[-1 - at] != right_part[-1 - at]), rest)
+            inner = [(0, 0, start), (len(left_part) - end, len(right_part) - end, end)]
         matches += [(a + 1 + i, b + 1 + j, size) for i, j, size in inner]
         matches += [(next_a, next_b, 1)] if next_a < len(left) else []
     return matches
@@ -124,15 +129,6 @@ def _unique_positions(units: Sequence[Hashable]) -> dict[Hashable, int]:
     """The position of each unit that occurs once, in order."""
     counts = Counter(units)
     return {unit: position for position, unit in enumerate(units) if counts[unit] == 1}
-
-
-def _match_both_ends(left: Sequence[Hashable], right: Sequence[Hashable]) -> list[Match]:
-    """The common start and the common end as matches."""
-    shorter = min(len(left), len(right))
-    start = next((at for at in range(shorter) if left[at] != right[at]), shorter)
-    rest = shorter - start
-    end = next((at for at in range(rest) if left[-1 - at] != right[-1 - at]), rest)
-    return [(0, 0, start), (len(left) - end, len(right) - end, end)]
 
 
 # Token sequences as blocks
@@ -267,7 +263,7 @@ def _add_same_bytes(out: BlocksBuilder, a: Pieces, range_: Range, b: Pieces, oth
 
 
 def _add_trimmed(out: BlocksBuilder, a: Pieces, b: Pieces) -> None:
-    """Add the blocks of two ranges: common start and end paired, and what lies between as a drifted gap."""
+    """Add the blocks of two ranges: common start and end paired, and the gap between them cut at long equal runs."""
     if a.data == b.data:
         add_by_byte_ends(out, a, b)
         return
@@ -278,7 +274,20 @@ def _add_trimmed(out: BlocksBuilder, a: Pieces, b: Pieces) -> None:
     length = common_byte_prefix(rest_a.data[::-1], rest_b.data[::-1])
     m, n = _count_to_last_common_end(_starts_from_end(rest_a), _starts_from_end(rest_b), length)
     x, y = len(rest_a.ids) - m, len(rest_b.ids) - n
-    _add_drifted_gap(out, rest_a.slice(0, x), rest_b.slice(0, y))
+    if not x or not y or max(x, y) > 1500:  # `difflib` is quadratic
+        out.add(BlockKind.DRIFT, x, y)
+    else:
+        runs = equal_runs(rest_a.ids[:x], rest_b.ids[:y])
+        i = j = 0
+        for start, other, equal in [*(run for run in runs if run.size >= 12), Run(x, y, 0)]:
+            # Between two equal runs, of which shorter ones pair by chance: paired if the bytes agree, else DRIFT.
+            gap, other_gap = rest_a.slice(i, start), rest_b.slice(j, other)
+            if gap.data == other_gap.data:
+                add_by_byte_ends(out, gap, other_gap)
+            else:
+                out.add(BlockKind.DRIFT, len(gap), len(other_gap))
+            out.add(BlockKind.SAME, equal, equal)
+            i, j = start + equal, other + equal
     _add_same_bytes(out, rest_a, (x, x + m), rest_b, (y, y + n))
 
 
@@ -301,22 +310,3 @@ def _count_to_last_common_end(a: Offsets, b: Offsets, length: int) -> tuple[int,
         return 0, 0
     last = b[common[-1]]
     return int(a.searchsorted(last, side="right")), int(b.searchsorted(last, side="right"))
-
-
-def _add_drifted_gap(out: BlocksBuilder, a: Pieces, b: Pieces) -> None:
-    """Add the blocks of a gap with different bytes, split at long runs of equal tokens unless it is too long."""
-    size, other_size = len(a.ids), len(b.ids)
-    if not size or not other_size or max(size, other_size) > 1500:  # `difflib` is quadratic
-        out.add(BlockKind.DRIFT, size, other_size)
-        return
-    i = j = 0
-    runs = [run for run in equal_runs(a.ids, b.ids) if run.size >= 12]  # shorter ones pair by chance
-    for start, other, equal in [*runs, Run(size, other_size, 0)]:
-        # Between two equal runs: paired where the bytes agree, else one DRIFT block.
-        gap, other_gap = a.slice(i, start), b.slice(j, other)
-        if gap.data == other_gap.data:
-            add_by_byte_ends(out, gap, other_gap)
-        else:
-            out.add(BlockKind.DRIFT, len(gap), len(other_gap))
-        out.add(BlockKind.SAME, equal, equal)
-        i, j = start + equal, other + equal

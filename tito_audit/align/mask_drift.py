@@ -99,7 +99,18 @@ def _aligned_runs(a: Ids, b: Ids) -> Iterator[Run]:
             yield Run(i, j, size)
             i, j = i + size, j + size
             continue
-        met = _runs_to_next_anchor(a[i:m], b[j:n])
+        met: list[Run] = []
+        for width in _WINDOWS:
+            met = equal_runs(a[i : min(i + width, m)], b[j : min(j + width, n)])
+            if width >= m - i and width >= n - j:
+                break  # both end in the window
+            # Up to the last run that is long enough to continue from
+            met = met[: max((k + 1 for k, run in enumerate(met) if run.size >= _ANCHOR), default=0)]
+            if met:
+                break
+        else:
+            far = nearest_run(a[i:m], b[j:n], _ANCHOR)
+            met = [far] if far is not None else []
         if not met:
             break
         yield from (Run(i + start, j + other, size) for start, other, size in met)
@@ -107,17 +118,3 @@ def _aligned_runs(a: Ids, b: Ids) -> Iterator[Run]:
         i, j = i + start + size, j + other + size
     if tail:
         yield Run(m, n, tail)
-
-
-def _runs_to_next_anchor(a: Ids, b: Ids) -> list[Run]:
-    """Equal runs up to the last one that is long enough to continue from; all of them when both sides end in the
-    window."""
-    for width in _WINDOWS:
-        runs = equal_runs(a[:width], b[:width])
-        if width >= len(a) and width >= len(b):
-            return runs
-        anchors = [k for k, run in enumerate(runs) if run.size >= _ANCHOR]
-        if anchors:
-            return runs[: anchors[-1] + 1]
-    far = nearest_run(a, b, _ANCHOR)
-    return [far] if far is not None else []

@@ -112,7 +112,41 @@ def explain_mismatch(
         details = _fit_causes(columns, core, differences, logits, causes)
         if near:
             causes[causes == _CODE[MismatchCause.UNKNOWN]] = _CODE[MismatchCause.NUMERICS]
-    return _summarize(columns, sampler, trainer, causes, logits, details)
+    shares, worst = [], []
+    for code in np.unique(causes).tolist():
+        tokens = np.flatnonzero(causes == code)
+        shares.append((_CAUSES[code].value, _share(tokens, sizes)))
+        k = int(tokens[sizes[tokens].argmax()])
+        turn, at = int(columns.turns[k]), int(columns.at[k])
+        values = int(columns.ids[k]), float(columns.sampler[k]), float(columns.trainer[k])
+        worst.append(WorstToken(_CAUSES[code].value, None if turn < 0 else turn, at, *values))
+
+    def unproven(where: Mask) -> tuple[CauseShare, CauseShare]:
+        numerics, unknown = (
+            _share(np.flatnonzero(where & (causes == _CODE[cause])), sizes)
+            for cause in (MismatchCause.NUMERICS, MismatchCause.UNKNOWN)
+        )
+        return numerics, unknown
+
+    versions = []
+    if columns.version is not None:
+        for number in np.unique(columns.version[np.isfinite(columns.version)]).tolist():
+            versions.append((int(number), *unproven(columns.version == number)))
+    confident = (columns.sampler > _SURE) & (columns.trainer < _UNLIKELY)
+    bins = np.bincount(np.searchsorted(EDGES, np.abs(logits)), minlength=len(EDGES) + 1)
+    return RowMismatch(
+        sampler,
+        trainer,
+        len(sizes),
+        tuple(sorted(shares, key=lambda pair: (-pair[1].size, pair[0]))),
+        int(confident.sum()),
+        tuple(bins.tolist()),
+        versions=tuple(versions),
+        rerouted=None if columns.rerouted is None else unproven(columns.rerouted),
+        worst=tuple(worst),
+        points=sample_points(columns.sampler, columns.trainer, causes == _CODE[MismatchCause.NUMERICS]),
+        **details,  # type: ignore[arg-type]
+    )
 
 
 def _logit(logprobs: Logprobs) -> Logprobs:
@@ -324,49 +358,3 @@ def sample_points(sampler: Logprobs, trainer: Logprobs, numerics: Mask) -> tuple
 
 def _share(tokens: NDArray[np.intp], sizes: Logprobs) -> CauseShare:
     return CauseShare(len(tokens), float(sizes[tokens].sum()))
-
-
-def _summarize(
-    columns: LogprobColumns,
-    sampler: str,
-    trainer: str,
-    causes: NDArray[np.int8],
-    logits: Logprobs,
-    details: dict[str, object],
-) -> RowMismatch:
-    sizes = np.abs(columns.trainer - columns.sampler)
-    shares, worst = [], []
-    for code in np.unique(causes).tolist():
-        tokens = np.flatnonzero(causes == code)
-        shares.append((_CAUSES[code].value, _share(tokens, sizes)))
-        k = int(tokens[sizes[tokens].argmax()])
-        turn, at = int(columns.turns[k]), int(columns.at[k])
-        values = int(columns.ids[k]), float(columns.sampler[k]), float(columns.trainer[k])
-        worst.append(WorstToken(_CAUSES[code].value, None if turn < 0 else turn, at, *values))
-
-    def unproven(where: Mask) -> tuple[CauseShare, CauseShare]:
-        numerics, unknown = (
-            _share(np.flatnonzero(where & (causes == _CODE[cause])), sizes)
-            for cause in (MismatchCause.NUMERICS, MismatchCause.UNKNOWN)
-        )
-        return numerics, unknown
-
-    versions = []
-    if columns.version is not None:
-        for number in np.unique(columns.version[np.isfinite(columns.version)]).tolist():
-            versions.append((int(number), *unproven(columns.version == number)))
-    confident = (columns.sampler > _SURE) & (columns.trainer < _UNLIKELY)
-    bins = np.bincount(np.searchsorted(EDGES, np.abs(logits)), minlength=len(EDGES) + 1)
-    return RowMismatch(
-        sampler,
-        trainer,
-        len(sizes),
-        tuple(sorted(shares, key=lambda pair: (-pair[1].size, pair[0]))),
-        int(confident.sum()),
-        tuple(bins.tolist()),
-        versions=tuple(versions),
-        rerouted=None if columns.rerouted is None else unproven(columns.rerouted),
-        worst=tuple(worst),
-        points=sample_points(columns.sampler, columns.trainer, causes == _CODE[MismatchCause.NUMERICS]),
-        **details,  # type: ignore[arg-type]
-    )

@@ -226,20 +226,16 @@ def stretches_in_history(
     """
     diverges_at = common_byte_prefix(seen.data, prompt.data)
     if answer_start and diverges_at >= int(seen.end[answer_start - 1]):
-        prompt = prompt.slice(0, _end_of_diverged_answer(seen, prompt, diverges_at, end_ids))
+        ends, later = np.fromiter(end_ids, np.int64), prompt.end > diverges_at
+        is_turn_end = np.isin(prompt.ids, ends)
+        closers, openers = (is_turn_end & later).nonzero()[0], (prompt.control & ~is_turn_end & later).nonzero()[0]
+        answer_end = int(closers[0]) + 1 if len(closers) else len(prompt)
+        rest = seen.ids[int(seen.end.searchsorted(diverges_at, side="right")) :]
+        if len(rest) and len(openers) and np.isin(rest, ends).all():  # only the end of the answer is missing
+            first = int(later.argmax())
+            if not prompt.data[diverges_at : int(prompt.end[openers[0] - 1])].strip():
+                exact = first and int(prompt.end[first - 1]) == diverges_at
+                answer_end = first if exact else int(openers[0])
+        prompt = prompt.slice(0, answer_end)
     blocks = align(seen, prompt, open_end=True)
     return starting_before(stretches(seen, prompt, blocks), len(seen))
-
-
-def _end_of_diverged_answer(seen: Pieces, prompt: Pieces, diverges_at: int, end_ids: frozenset[int]) -> int:
-    """The prompt token at which an answer ends whose text diverges from what was seen at byte `diverges_at`."""
-    ends = np.fromiter(end_ids, np.int64)
-    is_turn_end = np.isin(prompt.ids, ends)
-    later = prompt.end > diverges_at
-    closers, openers = ((tokens & later).nonzero()[0] for tokens in (is_turn_end, prompt.control & ~is_turn_end))
-    rest = seen.ids[int(seen.end.searchsorted(diverges_at, side="right")) :]
-    if len(rest) and len(openers) and np.isin(rest, ends).all():  # only the end of the answer is missing
-        first = int(later.argmax())
-        if not prompt.data[diverges_at : int(prompt.end[openers[0] - 1])].strip():
-            return first if first and int(prompt.end[first - 1]) == diverges_at else int(openers[0])
-    return int(closers[0]) + 1 if len(closers) else len(prompt)

@@ -30,10 +30,15 @@ def find_harm(before: Evidence, after: Evidence) -> str | None:
         wrong, expected = ~view.sampled & ~view.drifted, view.expected_logprobs
         if expected is not None and new.logprobs is not None:
             wrong |= np.isfinite(expected) & ~(np.abs(new.logprobs - expected) <= ROUNDING)
-        fresh = new.loss_mask & wrong & ~_keep_their_logprob(old, new)
-        return (
-            "a trained token would get a logprob that is not its own, as the calls show" if fresh.any() else None
-        )
+        same = old.loss_mask
+        if old.logprobs is not None and new.logprobs is not None:
+            # Tokens trained before keep their logprob, or go on without one.
+            none = (*IMPOSSIBLE, 0.0, *(row.sentinel for row in (old, new) if row.sentinel is not None))
+            was, now = (np.isnan(column) | np.isin(column, none) for column in (old.logprobs, new.logprobs))
+            same = old.loss_mask & ((old.logprobs == new.logprobs) | (was & now))
+        if not (new.loss_mask & wrong & ~same).any():
+            return None
+        return "a trained token would get a logprob that is not its own, as the calls show"
     judged = judgement(before)
     if judged is None:
         return None
@@ -66,14 +71,3 @@ def _have_own_logprob(row: TrainingRow, sampled: Mask, own: Logprobs | None) -> 
         return sampled
     same = (row.logprobs == own) | (np.isnan(row.logprobs) & np.isnan(own))
     return np.asarray(sampled & (same | np.isclose(row.logprobs, own, rtol=1e-5, atol=1e-8)))
-
-
-def _keep_their_logprob(old: TrainingRow, new: TrainingRow) -> Mask:
-    """`[T]` True for tokens trained before whose logprob stays the same, or stays missing."""
-    assert old.loss_mask is not None
-    before, after = old.logprobs, new.logprobs
-    if before is None or after is None:
-        return old.loss_mask
-    none = (*IMPOSSIBLE, 0.0, *(row.sentinel for row in (old, new) if row.sentinel is not None))
-    was, now = (np.isnan(values) | np.isin(values, none) for values in (before, after))
-    return np.asarray(old.loss_mask & ((before == after) | (was & now)))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.differences import CompletionSpan, Stretch, completion_at
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, token_roles
-from tito_audit.record.message import Message, ToolCall
+from tito_audit.record.message import Message
 from tito_audit.record.nesting import load_python_json
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.speakers import ASSISTANT
@@ -59,16 +59,14 @@ def write_one_conversation(rollout: Rollout, parent: int, turn: int) -> bool:
 def _comparison_key(message: Message) -> tuple[object, ...]:
     """Role, text without reasoning and white space, and parsed tool calls."""
     text = "".join(_THOUGHT.sub("", message.text).split())
-    return message.role, text, [(call.name, _arguments(call)) for call in message.tool_calls]
-
-
-def _arguments(call: ToolCall) -> Any:
-    if not isinstance(call.arguments, str):
-        return call.arguments or {}
-    try:
-        return load_python_json(call.arguments or "{}")
-    except ValueError:
-        return call.arguments
+    calls: list[tuple[object, object]] = []
+    for call in message.tool_calls:
+        arguments: object = call.arguments or {}
+        if isinstance(arguments, str):
+            with suppress(ValueError):
+                arguments = load_python_json(arguments)
+        calls.append((call.name, arguments))
+    return message.role, text, calls
 
 
 def _given_messages_lost(messages: Sequence[Message], seen: bytes, prompt: bytes) -> tuple[bool, bool]:

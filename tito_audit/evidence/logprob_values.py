@@ -80,7 +80,13 @@ def find_logprob_values(row: TrainingRow, spans: Sequence[SampledSpan]) -> Logpr
         inside[span.start : span.ends[-1]] = True
         near[max(span.start - MAX_SLIDE, 0) : span.ends[-1] + MAX_SLIDE] = True
     far = covered & ~near
-    fill = _common_entry(row.logprobs[far] if far.any() else row.logprobs[covered & ~inside])
+    fill, outside = None, row.logprobs[far] if far.any() else row.logprobs[covered & ~inside]
+    # At least 90 % of these entries equal the fill bit by bit. It is negative only if too low for a logprob.
+    for at in (0, len(outside) // 2, len(outside) - 1) if len(outside) else ():
+        entry = float(outside[at])
+        if np.count_nonzero(_is_fill(outside, entry)) >= 0.9 * len(outside):
+            fill = entry if np.isnan(entry) or entry >= 0 or entry <= LOWEST_LOGPROB else None
+            break
     if fill is None and not far.any():
         # Too few entries lie outside: take the format's fill, else the most common entry that is no logprob.
         fill, entries = row.sentinel, row.logprobs[covered]
@@ -130,19 +136,6 @@ def logprob_values_on_mask(
     if not _IMPOSSIBLY_LOW < lowest <= highest <= 0 or LOWEST_LOGPROB < fill < 0:
         return None
     return LogprobValues(mask, fill, highest, lowest)
-
-
-def _common_entry(entries: Logprobs) -> float | None:
-    """The fill that at least 90 % of these entries equal bit by bit; None if there is none.
-
-    A negative value counts only if it is too low for a logprob.
-    """
-    for candidate in {
-        at: float(entries[at]) for at in (0, len(entries) // 2, len(entries) - 1) if len(entries)
-    }.values():
-        if np.count_nonzero(_is_fill(entries, candidate)) >= 0.9 * len(entries):
-            return candidate if np.isnan(candidate) or candidate >= 0 or candidate <= LOWEST_LOGPROB else None
-    return None
 
 
 def _is_fill(logprobs: Logprobs, fill: float) -> Mask:

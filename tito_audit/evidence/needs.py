@@ -138,17 +138,17 @@ def applies(needs: tuple[Needs, ...], present: Needs) -> bool:
 def _nothing_to_check(need: Needs, present: Needs) -> bool:
     """Whether a rollout meets no alternative of this need, and none of them is missing."""
     need = _DEPENDS_ON.get(need, need)
-    return not need & present and all(
-        absent is Absent.NOTHING or (absent is Absent.ELSEWHERE and _has_other_form(part, present))
-        for part in need
-        for absent, _ in [_LACKED[part]]
-    )
-
-
-def _has_other_form(need: Needs, present: Needs) -> bool:
-    """Whether a rollout holds in its other form (calls, or a training row) what it lacks in this one."""
-    if need in _CALLS:
-        return Needs.ROW in present and not present & (_CALLS | Needs.SEVERAL_CALLS)
-    if need is Needs.ROW:
-        return Needs.COMPLETIONS in present
-    return bool(present & (Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS))
+    if need & present:
+        return False
+    for part in need:
+        absent, _ = _LACKED[part]
+        elsewhere = absent is Absent.NOTHING
+        if absent is Absent.ELSEWHERE and part in _CALLS:
+            elsewhere = Needs.ROW in present and not present & (_CALLS | Needs.SEVERAL_CALLS)
+        elif absent is Absent.ELSEWHERE and part is Needs.ROW:
+            elsewhere = Needs.COMPLETIONS in present
+        elif absent is Absent.ELSEWHERE:
+            elsewhere = bool(present & (Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS))
+        if not elsewhere:
+            return False
+    return True

@@ -40,13 +40,26 @@ def recover_ids(
     ids: list[int] = []
     ambiguous = 0
     for position, token in enumerate(token_texts):
-        candidates = _candidates(token, vocabulary)
-        if not candidates and _has_no_text(token) and position == len(token_texts) - 1:
+        spelled = token.text.encode("utf-8", "surrogatepass")
+        # The server could not decode the token alone.
+        lost_bytes = _REPLACEMENT in token.text and token.data in (None, spelled)
+        no_text = not token.text and not token.data
+        escaped = _BYTES_STRING.fullmatch(token.text) if token.data is None else None
+        candidates: tuple[int, ...] = ()
+        if no_text and position == len(token_texts) - 1:
             candidates = tuple(sorted(end_ids))
+        elif token.data and not lost_bytes:
+            candidates = vocabulary.ids_of_bytes(token.data)
+        elif escaped:
+            candidates = vocabulary.ids_of_bytes(bytes.fromhex(escaped[1].replace("\\x", "")))
+        elif not lost_bytes and not no_text:
+            candidates = vocabulary.ids_of_bytes(spelled)
+            if token.data is not None:  # a special token may have text and empty bytes
+                candidates = tuple(id_ for id_ in candidates if id_ in vocabulary.added_ids)
         if not candidates:
-            if _lost_bytes(token):
+            if lost_bytes:
                 reason = "lost its bytes: the server wrote a replacement character where a character was cut"
-            elif _has_no_text(token):
+            elif no_text:
                 reason = "has neither text nor bytes, so which special token it was is unknown"
             else:
                 reason = "is not a token of this vocabulary: "
@@ -55,26 +68,3 @@ def recover_ids(
         ambiguous += len(candidates) > 1
         ids.append(min(candidates, key=lambda candidate: (candidate in vocabulary.added_ids, candidate)))
     return RecoveredIds(np.array(ids, np.int32), None, ambiguous)
-
-
-def _candidates(token: TokenText, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """The ids that may be this token; () if its bytes are unknown."""
-    if _lost_bytes(token) or _has_no_text(token):
-        return ()
-    if token.data:
-        return vocabulary.ids_of_bytes(token.data)
-    escaped = _BYTES_STRING.fullmatch(token.text)
-    if escaped and token.data is None:
-        return vocabulary.ids_of_bytes(bytes.fromhex(escaped[1].replace("\\x", "")))
-    ids = vocabulary.ids_of_bytes(token.text.encode("utf-8", "surrogatepass"))
-    # A special token may have text and empty bytes.
-    return ids if token.data is None else tuple(id_ for id_ in ids if id_ in vocabulary.added_ids)
-
-
-def _lost_bytes(token: TokenText) -> bool:
-    """Whether a server wrote a replacement character because it could not decode the token alone."""
-    return _REPLACEMENT in token.text and token.data in (None, token.text.encode("utf-8", "surrogatepass"))
-
-
-def _has_no_text(token: TokenText) -> bool:
-    return not token.text and not token.data

@@ -357,14 +357,22 @@ class _RoleReader:
 
     def read_text(self, start: int, end: int, data: bytes) -> None:
         """Give a run of text tokens their role; the tokens of a header are template."""
-        in_header = self._opener is not None
-        if in_header:
-            header = self._read_header(data)
-        else:
-            header = common_byte_prefix(data, self._close) if self._close else 0
+        headers, opener = self._headers, self._opener
+        header = 0  # how many bytes belong to the header
+        if opener is not None:
+            line, newline, _ = data.partition(b"\n")
+            self._role = headers.speaker(line, opener) or UNKNOWN
+            header = headers.given_header_size(line, opener) if self._role == ASSISTANT else 0
+            if header or newline:
+                self._opener = None
+            if not header:
+                close = common_byte_prefix(data[len(line) :], headers.openers[opener].close)
+                header = len(line) + max(close, len(newline))
+            if self._role != ASSISTANT and data[header:].lstrip().startswith(b"<tool_response>"):
+                self._role = headers.speakers.speaker("tool")
+        elif self._close:
+            header = common_byte_prefix(data, self._close)
         self._close = b""
-        if in_header and self._role != ASSISTANT and data[header:].lstrip().startswith(b"<tool_response>"):
-            self._role = self._headers.speakers.speaker("tool")
         text_start = start
         if header:
             offset = int(self._pieces.end[start - 1]) if start else 0
@@ -374,20 +382,6 @@ class _RoleReader:
         self._codes[start:text_start] = self._code(ASSISTANT if self._sampled_header else scaffold)
         self._codes[text_start:end] = self._code(self._role)
         self._sampled_header = self._sampled_header and self._opener is not None
-
-    def _read_header(self, data: bytes) -> int:
-        """Read who speaks from the text after an opener; returns how many of its bytes belong to the header."""
-        opener = self._opener
-        assert opener is not None
-        line, newline, _ = data.partition(b"\n")
-        self._role = self._headers.speaker(line, opener) or UNKNOWN
-        sampled = self._headers.given_header_size(line, opener) if self._role == ASSISTANT else 0
-        if sampled or newline:
-            self._opener = None
-        if sampled:
-            return sampled
-        close = self._headers.openers[opener].close
-        return len(line) + max(common_byte_prefix(data[len(line) :], close), len(newline))
 
     def _note_answer_start(self, at: int, byte: int | None = None) -> None:
         """Note that an answer begins at token `at`, or inside it at `byte`, if the model speaks."""
