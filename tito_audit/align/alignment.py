@@ -263,7 +263,7 @@ def _add_same_bytes(out: BlocksBuilder, a: Pieces, range_: Range, b: Pieces, oth
 
 
 def _add_trimmed(out: BlocksBuilder, a: Pieces, b: Pieces) -> None:
-    """Add the blocks of two ranges: common start and end paired, and the gap between them cut at long equal runs."""
+    """Add the blocks of two ranges: common start and end paired, the gap between them cut at long equal runs."""
     if a.data == b.data:
         add_by_byte_ends(out, a, b)
         return

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from operator import attrgetter
 
 import numpy as np
 
@@ -62,11 +60,6 @@ class Chains:
     differences: Sequence[Difference]
     """Where later prompts hold other tokens than those seen or sampled before."""
 
-    def link(self, turn: int) -> Link | None:
-        """The link of a turn; None for the first."""
-        at = bisect_left(self.links, turn, key=attrgetter("turn"))
-        return self.links[at] if at < len(self.links) and self.links[at].turn == turn else None
-
 
 _NO_CALLS = Chains((), (), (), ())
 
@@ -80,12 +73,15 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
     links: list[Link] = []
     completions: list[tuple[CompletionSpan, ...]] = []
     differences: list[Difference] = []
-    earlier = Histories()
+    earlier, any_earlier = Histories(), False
     for number, turn in enumerate(turns):
         differing: Sequence[Stretch] = []
         link = None
-        if turn.prompt_ids is not None and earlier:
-            link, differing = _link_turn(rollout, number, earlier, completions, reference)
+        if turn.prompt_ids is not None and any_earlier:
+            link = link_by_ids(number, turn.prompt_ids, earlier)
+            if link is None and reference is not None:
+                link, differing = _link_changed_prompt(rollout, number, earlier, completions, reference)
+            link = link or link_without_text(number, turn.prompt_ids, earlier)
             links.append(link)
         if link is not None and (parent := link.parent) is not None:
             for stretch in differing:
@@ -108,24 +104,21 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
         completions.append(spans)
         if turn.prompt_ids is not None and (tokens := seen[number]) is not None:
             earlier.add(History(number, turn.prompt_ids, tokens))
+            any_earlier = True
     return Chains(tuple(links), tuple(completions), seen, differences)
 
 
-def _link_turn(
+def _link_changed_prompt(
     rollout: Rollout,
     number: int,
     earlier: Histories,
     completions: Sequence[tuple[CompletionSpan, ...]],
-    reference: Reference | None,
+    reference: Reference,
 ) -> tuple[Link, Sequence[Stretch]]:
-    """The link of a turn to the turns before it, and the stretches where its prompt differs from what was seen."""
+    """The link of a turn whose prompt neither starts with the last call nor repeats an earlier prompt, and the
+    stretches where it differs from what was seen."""
     prompt = rollout.turns[number].prompt_ids
     assert prompt is not None
-    link = link_by_ids(number, prompt, earlier)
-    if link is not None:
-        return link, []
-    if reference is None:
-        return link_without_text(number, prompt, earlier), []
     last = earlier.last
     whole = KnownText(reference.tokenizer.control_tokens, "", prompt)
     changed = compare_between_controls(whole, last.seen, reference, open_end=True)
@@ -143,38 +136,21 @@ def _link_turn(
     else:
         parent = earlier.longest_prefix_or_closest(prompt)
     if starts_with(prompt, parent.seen):
+        # The latest call after the parent whose answer the prompt holds in other tokens or after other messages.
         resumed = last if inside and len(last.prompt) >= len(parent.seen) else None
-        resumed = resumed or _find_resumed_call(data, parent, earlier, completions, reference)
+        resumed = resumed or resumed_prompt(prompt, parent, earlier)
+        rest = data.data[reference.vocabulary.byte_count(parent.seen) :]
+        if resumed is None and opens_another_answer(data, rest):
+            ends, latest = _turn_end_bytes(reference), islice(reversed(earlier), 32)
+            for history in [each for each in latest if each.turn > parent.turn and completions[each.turn]]:
+                seen, answer = reference.pieces(history.seen), completions[history.turn][-1]
+                if contains_answer(rest, seen, answer, ends) or repeats_question(rest, seen, answer):
+                    resumed = history
+                    break
         if resumed is None:
             return sibling_link(number, prompt, parent, last), []
         parent = last if starts_with(last.prompt, parent.seen) else resumed
     return _link_by_text(rollout, number, last if inside else parent, data, completions, reference)
-
-
-def _find_resumed_call(
-    prompt: Pieces,
-    branch: History,
-    earlier: Histories,
-    completions: Sequence[tuple[CompletionSpan, ...]],
-    reference: Reference,
-) -> History | None:
-    """The latest call after `branch` whose answer the prompt holds in other tokens or after other messages.
-
-    None if there is none: the prompt then branches off from `branch`.
-    """
-    resumed = resumed_prompt(prompt.ids, branch, earlier)
-    if resumed is not None:
-        return resumed
-    rest = prompt.data[reference.vocabulary.byte_count(branch.seen) :]
-    if not opens_another_answer(prompt, rest):
-        return None
-    ends = _turn_end_bytes(reference)
-    for history in islice(reversed(earlier), 32):  # the latest calls
-        if history.turn > branch.turn and completions[history.turn]:
-            seen, answer = reference.pieces(history.seen), completions[history.turn][-1]
-            if contains_answer(rest, seen, answer, ends) or repeats_question(rest, seen, answer):
-                return history
-    return None
 
 
 def _link_by_text(

@@ -378,9 +378,10 @@ def compare_between_controls(
             return None  # `align` joins tokens without bytes to the one before them
         blocks = align_pair(own, theirs)
         differing += stretches(own, theirs, blocks, (recorded, low, canonical_ids, c_low))
-    earlier = previous if previous is not None and shared.cuts else Comparison(canonical, recorded)
-    every = [*(pair for pair in earlier.pairs if pair[1] <= shared.recorded_at), *pairs]
-    old = [text for text in earlier.texts or () if text[0] <= shared.recorded_at]
+    every, old = pairs, list[tuple[int, bytes, bytes]]()
+    if previous is not None and shared.cuts:
+        every = [*[pair for pair in previous.pairs if pair[1] <= shared.recorded_at], *pairs]
+        old = [text for text in previous.texts or () if text[0] <= shared.recorded_at]
     if old or texts:
         if reference.has_bytes_of(canonical_ids, canonical.text):
             data, rest = canonical.text.encode(), canonical.text[shared.characters :].encode()
@@ -400,7 +401,8 @@ def _pair_texts(
     recorded: Ids, canonical: Ids, shared: SharedStart, vocabulary: Vocabulary, *, open_end: bool
 ) -> list[Pair] | None:
     """The texts between control tokens that differ, after the shared start; None if they cannot be paired."""
-    own, theirs = recorded[shared.recorded_at :], canonical[shared.canonical_at :]
+    first, c_first = shared.recorded_at, shared.canonical_at
+    own, theirs = recorded[first:], canonical[c_first:]
     data, other_data = own.tobytes(), theirs.tobytes()
     if data == other_data or (open_end and other_data.startswith(data)):
         return []
@@ -414,9 +416,8 @@ def _pair_texts(
     for end, other_end in zip(ends, other_ends, strict=False):
         if data[4 * start : 4 * end] != other_data[4 * other : 4 * other_end]:
             if start < end and other < other_end and not (open_end and end == len(own)):
-                pairs.append((start, end, other, other_end))
+                pairs.append((start + first, end + first, other + c_first, other_end + c_first))
             elif not (open_end and start == len(own)):
                 return None
         start, other = end + 1, other_end + 1
-    first, other = shared.recorded_at, shared.canonical_at
-    return [(a + first, b + first, c + other, d + other) for a, b, c, d in pairs]
+    return pairs

@@ -86,6 +86,7 @@ def gather(
     """
     rollout = with_speakers(rollout, speakers)
     reference = Reference(tokenizer, renderer, speakers) if tokenizer is not None else None
+    end_ids = reference.end_ids() if reference is not None else frozenset[int]()
     rollout, problems = _with_recovered_ids(rollout, reference)
     if reference is not None and response_holds_given_turns(rollout, reference):
         rollout = with_call_as_row(rollout)
@@ -125,7 +126,7 @@ def gather(
     if view is not None and row is not None and reference is not None:
         of_sft = (row.logprobs is None or rollout.stated.kind is not None) and is_sft(rollout)
         view = with_trained_edges(view, row, reference) if of_sft else view
-        view, judged = judge_view(view, row, reference.end_ids(), reference.decode, conventions)
+        view, judged = judge_view(view, row, end_ids, reference.decode, conventions)
         view = with_sampled_ends(view) if of_sft else view
     differences: Sequence[Difference] = merge_duplicates((*chains.differences, *row_differences))
     if reference is not None:
@@ -144,7 +145,7 @@ def gather(
         reference.vocabulary if reference else None,
         _find_needs_met(rollout, reference, renderer, sampled_known=view is not None, rendered=rendered),
         bos_id=tokenizer.bos_id if tokenizer else None,
-        end_ids=reference.end_ids() if reference else frozenset(),
+        end_ids=end_ids,
         differences=tuple(differences),
         links=chains.links,
         row=view,
@@ -167,7 +168,7 @@ def _compare_row(rollout: Rollout, chains: Chains, reference: Reference | None) 
     start, end = visible_range(rollout.training_row)
     if end - start < len(rollout.training_row.token_ids):
         return _compare_padded_row(rollout, rollout.training_row, (start, end), chains, reference)
-    if any(seen is not None for seen in chains.seen):
+    if rollout.turns and any(seen is not None for seen in chains.seen):
         return compare_row_to_calls(rollout, chains, reference)
     if reference is None or not len(rollout.training_row.token_ids):
         return RowComparison()
@@ -240,25 +241,22 @@ def _with_recovered_ids(
     rollout: Rollout, reference: Reference | None
 ) -> tuple[Rollout, tuple[tuple[int, str], ...]]:
     """The rollout with ids for completions logged as token strings only; and (turn, problem) where that failed."""
-    strings_only = [turn.completion_ids is None and bool(turn.token_texts) for turn in rollout.turns]
-    if reference is None or True not in strings_only:
-        return rollout, ()
-    turns, problems = [], []
+    turns, problems, recovered = [*rollout.turns], list[tuple[int, str]](), False
     for number, turn in enumerate(rollout.turns):
-        if strings_only[number] and turn.token_texts is not None:
+        if reference is not None and turn.completion_ids is None and turn.token_texts:
             ids = recover_ids(turn.token_texts, reference.vocabulary, reference.end_ids())
             if ids.problem is not None:
                 problems.append((number, ids.problem))
             if ids.ids is not None:
                 logprobs = np.array([token.logprob for token in turn.token_texts])
-                turn = replace(
+                turns[number] = replace(
                     turn,
                     completion_ids=ids.ids,
                     completion_logprobs=None if np.isnan(logprobs).all() else logprobs,
                     ids_from=IdsFrom.RECOVERED,
                 )
-        turns.append(turn)
-    return replace(rollout, turns=tuple(turns)), tuple(problems)
+                recovered = True
+    return replace(rollout, turns=tuple(turns)) if recovered else rollout, tuple(problems)
 
 
 def _combine_differences(
@@ -326,12 +324,18 @@ def _find_needs_met(
     rendered = rendered and renderer is not None
     versions, trainers = versions_and_trainers_logged(rollout)
     images = has_images(rollout)
-    beside = [each.extras for each in (*turns, row) if each is not None and each.extras is not NO_EXTRAS]
-    messages = bool(rollout.messages) or any(turn.prompt_messages for turn in turns)
+    beside = [] if row is None or row.extras is NO_EXTRAS else [row.extras]
+    messages, prompts, completions = bool(rollout.messages), False, False
+    for turn in turns:
+        messages = messages or bool(turn.prompt_messages)
+        prompts = prompts or turn.prompt_ids is not None
+        completions = completions or turn.completion_ids is not None
+        if turn.extras is not NO_EXTRAS:
+            beside.append(turn.extras)
     met = [
         messages,
-        True in [turn.prompt_ids is not None for turn in turns],
-        True in [turn.completion_ids is not None for turn in turns],
+        prompts,
+        completions,
         True in _have_logprobs(turns),
         len(turns) > 1,
         row is not None and len(row.token_ids) > 0,
@@ -368,8 +372,10 @@ _NEEDS_MET: dict[tuple[bool, ...], Needs] = {}
 
 def partly_recorded(rollout: Rollout) -> Needs:
     """What some calls with completion ids have and others lack: prompt ids, or logprobs."""
-    calls = [turn for turn in rollout.turns if turn.completion_ids is not None and len(turn.completion_ids)]
     needs = Needs.NOTHING
+    if len(rollout.turns) < 2:
+        return needs
+    calls = [turn for turn in rollout.turns if turn.completion_ids is not None and len(turn.completion_ids)]
     if len({turn.prompt_ids is not None for turn in calls}) > 1:
         needs |= Needs.PROMPTS
     if len(set(_have_logprobs(calls))) > 1:

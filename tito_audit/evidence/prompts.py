@@ -409,9 +409,8 @@ class _PromptWriter:
                         later = candidate
                         break
             if later and starts and recorded is not None and starts.is_known(later[0], size, recorded):
-                begun, rendering = starts.start(*later, size, recorded)
-                latest.append((begun, rendering))
-                texts[prompt.turn] = rendering
+                latest.append(starts.start(*later, size, recorded))
+                texts[prompt.turn] = latest[-1][1]
             else:
                 try:
                     texts[prompt.turn] = rendering = self._write(prompt)
@@ -488,8 +487,9 @@ def rendered_differences(
     out: list[Difference] = []
     reported: dict[int, set[tuple[int, int, bytes]]] = {}
     comparisons: dict[int, Comparison | None] = {}
+    links = {link.turn: link for link in chains.links}
     for k, turn in enumerate(rollout.turns):
-        link = chains.link(k)
+        link = links.get(k)
         parent = link.parent if link and link.kind is LinkKind.CONTINUES else None
         reported[k] = set() if parent is None else reported[parent]
         rendered = texts.get(k)
