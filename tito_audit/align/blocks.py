@@ -29,6 +29,8 @@ _KINDS = list(BlockKind)
 _ON_RECORDED = np.array([kind is not BlockKind.MISSING for kind in BlockKind])
 _ON_CANONICAL = np.array([kind is not BlockKind.EXTRA for kind in BlockKind])
 """`[kinds]` bool, whether a block of the kind has tokens on that side"""
+_SWAPPED = np.array([0, 2, 1, 3, 4, 6, 5], np.int8)
+"""`[kinds]` the kind of a block once its sides are swapped."""
 _SAME, _MISSING, _EXTRA = int(BlockKind.SAME), BlockKind.MISSING, BlockKind.EXTRA
 SAME_BYTES = frozenset((BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT))
 """Kinds that spell the same bytes with other tokens."""
@@ -59,6 +61,10 @@ class Blocks:
         wrong |= (recorded < 0) | (canonical < 0)
         if wrong.any():
             raise ValueError(f"block {int(wrong.nonzero()[0][0])} is empty on a side its kind needs")
+
+    def swapped(self) -> Blocks:
+        """The same partition with its sides swapped."""
+        return Blocks(self.canonical_end, self.recorded_end, _SWAPPED[self.kind])
 
     def lengths(self) -> tuple[Offsets, Offsets]:
         """How many tokens each block has on the recorded and on the canonical side, `[B]` each."""

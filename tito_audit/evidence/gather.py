@@ -336,7 +336,7 @@ def _find_needs_met(
         messages,
         prompts,
         completions,
-        True in _have_logprobs(turns),
+        turns != () and True in _have_logprobs(turns),
         len(turns) > 1,
         row is not None and len(row.token_ids) > 0,
         row is not None and row.loss_mask is not None,

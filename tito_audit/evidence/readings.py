@@ -242,7 +242,10 @@ class Readings:
     def _fits_of_any_shape(
         self, masks: dict[int, _Column], columns: dict[int, _Column], runs: int, *, of_row: bool
     ) -> Iterator[SlideFit]:
-        """The slides, of every shape, that one convention allows."""
+        """The slides, of every shape, that one convention allows: of the row, of an answer, or from one answer on.
+
+        Left out are those that move nothing, and those by which trained tokens would have no value.
+        """
         by_mask = {far: _possible_shapes(masks.get(0, mask), mask, runs, of_row) for far, mask in masks.items()}
         if not any(shapes.any() for shapes in by_mask.values()):
             return
@@ -252,45 +255,39 @@ class Readings:
         }
         for far, shift in product(masks, columns):
             shapes = by_mask[far] & by_values[shift]
-            if (far or shift) and shapes.any():
-                rests = masks.get(0, masks[far]), columns[0]
-                for alone, answer in np.argwhere(shapes).tolist():
-                    chosen = np.zeros(len(self.starts), np.bool_)
-                    chosen[answer : answer + 1 if alone else None] = True
-                    both = (
-                        _mix_columns(rests[0], masks[far], chosen),
-                        _mix_columns(rests[1], columns[shift], chosen),
-                    )
-                    fit = self._fit_slide(*both, chosen, far, shift)
-                    if fit is not None:
-                        yield fit
-
-    def _fit_slide(self, mask: _Column, column: _Column, chosen: _Flags, far: int, shift: int) -> SlideFit | None:
-        """The slide of the chosen answers; None if it moves nothing, or if trained tokens would have no value."""
-        trains = mask.ends > mask.starts
-        if self.clear_fill and (trains & ((mask.ends > column.ends) | (mask.starts < column.starts))).any():
-            return None
-        # Slides that differ only in untrained answers are the same, unless they move only those.
-        shown = (mask.entries > 0) | (column.entries > 0)
-        of_trained = bool((trains & chosen).any())
-        moved = (mask.entries > 0 if of_trained else shown).nonzero()[0]
-        inside = moved[chosen[moved]]
-        if not len(inside) or (far and not of_trained):
-            return None
-        first = int(inside[0]) if inside[0] > moved[0] else 0
-        last = TO_END if inside[-1] == moved[-1] else int(inside[-1])
-        shifts, ends = np.where(chosen, shift, 0), mask.ends
-        if far > 0 and (trains & (ends > self.closes)).any():
-            # Entries that slid past the end of the row are lost: a sampled end was trained if others were.
-            sampled = self.closes + self._count_values(self.closes + shifts, self.last + shifts)
-            ends = np.where(trains & chosen & (self.last + far > self.size), np.maximum(ends, sampled), ends)
-        of_mask = self._count_departures(mask, shifts)
-        if of_mask is None:
-            return None
-        departures = bool(far) + bool(shift) + bool(first or last != TO_END) + of_mask
-        inside = (chosen & shown).nonzero()[0]
-        answers = range(int(inside[0]), int(inside[-1]) + 1)
-        return SlideFit(Slide(far, shift, first, last), answers, departures, mask.starts, ends)
+            if not (far or shift) or not shapes.any():
+                continue
+            for alone, answer in np.argwhere(shapes).tolist():
+                chosen = np.zeros(len(self.starts), np.bool_)
+                chosen[answer : answer + 1 if alone else None] = True
+                mask = _mix_columns(masks.get(0, masks[far]), masks[far], chosen)
+                column = _mix_columns(columns[0], columns[shift], chosen)
+                trains = mask.ends > mask.starts
+                beyond = (mask.ends > column.ends) | (mask.starts < column.starts)
+                if self.clear_fill and (trains & beyond).any():
+                    continue
+                # Slides that differ only in untrained answers are the same, unless they move only those.
+                shown = (mask.entries > 0) | (column.entries > 0)
+                of_trained = bool((trains & chosen).any())
+                moved = (mask.entries > 0 if of_trained else shown).nonzero()[0]
+                inside = moved[chosen[moved]]
+                if not len(inside) or (far and not of_trained):
+                    continue
+                shifts, ends = np.where(chosen, shift, 0), mask.ends
+                of_mask = self._count_departures(mask, shifts)
+                if of_mask is None:
+                    continue
+                if far > 0 and (trains & (ends > self.closes)).any():
+                    # Entries that slid past the end of the row are lost: a sampled end was trained if others were.
+                    sampled = self.closes + self._count_values(self.closes + shifts, self.last + shifts)
+                    lost = trains & chosen & (self.last + far > self.size)
+                    ends = np.where(lost, np.maximum(ends, sampled), ends)
+                first = int(inside[0]) if inside[0] > moved[0] else 0
+                last = TO_END if inside[-1] == moved[-1] else int(inside[-1])
+                departures = bool(far) + bool(shift) + bool(first or last != TO_END) + of_mask
+                off = (chosen & shown).nonzero()[0]
+                answers = range(int(off[0]), int(off[-1]) + 1)
+                yield SlideFit(Slide(far, shift, first, last), answers, departures, mask.starts, ends)
 
 
 def _possible_shapes(rest: _Column, moved: _Column, entries: int, of_row: bool) -> _Flags:

@@ -204,12 +204,15 @@ def compare_row_to_template(
         view = _view_of(*shown)
     of_canonical = rendered.of_tokens(canonical.start)
     generated = None if of_canonical is None else of_canonical[1]
-    if (
-        text_differs
-        and generated is not None
-        and _are_unrelated(row, recorded, by_headers, canonical, generated, blocks)
-    ):
-        return compare_row_to_itself(rollout, reference)._replace(unrelated=UNRELATED_MESSAGES)
+    if text_differs and generated is not None:
+        # The row's answers are what it trains and what its own headers show. Is none of the messages' among them?
+        own = np.zeros(size, np.bool_) if row.loss_mask is None else row.loss_mask
+        own = own if by_headers is None else own | by_headers.sampled
+        answers, runs = trained_runs(generated), trained_runs(own if own.any() else ~own)
+        if not share_an_answer(canonical, answers, recorded, runs, blocks.swapped()) and not share_words(
+            content_bytes(canonical, answers), content_bytes(recorded, runs)
+        ):
+            return compare_row_to_itself(rollout, reference)._replace(unrelated=UNRELATED_MESSAGES)
     if not has_template_markers(recorded, canonical, reference):
         view = None  # the row was encoded without the template, so nothing shows where its messages are
     if view is not None:
@@ -276,33 +279,6 @@ UNRELATED_MESSAGES = Unrelated(
     "messages of another conversation",
     "the messages are of another conversation: none of their answers is in the ids; they are used for nothing",
 )
-
-
-def _are_unrelated(
-    row: TrainingRow,
-    recorded: Pieces,
-    by_headers: RowView | None,
-    canonical: Pieces,
-    generated: Mask,
-    blocks: Blocks,
-) -> bool:
-    """Whether a row holds none of the answers in the rendered messages, which `generated` `[N]` marks.
-
-    The answers of the row are what it trains and what its own headers show.
-    """
-    answers = trained_runs(generated)
-    own = np.zeros(len(recorded), np.bool_) if row.loss_mask is None else row.loss_mask
-    own = own if by_headers is None else own | by_headers.sampled
-    runs = trained_runs(own if own.any() else ~own)
-    # The same alignment with its sides swapped.
-    swapped = {BlockKind.MERGE: BlockKind.SPLIT, BlockKind.EXTRA: BlockKind.MISSING}
-    swapped |= {other: kind for kind, other in swapped.items()}
-    kinds = np.array([swapped.get(kind, kind) for kind in BlockKind], np.int8)[blocks.kind]
-    if share_an_answer(
-        canonical, answers, recorded, runs, Blocks(blocks.canonical_end, blocks.recorded_end, kinds)
-    ):
-        return False
-    return not share_words(content_bytes(canonical, answers), content_bytes(recorded, runs))
 
 
 def compare_row_to_itself(rollout: Rollout, reference: Reference) -> RowComparison:
