@@ -420,6 +420,17 @@ def test_finish_reasons_say_which_turn_ends_were_sampled() -> None:
         assert judge_view(truth.view(), row, frozenset((END,)))[0].spans[0].ends == ends
 
 
+def test_an_answer_cut_off_before_its_first_token_is_judged_too() -> None:
+    ids = np.array([9] * 10 + [5, 6, 7, END] + [9] * 5 + [END, 9], np.int32)
+    truth = Truth(ids, ((10, 13, True), (19, 19, False)), np.full(len(ids), -0.5), 0.0)
+    mask = np.isin(ids, (5, 6, 7))
+    row = replace(truth.row(), loss_mask=mask, logprobs=None, columns=(), finish_reasons=("stop", "length"))
+    view, judged = judge_view(truth.view(), row, frozenset((END,)))
+    assert [(span.start, span.ends) for span in view.spans] == [(10, (14,)), (19, (19,))]
+    assert judged is not None
+    assert judged.is_plausible
+
+
 @settings(max_examples=examples(40, 300), deadline=None)
 @given(truths(plain=True), st.sampled_from((1, 2, 3)))
 def test_values_rolled_over_the_end_of_a_row_all_come_back(truth: Truth, places: int) -> None:
