@@ -90,11 +90,12 @@ def gather(
     rollout, problems = _with_recovered_ids(rollout, reference)
     if reference is not None and response_holds_given_turns(rollout, reference):
         rollout = with_call_as_row(rollout)
-        first = 0 if rollout.training_row is None else rollout.training_row.prompt_length or 0
+        assert rollout.training_row is not None
+        first = rollout.training_row.prompt_length or 0
         trained_again = tuple(
-            replace(again, turn=None, runs=tuple((start + first, end + first) for start, end in again.runs))
-            if rollout.training_row is not None and again.turn is not None
-            else again
+            again
+            if again.turn is None
+            else replace(again, turn=None, runs=tuple((start + first, end + first) for start, end in again.runs))
             for again in trained_again
         )
     if reference is not None and rollout.stated.converted_tools:

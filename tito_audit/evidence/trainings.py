@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -12,7 +12,7 @@ from tito_audit.record.arrays import Ids, Logprobs, empty_ids
 from tito_audit.record.column import ColumnRole, MaskEncoding, decode_mask
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.prefix import starts_with
-from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, effective_loss_mask, visible_range
+from tito_audit.record.rollout import IdsFrom, Rollout, effective_loss_mask, visible_range
 from tito_audit.record.runs import Run, trained_runs
 from tito_audit.record.trainings import SEQUENCE, SPAN, TrainedAgain, Trainings
 
@@ -34,10 +34,19 @@ def trainings_of(rollout: Rollout) -> Trainings | None:
         return None  # several preference pairs may share an answer
     sequences: list[tuple[int, int, int]] = []
     spans: list[_Span] = []
+    runs: Sequence[Run]
     row, stated, turns = rollout.training_row, rollout.stated, rollout.turns
-    if row is not None and (trained := _spans_of_row(row, stated.facts)):
-        sequences.append((len(trained), -1, 0))
-        spans += trained
+    if row is not None and (mask := effective_loss_mask(row)) is not None:
+        flags = [stated.facts[name] for name in _LEFT_OUT if name in stated.facts]
+        left_out = bool(flags) and any(isinstance(flag, int | float | np.generic) and flag == 0 for flag in flags)
+        start, end = visible_range(row)
+        # The context is known: a first token is never sampled, nor is padding part of a prompt.
+        known = not start and not (len(mask) and mask[0])
+        if known and not left_out:
+            runs = trained_runs(mask[:end])
+            spans += _spans(row.token_ids[:end], runs, row.logprobs, blake2b(digest_size=8))
+        if spans:
+            sequences.append((len(spans), -1, 0))
     ids = stated.answer_ids or ((stated.facts.get("id"),) if len(turns) == 1 else ())
     hasher, hashed = blake2b(digest_size=8), empty_ids()
     for number, turn in enumerate(turns):
@@ -53,7 +62,7 @@ def trainings_of(rollout: Rollout) -> Trainings | None:
         if not len(completion):
             continue
         # What the completion's own mask trains; all of it without one.
-        runs: Sequence[Run] = [(0, len(completion))]
+        runs = [(0, len(completion))]
         for column in turn.columns:
             encoding = column.encoding if column.role is ColumnRole.LOSS_MASK else None
             if encoding is not None and encoding not in _NO_MASK and len(column.values) == len(completion):
@@ -77,17 +86,6 @@ def retraining_hit(again: TrainedAgain) -> Hit:
     where = Where.ROW if again.turn is None else Where.COMPLETION
     severity = None if again.trained else Severity.NOTE
     return Hit(where, again.runs[0][0], again.runs[-1][1], again.message, again.turn, again.cause, severity)
-
-
-def _spans_of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:
-    mask = effective_loss_mask(row)
-    flags = [facts[name] for name in _LEFT_OUT if name in facts]
-    if mask is None or any(isinstance(flag, int | float | np.generic) and flag == 0 for flag in flags):
-        return []
-    start, end = visible_range(row)
-    if start or (len(mask) and mask[0]):
-        return []  # the context is unknown: a first token is never sampled, nor is padding part of a prompt
-    return _spans(row.token_ids[:end], trained_runs(mask[:end]), row.logprobs, blake2b(digest_size=8))
 
 
 def _spans(
