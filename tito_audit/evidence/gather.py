@@ -297,15 +297,16 @@ def uncovered(new: Iterable[Difference], earlier: Iterable[Difference]) -> list[
     for difference in new:
         place = difference.where, difference.turn
         every = sequences.get(place, [])
-        in_text, empty = difference.recorded.data != difference.canonical.data, difference.start == difference.end
         at = bisect_right(every, difference.start, key=attrgetter("start")) - 1
         covered = False
         while not covered and at >= 0 and furthest[place][at] >= difference.end:
             old = every[at]
-            inside = not empty or old.start < difference.start < old.end or old.start == old.end
-            covered = (
-                old.end >= difference.end and inside and (not in_text or old.recorded.data != old.canonical.data)
+            inside = (
+                difference.start < difference.end or old.start < difference.start < old.end or old.start == old.end
             )
+            covered = old.end >= difference.end and inside
+            if covered and old.recorded.data == old.canonical.data:
+                covered = difference.recorded.data == difference.canonical.data
             at -= 1
         if not covered:
             out.append(difference)
