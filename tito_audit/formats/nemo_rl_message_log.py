@@ -57,7 +57,9 @@ def matches(row: Row) -> bool:
 def read(row: Row, place: Place) -> Rollout:
     log = _unwrap_log(row["message_log"])
     tools = as_tools(row.get("tools"), "tools")
-    other_names = _other_names(log)
+    # Further keys that hold numbers, or lists of numbers, in at least one message
+    numbers = {name: None for entry in log for name, value in entry.items() if _is_nested_number_list(value)}
+    other_names = [name for name in numbers if name not in _TOKEN_KEYS]
     wires = [drop_empty_fields(entry, {*_TOKEN_KEYS, *other_names}) for entry in log]
     messages = as_messages(wires, "message_log")
     emptied = any(
@@ -166,12 +168,6 @@ def _join_column(
         fits = fits and len(part) == len(own)
         values.extend(to_list(part))
     return values, fits
-
-
-def _other_names(log: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Further keys that hold numbers, or lists of numbers, in at least one message."""
-    names = {name: None for entry in log for name, value in entry.items() if _is_nested_number_list(value)}
-    return [name for name in names if name not in _TOKEN_KEYS]
 
 
 def _is_nested_number_list(value: object) -> bool:

@@ -80,8 +80,14 @@ class EntrySpellings:
 
 def match_entries(was: EntrySpellings, now: EntrySpellings) -> Iterator[Run]:
     """For each new entry an equal old one: at the same place from either end, else the first in the list."""
-    head = _common_head(was, now)
-    most = min(len(was), len(now)) - head
+    head = shortest = min(len(was), len(now))
+    for number in range(0, shortest, PART_SIZE):
+        old, new = was.part(number // PART_SIZE), now.part(number // PART_SIZE)
+        if old != new:
+            differ = (at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b)
+            head = number + next(differ, min(len(old), len(new)))
+            break
+    most = shortest - head
     tail = next((at for at in range(most) if was[len(was) - 1 - at] != now[len(now) - 1 - at]), most)
     if head:
         yield 0, 0, head
@@ -98,17 +104,6 @@ def match_entries(was: EntrySpellings, now: EntrySpellings) -> Iterator[Run]:
         yield index, index if same else first.get(key), 1
     if tail:
         yield len(now) - tail, len(was) - tail, tail
-
-
-def _common_head(was: EntrySpellings, now: EntrySpellings) -> int:
-    """How many entries both lists start with in common."""
-    most = min(len(was), len(now))
-    for number in range(0, most, PART_SIZE):
-        old, new = was.part(number // PART_SIZE), now.part(number // PART_SIZE)
-        if old != new:
-            differ = (at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b)
-            return number + next(differ, min(len(old), len(new)))
-    return most
 
 
 def _compare_in_place(was: EntrySpellings, now: EntrySpellings, numbers: range) -> Iterator[tuple[int, str, bool]]:

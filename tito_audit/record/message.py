@@ -94,15 +94,25 @@ def as_message(value: object, where: str) -> Message:
             reasoning = text
             break
     calls = value.get("tool_calls")
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls = []
     if calls is not None and (len(calls) if isinstance(calls, Sized) else calls):
         if not isinstance(calls, Sequence) or isinstance(calls, str):
             raise RecordError(f"{where}.tool_calls is not a list")
-        tool_calls = tuple(_as_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls))
+        for number, call in enumerate(calls):
+            function = call.get("function", call) if _is_object(call) else None
+            if not _is_object(call) or not _is_object(function) or not isinstance(function.get("name"), str):
+                raise RecordError(
+                    f"{where}.tool_calls[{number}] is not a tool call: an object with a `name` is expected"
+                )
+            arguments, identifier = function.get("arguments"), call.get("id")
+            if arguments is not None and not isinstance(arguments, str) and not _is_object(arguments):
+                raise RecordError(f"{where}.tool_calls[{number}].arguments is neither a string nor an object")
+            identifier = identifier if isinstance(identifier, str) else None
+            tool_calls.append(ToolCall(function["name"], arguments, identifier))
     wire: Mapping[str, Any] = value
     if reasoning is not None and "reasoning_content" not in value:
         wire = {**value, "reasoning_content": reasoning}
-    return Message(value["role"], wire, content, reasoning, tool_calls)
+    return Message(value["role"], wire, content, reasoning, tuple(tool_calls))
 
 
 def as_messages(values: object, where: str) -> tuple[Message, ...]:
@@ -161,16 +171,3 @@ def _arrays_to_lists(value: Any) -> Any:
 def _is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
     # Most are plain dicts from JSON, and an exact type check is cheaper than isinstance with Mapping.
     return type(value) is dict or isinstance(value, Mapping)
-
-
-def _as_tool_call(value: object, where: str) -> ToolCall:
-    """A logged tool call, with or without its wrapper `function`; RecordError if it is none."""
-    function = value.get("function", value) if _is_object(value) else None
-    if not _is_object(function) or not isinstance(function.get("name"), str):
-        raise RecordError(f"{where} is not a tool call: an object with a `name` is expected")
-    arguments = function.get("arguments")
-    if arguments is not None and not isinstance(arguments, str) and not _is_object(arguments):
-        raise RecordError(f"{where}.arguments is neither a string nor an object")
-    assert _is_object(value)
-    identifier = value.get("id")
-    return ToolCall(function["name"], arguments, identifier if isinstance(identifier, str) else None)

@@ -118,8 +118,14 @@ class _ColumnMover:
                 return column
             self.dropped.append(column.name)
             return None
-        if column.policy is MovePolicy.COPY and (copied := self._derive_again(column)) is not None:
-            return replace(column, values=copied)
+        values = column.values
+        counts = column.alignment is Alignment.FULL and values.dtype.kind in "iub" and len(values) > 0
+        if column.policy is MovePolicy.COPY and counts:  # a column that repeats one value, or counts tokens
+            if (values == values[0]).all() and len(values) > 1:
+                return replace(column, values=np.full(len(self.ids), values[0], values.dtype))
+            if values.dtype.kind != "b" and (np.diff(values) == 1).all():
+                first = int(values[0])
+                return replace(column, values=np.arange(first, first + len(self.ids), dtype=values.dtype))
         return self._move_values(column)
 
     def _move_mask(self, column: Column) -> Column:
@@ -206,17 +212,6 @@ class _ColumnMover:
         elif alignment is not Alignment.FULL:
             raise RecordError(f"column {column.name!r} is {alignment} and cannot be moved")
         return replace(column, values=values, alignment=alignment)
-
-    def _derive_again(self, column: Column) -> NDArray[Any] | None:
-        """The new values of a column that counts tokens or repeats one value; None for any other column."""
-        values = column.values
-        if column.alignment is not Alignment.FULL or values.dtype.kind not in "iub" or not len(values):
-            return None
-        if (values == values[0]).all() and len(values) > 1:
-            return np.full(len(self.ids), values[0], values.dtype)
-        if values.dtype.kind == "b" or not (np.diff(values) == 1).all():
-            return None
-        return np.arange(values[0], int(values[0]) + len(self.ids), dtype=values.dtype)
 
 
 def _integer_dtype(column: Column) -> np.dtype[Any]:

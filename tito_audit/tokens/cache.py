@@ -34,7 +34,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from tito_audit.record.arrays import Mask, Offsets
+from tito_audit.record.arrays import Offsets
 from tito_audit.settings.values import expand_user
 from tito_audit.tokens.vocab import ALPHABET, Entries, Prefix
 
@@ -333,27 +333,6 @@ class Excerpts:
         twos, threes = self._hash_byte_runs(several)
         pairs, triples = np.zeros_like(self._pairs), np.zeros_like(self._triples)
         pairs[twos], triples[threes] = True, True
-        excerpt = self._make_excerpt(pairs, triples)
-        if self._excerpt is None:
-            self._excerpt, self._pairs, self._triples = excerpt, pairs, triples
-        return excerpt
-
-    def _is_changed_by_nfc(self, text: str) -> bool:
-        """Whether the tokenizer's normalizer changes a text."""
-        from tokenizers import normalizers
-
-        return bool(self._form) and normalizers.NFC().normalize_str(text) != text
-
-    def _hash_byte_runs(self, texts: Sequence[str]) -> tuple[Offsets, Offsets]:
-        """Hashes of all runs of two and of three bytes in these texts."""
-        columns = [np.frombuffer(text.encode(), np.uint8) for text in ("", *texts)]
-        twos = [_hash_bytes(column[:-1], column[1:]) for column in columns]
-        threes = [_hash_bytes(column[:-2], column[1:-1], column[2:]) for column in columns]
-        return np.concatenate(twos), np.concatenate(threes)
-
-    def _make_excerpt(self, pairs: Mask, triples: Mask) -> tokenizers.Tokenizer:
-        from tokenizers import Tokenizer
-
         # Entries whose first two and last two bytes occur in the texts, and all their runs of three bytes
         slots = self._slots[pairs[self._first] & pairs[self._last]]
         each = self._lengths[slots] - 2
@@ -375,7 +354,25 @@ class Excerpts:
             "vocab": {token: slot for slot, token in tokens.items()}
             | {token["content"]: token["id"] for token in self._definition["added_tokens"]},
         }
-        return Tokenizer.from_buffer(orjson.dumps({**self._definition, "model": model}))
+        from tokenizers import Tokenizer
+
+        excerpt = Tokenizer.from_buffer(orjson.dumps({**self._definition, "model": model}))
+        if self._excerpt is None:
+            self._excerpt, self._pairs, self._triples = excerpt, pairs, triples
+        return excerpt
+
+    def _is_changed_by_nfc(self, text: str) -> bool:
+        """Whether the tokenizer's normalizer changes a text."""
+        from tokenizers import normalizers
+
+        return bool(self._form) and normalizers.NFC().normalize_str(text) != text
+
+    def _hash_byte_runs(self, texts: Sequence[str]) -> tuple[Offsets, Offsets]:
+        """Hashes of all runs of two and of three bytes in these texts."""
+        columns = [np.frombuffer(text.encode(), np.uint8) for text in ("", *texts)]
+        twos = [_hash_bytes(column[:-1], column[1:]) for column in columns]
+        threes = [_hash_bytes(column[:-2], column[1:-1], column[2:]) for column in columns]
+        return np.concatenate(twos), np.concatenate(threes)
 
     def _hash_entry_bytes(self, at: Offsets, count: int) -> Offsets:
         """Hashes of runs of `count` bytes that start at these positions of the entries' bytes."""

@@ -47,52 +47,45 @@ def download_snapshot(name: str, commit: str | None = None) -> Path:
     if commit is not None:
         hub = HubName(hub.repository, commit)
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        return Path(huggingface_hub.snapshot_download(hub.repository, revision=hub.revision, allow_patterns=FILES))
-    except (OSError, ValueError, RuntimeError, HfHubHTTPError) as error:
-        raise _download_error(name, hub, error) from error
-
-
-def _download_error(name: str, hub: HubName, error: Exception) -> TokenizerError:
-    """Why the files could not be downloaded, and what to do."""
     from huggingface_hub.errors import (
         GatedRepoError,
+        HfHubHTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
-    if isinstance(error, RevisionNotFoundError):
+    try:
+        return Path(huggingface_hub.snapshot_download(hub.repository, revision=hub.revision, allow_patterns=FILES))
+    except RevisionNotFoundError as error:
         hint = _suggest_revision(hub)
-        return TokenizerError(f"{name}: {hub.repository} has no revision {hub.revision!r}; {hint}")
-    if isinstance(error, GatedRepoError):
-        return TokenizerError(
+        raise TokenizerError(f"{name}: {hub.repository} has no revision {hub.revision!r}; {hint}") from error
+    except GatedRepoError as error:
+        raise TokenizerError(
             f"{name}: the repository is gated and this login has no access; ask for it on its page, then run "
             "`hf auth login` or set HF_TOKEN, or pass a folder with its tokenizer.json."
-        )
-    if isinstance(error, RepositoryNotFoundError):
-        return TokenizerError(
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise TokenizerError(
             f"{name}: no such folder, and the hub has no repository {hub.repository}, or it is private; check the "
             "spelling, log in (`hf auth login`), or pass a folder with a tokenizer.json."
-        )
-    if isinstance(error, LocalEntryNotFoundError):
-        from huggingface_hub import constants
-
-        because = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        is_offline = huggingface_hub.constants.HF_HUB_OFFLINE
+        because = "HF_HUB_OFFLINE is set" if is_offline else "the hub cannot be reached"
         revisions = cached_revisions(hub.repository)
         here = f"; the cache has {hub.repository} at {_first_names(revisions)}" if revisions else ""
-        return TokenizerError(
+        raise TokenizerError(
             f"{name}: no such folder, and the hub's cache does not have its files, while {because}{here}; "
             f"download it where there is a network (`hf download {hub.repository}"
             f"{f' --revision {hub.revision}' if hub.revision else ''}`), or pass a folder with a tokenizer.json."
-        )
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return TokenizerError(
-        f"{name}: no such folder, and the hub did not give the repository ({reason}); check the spelling and the "
-        "network, or pass a folder with a tokenizer.json."
-    )
+        ) from error
+    except (OSError, ValueError, RuntimeError, HfHubHTTPError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise TokenizerError(
+            f"{name}: no such folder, and the hub did not give the repository ({reason}); check the spelling and "
+            "the network, or pass a folder with a tokenizer.json."
+        ) from error
 
 
 def _suggest_revision(hub: HubName) -> str:
@@ -184,7 +177,10 @@ def cached_tokenizers() -> list[CachedTokenizer]:
         return []
     snapshots = [snapshot for snapshot in map(_snapshot, repositories) if snapshot is not None]
     for snapshot in sorted(snapshots, key=lambda s: (s.folder / _FILES[0]).stat().st_atime, reverse=True):
-        key = tuple(_blob(snapshot.folder / name) for name in _FILES)
+        files = [snapshot.folder / name for name in _FILES]
+        stored = [file.resolve() if file.is_file() else None for file in files]
+        # The name of a cached blob is a hash of its content.
+        key = tuple(Path(file.name) if file and file.parent.name == "blobs" else file for file in stored)
         first = by_files.get(key)
         by_files[key] = (
             snapshot if first is None else CachedTokenizer(first.name, first.folder, (*first.same, snapshot.name))
@@ -248,14 +244,6 @@ def _snapshot(repository: Path) -> CachedTokenizer | None:
             return CachedTokenizer(repository.name.removeprefix(_PREFIX).replace("--", "/", 1), folder)
     newest = max(folders, key=lambda folder: (folder / _FILES[0]).stat().st_mtime)
     return CachedTokenizer(str(newest), newest)
-
-
-def _blob(file: Path) -> Path | None:
-    """The name of the cached blob, which is a hash of the content; None if there is no such file."""
-    if not file.is_file():
-        return None
-    stored = file.resolve()
-    return Path(stored.name) if stored.parent.name == "blobs" else stored
 
 
 def _read_text(file: Path) -> str:

@@ -90,17 +90,42 @@ def hash_tokenizer(tokenizer: Tokenizer) -> str:
     return digest.hexdigest()
 
 
-def _load_folder(path: Path, name_or_dir: str, trust_remote_code: bool) -> Tokenizer:
+def _load_folder(path: Path, name: str, trust_remote_code: bool) -> Tokenizer:
     if (path / "tokenizer.json").exists():
-        return _load_json(path, name_or_dir)
+        return _load_json(path, name)
     has_code = _read_config(path).get("auto_map") is not None
     if not has_code and not any(next(path.glob(pattern), None) for pattern in _OTHER_VOCABULARIES):
         raise TokenizerError(
-            f"{name_or_dir}: no tokenizer.json here, nor any other vocabulary.\n"
+            f"{name}: no tokenizer.json here, nor any other vocabulary.\n"
             "Without a tokenizer nothing can be re-encoded and compared.\n"
             "Pass the folder that holds the model's tokenizer.json, usually the one with its config.json."
         )
-    return _load_with_transformers(path, name_or_dir, trust_remote_code)
+    # transformers makes it in a child process, from SentencePiece or by the folder's own code.
+    if not has_transformers():
+        raise TokenizerError(
+            f"{name}: no tokenizer.json here, only a vocabulary that transformers has to convert (transformers is "
+            "not installed).\n"
+            "Install it: pip install 'tito-audit[transformers]'\nOr pass a folder with a tokenizer.json."
+        )
+    for pattern in _OTHER_VOCABULARIES:
+        for file in path.glob(pattern):
+            check_file(file)
+    try:
+        parts = convert_with_transformers(path, code=trust_remote_code)
+    except OutOfLimits as error:  # old formats and remote code raise anything
+        raise TokenizerError(
+            f"{name}: no tokenizer.json, and transformers cannot build one from the other files ({error}).\n"
+            "Pass a folder with a tokenizer.json, or install what conversions need: "
+            "pip install 'tito-audit[transformers]'.\n"
+            "If the repository brings its own code and you trust it, allow remote code."
+        ) from error
+    if parts["definition"] is None:
+        raise TokenizerError(
+            f"{name}: {parts['kind']} is written in Python and has no fast form; its tokens cannot "
+            "be compared with recorded ones.\nPass a folder with a tokenizer.json."
+        )
+    backend = _make_backend(path, parts["definition"].encode(), {}, {})
+    return _make_tokenizer(name, path, backend, parts["special"], _parse_templates(parts["chat_template"], path))
 
 
 def _load_json(path: Path, name: str) -> Tokenizer:
@@ -329,32 +354,3 @@ def _parse_templates(value: object, where: Path) -> dict[str, str]:
         f"{where}: `chat_template` is neither text nor named texts, so no messages can be rendered.\n"
         "Fix tokenizer_config.json, or pass a template file with --chat-template."
     )
-
-
-def _load_with_transformers(path: Path, name: str, trust_remote_code: bool) -> Tokenizer:
-    """The tokenizer that transformers makes in a child process, from SentencePiece or by the folder's own code."""
-    if not has_transformers():
-        raise TokenizerError(
-            f"{name}: no tokenizer.json here, only a vocabulary that transformers has to convert (transformers is "
-            "not installed).\n"
-            "Install it: pip install 'tito-audit[transformers]'\nOr pass a folder with a tokenizer.json."
-        )
-    for pattern in _OTHER_VOCABULARIES:
-        for file in path.glob(pattern):
-            check_file(file)
-    try:
-        parts = convert_with_transformers(path, code=trust_remote_code)
-    except OutOfLimits as error:  # old formats and remote code raise anything
-        raise TokenizerError(
-            f"{name}: no tokenizer.json, and transformers cannot build one from the other files ({error}).\n"
-            "Pass a folder with a tokenizer.json, or install what conversions need: "
-            "pip install 'tito-audit[transformers]'.\n"
-            "If the repository brings its own code and you trust it, allow remote code."
-        ) from error
-    if parts["definition"] is None:
-        raise TokenizerError(
-            f"{name}: {parts['kind']} is written in Python and has no fast form; its tokens cannot "
-            "be compared with recorded ones.\nPass a folder with a tokenizer.json."
-        )
-    backend = _make_backend(path, parts["definition"].encode(), {}, {})
-    return _make_tokenizer(name, path, backend, parts["special"], _parse_templates(parts["chat_template"], path))

@@ -118,22 +118,17 @@ class SafeCuts:
 
     def divide(self, text: str, size: int) -> list[str]:
         """The parts of a text, each up to the first safe cut after `size` characters."""
-        parts, begin = [], 0
-        while (end := self._find_first(text, begin + size)) is not None:
-            parts.append(text[begin:end])
-            begin = end
-        return [*parts, text[begin:]]
-
-    def _find_first(self, text: str, place: int) -> int | None:
-        """The first safe cut at or after a position, found without reading all of the text."""
-        around = self._around_cut
-        for start in range(place, len(text), max(_WINDOW, around)):
+        parts, begin, start, around = [], 0, size, self._around_cut
+        while start < len(text):
             low, stop = max(start - around, 0), start + max(_WINDOW, around)
             cuts = self.find(text[low : stop + around]) + low
             near = cuts[(cuts >= start) & (cuts < stop)]
+            start = stop
             if len(near):
-                return int(near[0])
-        return None
+                parts.append(text[begin : int(near[0])])
+                begin = int(near[0])
+                start = begin + size
+        return [*parts, text[begin:]]
 
 
 def find_safe_cuts(backend: tokenizers.Tokenizer) -> SafeCuts | None:

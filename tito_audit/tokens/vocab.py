@@ -38,6 +38,7 @@ _OTHERS = iter(range(0x100, 0x200))
 ALPHABET = "".join(chr(byte if byte in _PRINTABLE else next(_OTHERS)) for byte in range(256))
 """The character that stands for each byte in byte-level vocabularies."""
 _METASPACE = "▁"
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _PLAIN_JOIN_BELOW = 64
 """For fewer tokens, a plain join is faster than arrays."""
 _JOINED_AT_ONCE = 1 << 16
@@ -129,7 +130,9 @@ class Vocabulary:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of an id; b"" for an unknown id."""
-        return self._slot_bytes(self._slot(token_id))
+        slot = self._slot(token_id)
+        start = int(self._starts[slot])
+        return self._data[start : start + int(self._lengths[slot])]
 
     def byte_lengths(self, ids: Ids) -> Offsets:
         """The number of bytes of each id, `[N]` int64; 0 for unknown ids."""
@@ -232,10 +235,6 @@ class Vocabulary:
                 return self.size + at
         return len(self._known) - 1
 
-    def _slot_bytes(self, slot: int) -> bytes:
-        start = int(self._starts[slot])
-        return self._data[start : start + int(self._lengths[slot])]
-
     def _join_slots(self, slots: NDArray[Any], lengths: Offsets) -> bytes:
         if len(slots) < _PLAIN_JOIN_BELOW:
             return b"".join(self._bytes_of_slots(slots))
@@ -317,8 +316,8 @@ def _spell_tokens(
         data, byte_ends = values.astype(np.uint8).tobytes(), ends
     else:
         at_six = (np.diff(ends, prepend=0) == len("<0x0A>")).nonzero()[0].tolist()
-        bytes_of = {at: _parse_byte_token(plain[at]) for at in at_six if plain[at].startswith("<0x")}
-        other = {at: data for at, data in bytes_of.items() if data is not None}
+        byte_tokens = {at: _BYTE_TOKEN.fullmatch(plain[at]) for at in at_six}
+        other = {at: bytes.fromhex(match[1]) for at, match in byte_tokens.items() if match}
         codes = np.where(codes == ord(_METASPACE), ord(" "), codes)
         data = text.replace(_METASPACE, " ").encode("utf-8")
         widths = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
@@ -335,16 +334,6 @@ def _spell_tokens(
         lengths[at] = len(literal[at])
         last = end
     return b"".join([*pieces, data[last:]]), lengths
-
-
-def _parse_byte_token(token: str) -> bytes | None:
-    """The byte of a token such as <0x0A>; None if it only looks like one."""
-    if not token.endswith(">"):
-        return None
-    try:
-        return bytes([int(token[3:5], 16)])
-    except ValueError:
-        return None
 
 
 def _find_prefix(normalizers: list[dict[str, Any]], pre_tokenizers: list[dict[str, Any]]) -> Prefix:
