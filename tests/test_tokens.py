@@ -175,11 +175,8 @@ class OneByOne:
             if set(token) <= self.alphabet.keys():
                 return bytes(self.alphabet[character] for character in token)
             return token.encode()
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            try:
-                return bytes([int(token[3:5], 16)])
-            except ValueError:
-                pass
+        if decoders.ByteFallback().decode([token]) != token:
+            return bytes([int(token[3:5], 16)])
         return token.replace("▁", " ").encode()
 
     def agrees(self, vocabulary: Vocabulary, ids: np.ndarray) -> None:

@@ -297,7 +297,13 @@ def _is_linear_step(step: dict[str, Any]) -> bool:
             return False
         shortest = len(text) if form == "String" else 1
         grows = kind == "Replace" and not (isinstance(content, str) and len(content) <= shortest)
-        return not grows and (form == "String" or _is_known_regex(text))
+        if grows or form == "String" or len(text) > _MAX_REGEX:
+            return not grows and form == "String"
+        # Some files hold line breaks themselves, others their escapes.
+        regex = text.replace("\r", r"\r").replace("\n", r"\n")
+        branches = set(regex.split("|"))
+        fast = r"\s+" in branches or branches.isdisjoint(_LINE_BREAK_BRANCHES)
+        return fast and re.fullmatch(_KNOWN_REGEX, regex) is not None
     if kind == "TemplateProcessing":  # each of its sequences at most once
         for pieces in (step.get("single"), step.get("pair")):
             if not isinstance(pieces, list) or len(pieces) > _MAX_AFFIX:
@@ -308,17 +314,6 @@ def _is_linear_step(step: dict[str, Any]) -> bool:
                 return False
         return True
     return False
-
-
-def _is_known_regex(regex: str) -> bool:
-    """Whether all branches of a regex are known to be fast."""
-    if len(regex) > _MAX_REGEX:
-        return False
-    # Some files hold line breaks themselves, others their escapes.
-    regex = regex.replace("\r", r"\r").replace("\n", r"\n")
-    branches = set(regex.split("|"))
-    fast = r"\s+" in branches or branches.isdisjoint(_LINE_BREAK_BRANCHES)
-    return fast and re.fullmatch(_KNOWN_REGEX, regex) is not None
 
 
 def _find_slow_model(model: Mapping[str, Any]) -> str | None:

@@ -280,7 +280,21 @@ def find_control_tokens(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -
     contents = {token.content for token in added.values()}
     apart = without_overlaps({token.content for token in usable.values()}, contents)
     controls = ControlTokens({token.content: i for i, token in usable.items() if token.content in apart})
-    return controls if _encode_alike(controls, ReferenceEncoder(backend)) else none
+    reference = ReferenceEncoder(backend)
+    literals = list(controls.tokens)
+    probes = ["".join(literals)]
+    for content in literals[:: max(1, len(literals) // _FULLY_PROBED)]:
+        around = zip(_NEIGHBOURS, reversed(_NEIGHBOURS), strict=True)
+        probes += [before + content + after for before, after in around]
+    pieces = [controls.split(probe) for probe in probes]
+    segments = list(dict.fromkeys(piece for cut in pieces for piece in cut[::2]))
+    try:
+        ids_by_segment = dict(zip(segments, reference.encode_single_threaded(segments), strict=True))
+        whole = reference.encode_single_threaded(probes)
+    except EncodeError:
+        return none
+    joined = [controls.join_ids(cut, ids_by_segment) for cut in pieces]
+    return controls if all(map(np.array_equal, joined, whole)) else none
 
 
 def _is_found_everywhere(token: tokenizers.AddedToken) -> bool:
@@ -293,24 +307,6 @@ def _is_found_everywhere(token: tokenizers.AddedToken) -> bool:
     signs = bool(ends) and not any(char.isalnum() or char.isspace() or char == "_" for char in ends)
     replaced = any(char >= "\U00010000" or char == "\ufffd" for char in token.content)
     return signs and not replaced and not (token.lstrip or token.rstrip or token.single_word)
-
-
-def _encode_alike(cuts: ControlTokens, reference: ReferenceEncoder) -> bool:
-    """Whether the reference encodes cut and whole probes alike."""
-    contents = list(cuts.tokens)
-    probes = ["".join(contents)]
-    for content in contents[:: max(1, len(contents) // _FULLY_PROBED)]:
-        around = zip(_NEIGHBOURS, reversed(_NEIGHBOURS), strict=True)
-        probes += [before + content + after for before, after in around]
-    pieces = [cuts.split(probe) for probe in probes]
-    segments = list(dict.fromkeys(piece for cut in pieces for piece in cut[::2]))
-    try:
-        ids_by_segment = dict(zip(segments, reference.encode_single_threaded(segments), strict=True))
-        whole = reference.encode_single_threaded(probes)
-    except EncodeError:
-        return False
-    joined = [cuts.join_ids(cut, ids_by_segment) for cut in pieces]
-    return all(map(np.array_equal, joined, whole))
 
 
 def any_of(words: list[str]) -> str:

@@ -38,7 +38,8 @@ _OTHERS = iter(range(0x100, 0x200))
 ALPHABET = "".join(chr(byte if byte in _PRINTABLE else next(_OTHERS)) for byte in range(256))
 """The character that stands for each byte in byte-level vocabularies."""
 _METASPACE = "▁"
-_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
+"""What the library's decoder takes for a byte."""
 _PLAIN_JOIN_BELOW = 64
 """For fewer tokens, a plain join is faster than arrays."""
 _JOINED_AT_ONCE = 1 << 16
@@ -317,7 +318,7 @@ def _spell_tokens(
     else:
         at_six = (np.diff(ends, prepend=0) == len("<0x0A>")).nonzero()[0].tolist()
         byte_tokens = {at: _BYTE_TOKEN.fullmatch(plain[at]) for at in at_six}
-        other = {at: bytes.fromhex(match[1]) for at, match in byte_tokens.items() if match}
+        other = {at: bytes([int(match[1], 16)]) for at, match in byte_tokens.items() if match}
         codes = np.where(codes == ord(_METASPACE), ord(" "), codes)
         data = text.replace(_METASPACE, " ").encode("utf-8")
         widths = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
@@ -408,6 +409,8 @@ def keeps_bytes(form: str | None, data: bytes) -> bool:
 
 def find_normal_form(backend: tokenizers.Tokenizer) -> str | None:
     """How a tokenizer normalizes texts, "" or "NFC"; None if its tokens may have other bytes than the text."""
+    from tokenizers import models
+
     try:
         normalizers = read_steps(backend.normalizer)
         pre_tokenizers = read_steps(backend.pre_tokenizer)
@@ -417,7 +420,15 @@ def find_normal_form(backend: tokenizers.Tokenizer) -> str | None:
     kinds = [step.get("type") for step in pre_tokenizers]
     if kinds.count("ByteLevel") != 1 or not set(kinds) <= {"ByteLevel", "Split", "Digits"}:
         return None
-    if any(step.get("add_prefix_space") for step in pre_tokenizers) or not _has_all_bytes(backend):
+    if any(step.get("add_prefix_space") for step in pre_tokenizers):
+        return None
+    # The model has to be byte-level BPE with a token for every byte.
+    model = backend.model
+    if not isinstance(model, models.BPE) or model.byte_fallback or model.unk_token is not None:
+        return None
+    if model.continuing_subword_prefix or model.end_of_word_suffix:
+        return None
+    if any(model.token_to_id(character) is None for character in ALPHABET):
         return None
     if any(step != {"type": "NFC"} for step in normalizers):
         return None
@@ -426,18 +437,6 @@ def find_normal_form(backend: tokenizers.Tokenizer) -> str | None:
     if not stable or not all(map(_is_literal, contents)):
         return None
     return "NFC" if normalizers else ""
-
-
-def _has_all_bytes(backend: tokenizers.Tokenizer) -> bool:
-    """Whether the model is byte-level BPE with a token for every byte."""
-    from tokenizers import models, pre_tokenizers
-
-    model = backend.model
-    if not isinstance(model, models.BPE) or model.byte_fallback or model.unk_token is not None:
-        return False
-    if model.continuing_subword_prefix or model.end_of_word_suffix:
-        return False
-    return all(model.token_to_id(character) is not None for character in pre_tokenizers.ByteLevel.alphabet())
 
 
 def _is_literal(content: str) -> bool:
