@@ -173,9 +173,11 @@ def images_in_ids(ids: Ids, tokens: ImageTokens) -> list[ImageSpan]:
 
 def is_expansion(difference: Difference, tokens: ImageTokens) -> bool:
     """Whether a difference is only an expanded image: several placeholders where the template writes one."""
-    own = difference.recorded
-    if difference.against is not Against.TEMPLATE or len(difference.canonical.ids) or not len(own.ids):
+    own, ids = difference.recorded, difference.recorded.ids
+    pad = int(ids[0]) if len(ids) else -1
+    if pad < 0 or pad not in (tokens.pad, tokens.video) or (ids != pad).any():
         return False
-    pads = [pad for pad in (tokens.pad, tokens.video) if pad >= 0 and (own.ids == pad).all()]
-    piece = own.data[: len(own.data) // len(own.ids)]
-    return bool(pads) and (own.before.endswith(piece) or own.after.startswith(piece))
+    if difference.against is not Against.TEMPLATE or len(difference.canonical.ids):
+        return False
+    piece = own.data[: len(own.data) // len(ids)]
+    return own.before.endswith(piece) or own.after.startswith(piece)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 
@@ -60,10 +61,10 @@ def in_answer(difference: Difference) -> bool:
     return difference.sampled or bool(re.search(rb"assistant|model|Assistant", header))
 
 
-def control_ids(side: TextSide, evidence: Evidence) -> list[int]:
+def control_ids(side: TextSide) -> list[int]:
     """The control tokens of a side, in order."""
-    vocabulary = evidence.vocabulary
-    return [] if vocabulary is None else side.ids[vocabulary.control(side.ids)].tolist()
+    ids: list[int] = side.ids[side.pieces.control[side.start : side.end]].tolist()
+    return ids
 
 
 def only_turn_ends(side: TextSide, evidence: Evidence) -> bool:
@@ -74,11 +75,12 @@ def only_turn_ends(side: TextSide, evidence: Evidence) -> bool:
     return not b"".join(evidence.vocabulary.token_bytes(int(i)) for i in rest).strip()
 
 
-def changed_reasoning(difference: Difference) -> tuple[bytes, bytes] | None:
-    """Recorded and canonical text of the reasoning block around a difference; None outside a block, or if both are
+@lru_cache(maxsize=1)  # two rules ask in turn
+def changed_reasoning(recorded: TextSide, canonical: TextSide) -> tuple[bytes, bytes] | None:
+    """The text of the reasoning block around a difference on either side; None outside a block, or if both are
     equal."""
     inner = []
-    for side in (difference.recorded, difference.canonical):
+    for side in (recorded, canonical):
         start, text = len(side.before), side.in_context
         for thought in reasoning_blocks(text):
             space = _SPACE_AFTER.match(text, thought.end())

@@ -44,7 +44,7 @@ def reasoning_stripped(difference: Difference, evidence: Evidence) -> Reason | N
     `splice` puts the sampled ids back where only the training row lost them. `fork` gives one row per unbroken run
     of calls. A template argument that keeps reasoning avoids the break.
     """
-    change = changed_reasoning(difference)
+    change = changed_reasoning(difference.recorded, difference.canonical)
     if change is not None and change[0] and not change[1]:
         what = "reasoning is emptied, its markers are kept"
         return Reason("reasoning emptied", what)

@@ -44,7 +44,7 @@ def reasoning_inserted(difference: Difference, evidence: Evidence) -> Reason | N
     `splice` puts the sampled ids back where the log proves that the sampler saw them. `fork` gives one row per
     unbroken run of calls. `mask` takes the span out of the loss.
     """
-    change = changed_reasoning(difference)
+    change = changed_reasoning(difference.recorded, difference.canonical)
     if change is not None and change[1] and not change[0]:
         what = "reasoning is inserted into an empty block"
         return Reason("reasoning inserted into an empty block", what)

@@ -62,9 +62,10 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
             return None
         word = "missing" if lacking else "doubled" if is_repeated(difference, evidence) else "misplaced"
         return Reason(f"generation prompt {word}", f"the opener of the answer is {word}")
-    at_end = not difference.recorded.after or not difference.canonical.after
-    if difference.where is not Where.PROMPT or not at_end or difference.sampled:
+    if difference.where is not Where.PROMPT or difference.sampled:
         return None
+    if difference.recorded.after and difference.canonical.after:
+        return None  # it is not at the end
     recorded, canonical = (
         (b"<think>" in side or _HEADER.search(side) is not None)
         for side in (difference.recorded.data, difference.canonical.data)

@@ -529,8 +529,8 @@ class Tokenizer:
         """Whether the reference gives each piece these ids."""
         rest = iter(pieces)
         while some := list(islice(rest, _PIECES_AT_ONCE)):
-            batch = self.encode_batch([piece for piece, _ in some])
-            if not all(np.array_equal(ids, own) for (_, own), ids in zip(some, batch, strict=True)):
+            texts, own = zip(*some, strict=True)
+            if not all(map(same_ids, own, self.encode_batch(texts))):
                 return False
         return True
 
