@@ -150,6 +150,19 @@ def test_stated_logprobs_are_replaced_only_with_unsafe_and_kept_beside(tmp_path,
     assert again["summary"]["agreement"]["largest"] < 1e-4
 
 
+def test_only_a_call_that_lost_values_keeps_them_beside(tmp_path, tiny_model, rows):
+    first = {**rows[1]["calls"][0], "completion_logprobs": [-0.5, None, -0.25]}
+    log, out = (
+        log_of(tmp_path, [{"calls": [first, {**first, "completion_logprobs": [None] * 3}]}]),
+        tmp_path / "out.jsonl",
+    )
+    command(log, tiny_model, "-o", out, "--unsafe")
+    replaced, filled = json.loads(out.read_text())["calls"]
+    assert replaced["recorded_logprobs"] == first["completion_logprobs"]
+    assert "recorded_logprobs" not in filled
+    assert filled["completion_logprobs"] == replaced["completion_logprobs"]
+
+
 def test_a_row_without_a_column_gets_one(tmp_path, tiny_model, prompt, forward):
     ids = [*prompt, *token_ids(["4", "!", "<|im_end|>"])]
     row = {"token_ids": ids, "loss_mask": [0] * len(prompt) + [1, 1, 1]}

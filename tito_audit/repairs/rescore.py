@@ -69,8 +69,9 @@ def rescore(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
         values = _merge(old, model, stated, scores)
         if values is None:
             continue
+        changed = int((_differs(old, values) & stated).sum())
         filled += int((np.isfinite(model) & ~stated).sum())
-        replaced += int((_differs(old, values) & stated).sum())
+        replaced += changed
         columns = list(turn.columns)
         at = next((k for k, column in enumerate(columns) if column.role is ColumnRole.LOGPROBS), None)
         if at is None:
@@ -78,7 +79,7 @@ def rescore(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
             columns.append(Column("completion_logprobs", ColumnRole.LOGPROBS, values, Alignment.CALL))
         else:
             columns[at] = replace(columns[at], values=values, alignment=Alignment.CALL)
-            if replaced and old is not None:
+            if changed and old is not None:
                 _require_new_column(scores)
                 columns.append(Column(RECORDED, ColumnRole.OTHER, old, Alignment.CALL))
         turns[number] = replace(turn, completion_logprobs=values, columns=tuple(columns))
@@ -87,10 +88,10 @@ def rescore(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
         new = _rescore_row(evidence, row, scores, turns)
         if new is not row:
             assert new.logprobs is not None
-            changed = _differs(row.logprobs, new.logprobs)
-            stated = scores.recorded.get(None, np.zeros(len(changed), np.bool_))
-            filled += int((changed & ~stated).sum())
-            replaced += int((changed & stated).sum())
+            differs = _differs(row.logprobs, new.logprobs)
+            stated = scores.recorded.get(None, np.zeros(len(differs), np.bool_))
+            filled += int((differs & ~stated).sum())
+            replaced += int((differs & stated).sum())
         row = new
     same = all(new is old for new, old in zip(turns, evidence.rollout.turns, strict=True))
     if same and row is evidence.rollout.training_row:
