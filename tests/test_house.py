@@ -173,7 +173,7 @@ BUDGETS = {
     "providers": 1_891,
     "record": 3_261,
     "render": 4_125,
-    "repairs": 1_677,
+    "repairs": 1_678,
     "reports": 2_502,
     "rescore": 2_384,
     "rules": 6_225,
