@@ -62,7 +62,7 @@ class Call:
     """() if the log has no messages; so it is with the answer."""
     answer: Wire | None
     tools: Sequence[Wire] | None
-    told: Mapping[str, Any]
+    record: Mapping[str, Any]
     """As it is recorded: `prompt_token_ids`, `generation_token_ids`, `generation_log_probs`, …"""
 
     @property
@@ -73,12 +73,12 @@ class Call:
     @property
     def prompt(self) -> list[int]:
         """The ids of its prompt."""
-        return list(self.told["prompt_token_ids"])
+        return list(self.record["prompt_token_ids"])
 
     @property
     def sampled(self) -> list[int]:
         """The ids that were sampled."""
-        return list(self.told["generation_token_ids"])
+        return list(self.record["generation_token_ids"])
 
     @property
     def seen(self) -> list[int]:
@@ -95,22 +95,22 @@ def recorded(model: str) -> tuple[Wire, ...]:
 
 def calls_of(conversations: Iterable[Conversation]) -> list[Call]:
     """All calls, conversation by conversation; the k-th answer among the messages is that of the k-th call."""
-    found = []
-    for number, one in enumerate(conversations):
-        said = one.get("messages") or []
-        answers = [at for at, message in enumerate(said) if message["role"] == "assistant"]
-        for turn, told in enumerate(one["calls"]):
-            sent = said[: answers[turn]] if said else ()
-            answer = said[answers[turn]] if said else None
-            found.append(Call(number, turn, sent, answer, one.get("tools"), told))
-    return found
+    calls = []
+    for number, conversation in enumerate(conversations):
+        messages = conversation.get("messages") or []
+        answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        for turn, record in enumerate(conversation["calls"]):
+            sent = messages[: answers[turn]] if messages else ()
+            answer = messages[answers[turn]] if messages else None
+            calls.append(Call(number, turn, sent, answer, conversation.get("tools"), record))
+    return calls
 
 
 # How a call looks in the row that holds it
 
 
 def _scores(call: Call) -> list[Wire]:
-    return [{"token": "", "logprob": value, "bytes": []} for value in call.told["generation_log_probs"]]
+    return [{"token": "", "logprob": value, "bytes": []} for value in call.record["generation_log_probs"]]
 
 
 def _request(call: Call) -> Wire:
@@ -123,7 +123,7 @@ def _chat_answer(call: Call) -> Wire:
         "message": call.answer,
         "token_ids": call.sampled,
         "logprobs": {"content": _scores(call)},
-        "finish_reason": call.told["finish_reason"],
+        "finish_reason": call.record["finish_reason"],
     }
     return {"object": "chat.completion", "choices": [choice], "prompt_token_ids": call.prompt}
 
@@ -131,12 +131,12 @@ def _chat_answer(call: Call) -> Wire:
 def generic(call: Call) -> Wire:
     """Generic columns with the messages up to the answer."""
     assert call.answer is not None
-    return {"messages": [*call.sent, call.answer], "tools": call.tools, **call.told}
+    return {"messages": [*call.sent, call.answer], "tools": call.tools, **call.record}
 
 
 def ids_only(call: Call) -> Wire:
     """Generic columns without messages."""
-    return {name: call.told[name] for name in call.told if name not in ("text", "finish_reason")}
+    return {name: call.record[name] for name in call.record if name not in ("text", "finish_reason")}
 
 
 def chat(call: Call) -> Wire:
@@ -146,23 +146,23 @@ def chat(call: Call) -> Wire:
 
 def completions(call: Call) -> Wire:
     """A prompt of ids and vLLM's answer to it."""
-    told = call.told
-    scores = {"tokens": [""] * len(call.sampled), "token_logprobs": told["generation_log_probs"]}
-    choice = {"index": 0, "text": told["text"], "token_ids": call.sampled, "logprobs": scores}
-    choice |= {"finish_reason": told["finish_reason"], "prompt_token_ids": call.prompt}
+    record = call.record
+    scores = {"tokens": [""] * len(call.sampled), "token_logprobs": record["generation_log_probs"]}
+    choice = {"index": 0, "text": record["text"], "token_ids": call.sampled, "logprobs": scores}
+    choice |= {"finish_reason": record["finish_reason"], "prompt_token_ids": call.prompt}
     return {"request": {"prompt": call.prompt}, "response": {"object": "text_completion", "choices": [choice]}}
 
 
 def sglang(call: Call) -> Wire:
     """`/generate` of SGLang: ids in, ids and triples out."""
-    triples = zip(call.told["generation_log_probs"], call.sampled, strict=True)
+    triples = zip(call.record["generation_log_probs"], call.sampled, strict=True)
     meta = {
-        "finish_reason": {"type": call.told["finish_reason"]},
+        "finish_reason": {"type": call.record["finish_reason"]},
         "prompt_tokens": len(call.prompt),
         "completion_tokens": len(call.sampled),
         "output_token_logprobs": [[value, token, None] for value, token in triples],
     }
-    answer = {"text": call.told["text"], "output_ids": call.sampled, "meta_info": meta}
+    answer = {"text": call.record["text"], "output_ids": call.sampled, "meta_info": meta}
     return {"request": {"input_ids": call.prompt}, "response": answer}
 
 
@@ -175,15 +175,15 @@ def gateway(call: Call) -> Wire:
         "response_message": call.answer,
         "prompt_token_ids": call.prompt,
         "completion_token_ids": call.sampled,
-        "logprobs": call.told["generation_log_probs"],
-        "finish_reason": call.told["finish_reason"],
+        "logprobs": call.record["generation_log_probs"],
+        "finish_reason": call.record["finish_reason"],
     }
 
 
 def capture(call: Call) -> Wire:
     """A line of NeMo-Gym's token capture."""
-    told = ids_only(call)
-    return {"model_call_id": f"call-{call.conversation}-{call.turn}", "model": "", "output_items": [], **told}
+    columns = ids_only(call)
+    return {"model_call_id": f"call-{call.conversation}-{call.turn}", "model": "", "output_items": [], **columns}
 
 
 def event(call: Call) -> Wire:
@@ -195,9 +195,9 @@ def event(call: Call) -> Wire:
 def provider(call: Call) -> Wire:
     """A call of a token-in, token-out provider with its messages."""
     assert call.answer is not None
-    told = call.told
-    row = {"input_ids": call.prompt, "output_ids": call.sampled, "logprobs": told["generation_log_probs"]}
-    row |= {"finish_reason": told["finish_reason"], "text": told["text"]}
+    record = call.record
+    row = {"input_ids": call.prompt, "output_ids": call.sampled, "logprobs": record["generation_log_probs"]}
+    row |= {"finish_reason": record["finish_reason"], "text": record["text"]}
     return {**row, "messages": [*call.sent, call.answer], "tools": call.tools}
 
 
@@ -241,9 +241,10 @@ FORMS = (
 def whole(conversations: Iterable[Conversation], lacks: Sequence[str], path: Path) -> Path:
     """The conversations as rows with all their calls, without what is lacking."""
 
-    def row(one: Conversation) -> Wire:
-        calls = [{key: value for key, value in call.items() if key not in lacks} for call in one["calls"]]
-        return {**{name: one[name] for name in SAID if one.get(name) and name not in lacks}, "calls": calls}
+    def row(conversation: Conversation) -> Wire:
+        texts = {name: conversation[name] for name in SAID if conversation.get(name) and name not in lacks}
+        calls = [{key: value for key, value in call.items() if key not in lacks} for call in conversation["calls"]]
+        return {**texts, "calls": calls}
 
     return written(path, map(row, conversations))
 
@@ -255,9 +256,9 @@ def spread(
     rng = random.Random(seed)
     shuffled = rng.sample(list(rows), len(rows))
     dealt: list[list[tuple[Call, Wire]]] = [[] for _ in range(files)]
-    for number, one in enumerate(shuffled):
+    for number, pair in enumerate(shuffled):
         # Each file has a row; the others go anywhere.
-        dealt[number if number < files else rng.randrange(files)].append(one)
+        dealt[number if number < files else rng.randrange(files)].append(pair)
     logs = [folder / f"calls-{number}.{kind}" for number in range(files)]
     for log, part in zip(logs, dealt, strict=True):
         _write(log, [row for _, row in part])
@@ -299,20 +300,22 @@ def found_in(report: Wire, placed: Placed, left_out: Collection[int] = (), *, ex
 
     With `exactly`, a finding stands at the row of the call that it is about; else at any row of its conversation.
     """
-    found: Found = {}
-    for one in report["findings"]:
-        conversation, turn = placed[one["file"], one["row"]]
+    findings: Found = {}
+    for finding in report["findings"]:
+        conversation, turn = placed[finding["file"], finding["row"]]
         if conversation in left_out:
             continue
-        told = one["turn"] or 0
-        if exactly and one["turn"] is not None:
-            assert turn == told, f"{one['code']} of turn {told} is reported at the row of turn {turn}"
-        found.setdefault(conversation, Counter())[_told(one)] += 1
-    return found
+        finding_turn = finding["turn"] or 0
+        if exactly and finding["turn"] is not None:
+            assert turn == finding_turn, (
+                f"{finding['code']} of turn {finding_turn} is reported at the row of turn {turn}"
+            )
+        findings.setdefault(conversation, Counter())[_facts(finding)] += 1
+    return findings
 
 
-def _told(one: Wire) -> tuple[object, ...]:
+def _facts(finding: Wire) -> tuple[object, ...]:
     """All that a finding says, but for its place and what follows from it."""
-    sides = (json.dumps(one[side]) for side in ("recorded", "canonical"))
+    sides = (json.dumps(finding[side]) for side in ("recorded", "canonical"))
     names = ("code", "severity", "cause", "where", "start", "end", "message")
-    return (one["turn"] or 0, *(one[name] for name in names), *sides)
+    return (finding["turn"] or 0, *(finding[name] for name in names), *sides)

@@ -43,7 +43,7 @@ def run(
 ) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of the command, run in this process."""
     with loading_once():
-        result = CliRunner().invoke(app, [str(one) for one in arguments], env=env, input=stdin)
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments], env=env, input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.stdout, result.stderr
@@ -51,7 +51,7 @@ def run(
 
 def become(*arguments: object, env: Mapping[str, str]) -> NoReturn:
     """Run the command to its end in this process, a fork of one that has loaded it; `make deep` starts it anew."""
-    words = [str(one) for one in arguments]
+    words = [str(argument) for argument in arguments]
     if DEEP:
         os.execve(sys.executable, [sys.executable, "-m", "tito_audit", *words], dict(env))
     forked(words, env)
@@ -144,5 +144,5 @@ def _traits(tokenizer: Tokenizer) -> object:
 
 def _stamp(file: Path) -> tuple[int, ...]:
     """What changes with a file's content."""
-    found = os.stat(file)  # noqa: PTH116  a pipe or a link that leads nowhere is for the loader to speak of
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_mode
+    status = os.stat(file)  # noqa: PTH116  a pipe or a link that leads nowhere is for the loader to speak of
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_mode

@@ -107,14 +107,14 @@ def vllm_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     """
     from tests.vllm.server import keep_log, missing, running
 
-    said = os.environ.get("TITO_AUDIT_VLLM", "")
+    setting = os.environ.get("TITO_AUDIT_VLLM", "")
     if reason := missing():
-        outcome = pytest.fail if said == "required" else pytest.skip
+        outcome = pytest.fail if setting == "required" else pytest.skip
         outcome(f"no vLLM server: {reason}")
     base = tmp_path_factory.getbasetemp()
     ours = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     before = request.session.testsfailed
-    with running(Path(said) if said.startswith("/") else ours / "vllm") as server:
+    with running(Path(setting) if setting.startswith("/") else ours / "vllm") as server:
         yield server
         if request.session.testsfailed > before:
             print(f"\nThe server's log: {keep_log(server)}", file=sys.stderr)

@@ -70,7 +70,7 @@ class Log:
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """How hypothesis shows a log: template text and answer of each turn."""
         pairs = zip(self.gaps, self.completions, strict=True)
-        printer.text("\n".join(repr(f"{text_of(gap)}|{text_of(said)}") for gap, said in pairs))
+        printer.text("\n".join(repr(f"{text_of(gap)}|{text_of(completion)}") for gap, completion in pairs))
 
     def copy(self) -> Log:
         """Another log, to be changed."""
@@ -87,13 +87,13 @@ class Log:
         for k, gap in enumerate(self.gaps):
             ids, mask, values = ids + gap, mask + [0] * len(gap), values + [0.0] * len(gap)
             self.prompts.append(list(ids))
-            said, heard = self.completions[k], self.heard[k]
-            self.texts.append(text_of(said).removesuffix(END))
-            own = [-dice.uniform(0.01, 3) for _ in said]
+            completion, heard = self.completions[k], self.heard[k]
+            self.texts.append(text_of(completion).removesuffix(END))
+            own = [-dice.uniform(0.01, 3) for _ in completion]
             self.logprobs.append(list(own))
             self.regions.append((len(ids), len(ids) + len(heard)))
             ids, mask = ids + heard, mask + [1] * len(heard)
-            values = values + carried(said, heard, own)
+            values = values + carried(completion, heard, own)
         self.row_ids, self.row_mask, self.row_logprobs = ids, mask, values
         return self
 
@@ -150,16 +150,15 @@ class Log:
         return out.lay()
 
 
-def carried(said: list[int], heard: list[int], own: list[float]) -> list[float | None]:
+def carried(completion: list[int], heard: list[int], own: list[float]) -> list[float | None]:
     """The logprobs of the tokens that stayed, and made-up ones for the others."""
     values: list[float | None] = [-3.25 - i / 512 for i in range(len(heard))]
-    head = next(
-        (i for i, (a, b) in enumerate(zip(said, heard, strict=False)) if a != b), min(len(said), len(heard))
-    )
-    room = min(len(said), len(heard)) - head
-    pairs = zip(said[::-1], heard[::-1], strict=False)
+    shorter = min(len(completion), len(heard))
+    head = next((i for i, (a, b) in enumerate(zip(completion, heard, strict=False)) if a != b), shorter)
+    room = shorter - head
+    pairs = zip(completion[::-1], heard[::-1], strict=False)
     tail = min(next((i for i, (a, b) in enumerate(pairs) if a != b), room), room)
-    inner = said[head : len(said) - tail], heard[head : len(heard) - tail]
+    inner = completion[head : len(completion) - tail], heard[head : len(heard) - tail]
     for a, b, size in SequenceMatcher(None, *inner, autojunk=False).get_matching_blocks():
         values[head + b : head + b + size] = own[head + a : head + a + size]
     values[:head] = own[:head]
@@ -179,8 +178,8 @@ def text_of(ids: Sequence[int]) -> str:
 
 def literal(text: str) -> int:
     """The one token that reads so."""
-    (found,) = toy.toy_tokenizer().vocabulary.ids_of_bytes(text.encode())
-    return found
+    (token_id,) = toy.toy_tokenizer().vocabulary.ids_of_bytes(text.encode())
+    return token_id
 
 
 def spelling(token: int) -> bytes:

@@ -72,7 +72,7 @@ Json = dict[str, Any]
 
 def view(rollout: Rollout) -> Json:
     """Everything that a rollout says and that is not its default, in plain values; null for NaN."""
-    return said(
+    return without_empty(
         item=rollout.place.item or None,
         messages=[message_view(message) for message in rollout.messages],
         tools=shortened(rollout.tools),
@@ -83,13 +83,13 @@ def view(rollout: Rollout) -> Json:
     )
 
 
-def said(**values: Any) -> Json:
+def without_empty(**values: Any) -> Json:
     """The values without those that say nothing."""
     return {name: value for name, value in values.items() if value is not None and value != [] and value != {}}
 
 
 def message_view(message: Message) -> Json:
-    return {**shortened(message.wire), **said(reasoning=message.reasoning)}
+    return {**shortened(message.wire), **without_empty(reasoning=message.reasoning)}
 
 
 def turn_view(turn: Turn, messages: Sequence[Message]) -> Json:
@@ -99,7 +99,7 @@ def turn_view(turn: Turn, messages: Sequence[Message]) -> Json:
     return {
         "prompt": numbers(turn.prompt_ids),
         "completion": numbers(turn.completion_ids),
-        **said(
+        **without_empty(
             logprobs=numbers(turn.completion_logprobs),
             message=turn.message_index,
             sent=None if sent is None else [message_view(message) for message in sent] or "nothing",
@@ -129,7 +129,7 @@ def row_view(row: TrainingRow) -> Json:
     return {
         "ids": numbers(row.token_ids),
         "mask": flags(row.loss_mask),
-        **said(
+        **without_empty(
             logprobs=numbers(row.logprobs),
             prompt_length=row.prompt_length,
             sentinel=row.sentinel,
@@ -154,8 +154,8 @@ def column_view(column: Column, *read: Any) -> list[Any]:
     what = [str(kind) for kind in kinds if kind and kind != ColumnRole.OTHER]
     sentinel = [] if column.sentinel is None else [f"sentinel {column.sentinel}"]
     values = numbers(column.values)
-    known = column.role != ColumnRole.OTHER and values in [numbers(array) for array in read]
-    return [column.name, ", ".join(what + sentinel), *([] if known else [values])]
+    repeated = column.role != ColumnRole.OTHER and values in [numbers(array) for array in read]
+    return [column.name, ", ".join(what + sentinel), *([] if repeated else [values])]
 
 
 def stated_view(stated: Stated) -> Json:
@@ -164,7 +164,9 @@ def stated_view(stated: Stated) -> Json:
     if stated.reasons:
         values["reasons"] = [str(reason) for reason in stated.reasons]
     if stated.side is not None:
-        values["side"] = said(**{f.name: getattr(stated.side, f.name) or None for f in fields(stated.side)})
+        values["side"] = without_empty(
+            **{f.name: getattr(stated.side, f.name) or None for f in fields(stated.side)}
+        )
     return {name: shortened(value) for name, value in values.items()}
 
 
@@ -308,12 +310,12 @@ class Case:
 
     def outcome(self, row: Row) -> Json:
         """What comes out of a row in this form of it, under the keys that expect it."""
-        found = outcome(self.entry, row)
-        same = self.of is not None and "read" in found and not isinstance(self.entry.get("read"), list)
+        result = outcome(self.entry, row)
+        same = self.of is not None and "read" in result and not isinstance(self.entry.get("read"), list)
         if self.of is None or not same or "read" not in self.of.entry:
-            return found
-        differs = differences(self.of.entry["read"], found.pop("read"))
-        return {**found, "read": differs} if differs else found
+            return result
+        differs = differences(self.of.entry["read"], result.pop("read"))
+        return {**result, "read": differs} if differs else result
 
 
 def cases_of(path: Path) -> list[Json]:
@@ -339,8 +341,8 @@ def every_case(path: Path) -> Iterator[Case]:
 def changed_at(value: Json, change: Json) -> Json:
     """A value with what a change sets and drops."""
     edits = [Edit(pointed(at), new) for at, new in change.get("set", {}).items()]
-    made: Json = apply_edits(value, edits + [Edit(pointed(at), ABSENT) for at in change.get("drop", ())])
-    return made
+    changed: Json = apply_edits(value, edits + [Edit(pointed(at), ABSENT) for at in change.get("drop", ())])
+    return changed
 
 
 def pointed(pointer: str) -> tuple[str | int, ...]:
@@ -381,24 +383,24 @@ def label_of(name: str, number: int) -> str | int:
 
 def outcome(case: Json, row: Row) -> Json:
     """What comes out of a row, under the keys of a case that expect it."""
-    found: Json = {"format": None}
+    result: Json = {"format": None}
     try:
         form = pick_format(row)
-        found["format"] = form.name
+        result["format"] = form.name
         form = format_named(case.get("as", form.name))
         rollouts = form.read(row, PLACE)
         if "write" not in case:
-            return {**found, "read": [view(rollout) for rollout in rollouts]}
-        return {**found, "gives": [differences(row, new) for new in written(form, row, rollouts, case["write"])]}
+            return {**result, "read": [view(rollout) for rollout in rollouts]}
+        return {**result, "gives": [differences(row, new) for new in written(form, row, rollouts, case["write"])]}
     except TitoAuditError as error:
-        return {**found, "error": str(error)}
+        return {**result, "error": str(error)}
 
 
 def differences(old: Row, new: Row) -> Json:
     """What differs in a new row, by JSON pointer."""
     edits = list(edits_between(old, new))
     put = {pointer_to(edit.path): shortened(edit.value) for edit in edits if edit.value is not ABSENT}
-    return said(set=put, drop=[pointer_to(edit.path) for edit in edits if edit.value is ABSENT])
+    return without_empty(set=put, drop=[pointer_to(edit.path) for edit in edits if edit.value is ABSENT])
 
 
 def written(form: Format, row: Row, rollouts: Sequence[Rollout], changes: Sequence[Json]) -> Sequence[Row]:
@@ -413,8 +415,8 @@ def written(form: Format, row: Row, rollouts: Sequence[Rollout], changes: Sequen
         (same,) = form.update(new, [unrepaired(rollout) for rollout in again])
         assert same is new, "a new row in which nothing changes stays as it is"
         if len(rows) == 1:
-            for one, other in zip(wanted, again, strict=True):
-                assert_says(one.rollout, other)
+            for repaired, other in zip(wanted, again, strict=True):
+                assert_says(repaired.rollout, other)
     return rows
 
 
@@ -430,21 +432,21 @@ def assert_shared(old: Any, new: Any, path: tuple[str | int, ...] = ()) -> None:
         for key in old.keys() & new.keys():
             assert_shared(old[key], new[key], (*path, key))
     elif len(old) == len(new):
-        for number, (one, other) in enumerate(zip(old, new, strict=True)):
-            assert_shared(one, other, (*path, number))
+        for number, (was, now) in enumerate(zip(old, new, strict=True)):
+            assert_shared(was, now, (*path, number))
 
 
-def assert_says(wanted: Rollout, found: Rollout) -> None:
+def assert_says(wanted: Rollout, read: Rollout) -> None:
     """A rollout says the ids and the mask that were asked for."""
-    for one, other in zip(wanted.turns, found.turns, strict=True):
-        np.testing.assert_array_equal(other.prompt_ids, one.prompt_ids)
-        np.testing.assert_array_equal(other.completion_ids, one.completion_ids)
+    for turn, again in zip(wanted.turns, read.turns, strict=True):
+        np.testing.assert_array_equal(again.prompt_ids, turn.prompt_ids)
+        np.testing.assert_array_equal(again.completion_ids, turn.completion_ids)
     if wanted.training_row is not None:
-        assert found.training_row is not None
-        np.testing.assert_array_equal(found.training_row.token_ids, wanted.training_row.token_ids)
-        np.testing.assert_array_equal(found.training_row.loss_mask, wanted.training_row.loss_mask)
-        np.testing.assert_array_equal(found.training_row.hidden, wanted.training_row.hidden)
-        assert found.training_row.padding == wanted.training_row.padding
+        assert read.training_row is not None
+        np.testing.assert_array_equal(read.training_row.token_ids, wanted.training_row.token_ids)
+        np.testing.assert_array_equal(read.training_row.loss_mask, wanted.training_row.loss_mask)
+        np.testing.assert_array_equal(read.training_row.hidden, wanted.training_row.hidden)
+        assert read.training_row.padding == wanted.training_row.padding
 
 
 # Their text
@@ -489,15 +491,15 @@ def text_of(cases: Sequence[Json]) -> str:
 
 def refresh(case: Case) -> None:
     """Put what comes out of its row now into the entry of a case."""
-    found = case.outcome(next(case.shapes()))
-    if shown(found) == shown(case.expected()):
+    result = case.outcome(next(case.shapes()))
+    if shown(result) == shown(case.expected()):
         return
-    if found["format"] == replace(case, entry={}).expected()["format"]:
-        del found["format"]
+    if result["format"] == replace(case, entry={}).expected()["format"]:
+        del result["format"]
     others = {"but": case.entry.pop("but")} if "but" in case.entry else {}
     for name in EXPECTED:
         case.entry.pop(name, None)
-    case.entry.update(**found, **others)
+    case.entry.update(**result, **others)
 
 
 FILES = sorted(FOLDER.glob("*.json"))

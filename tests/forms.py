@@ -107,9 +107,9 @@ def covered(row: TrainingRow) -> TrainingRow:
     return replace(row, logprobs=logprobs)
 
 
-def with_turns(rollout: Rollout, turns: Mapping[int, Turn], kept: Sequence[int] | None = None) -> RepairedRollout:
-    """The rollout with some turns replaced and only those `kept`."""
-    numbers = tuple(range(len(rollout.turns)) if kept is None else kept)
+def with_turns(rollout: Rollout, turns: Mapping[int, Turn], keep: Sequence[int] | None = None) -> RepairedRollout:
+    """The rollout with some turns replaced and only those to `keep`."""
+    numbers = tuple(range(len(rollout.turns)) if keep is None else keep)
     left = tuple(turns.get(number, rollout.turns[number]) for number in numbers)
     return RepairedRollout(replace(rollout, turns=left), numbers)
 

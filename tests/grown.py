@@ -51,7 +51,7 @@ class Family:
     @property
     def ambiguous(self) -> bool:
         """Whether its first call is there twice, so that nothing says which of them was continued."""
-        return any(one.how == "first row again" for one in self.calls)
+        return any(call.how == "first row again" for call in self.calls)
 
 
 @cache
@@ -66,8 +66,8 @@ def _tokenizer() -> Tokenizer:
 
 def written_out(messages: Sequence[Wire]) -> str:
     """The prompt that the toy's template writes."""
-    said = "".join(f"<|im_start|>{one['role']}\n{one['content']}{END}\n" for one in messages)
-    return said + OPENING
+    text = "".join(f"<|im_start|>{message['role']}\n{message['content']}{END}\n" for message in messages)
+    return text + OPENING
 
 
 class Grower:
@@ -92,9 +92,9 @@ class Grower:
         ways = [self._goes_on, self._goes_on, self._goes_on, self._again, self._edited, self._twice]
         ways += [self._other_agent, self._summary] if lost else []
         for _ in range(size - 1):
-            made = rng.choice(ways)(family, number, rng.choice(family.calls[-3:]))
-            if made is not None:
-                family.calls.append(made)
+            call = rng.choice(ways)(family, number, rng.choice(family.calls[-3:]))
+            if call is not None:
+                family.calls.append(call)
         return family
 
     # What a conversation does next
@@ -121,7 +121,7 @@ class Grower:
 
     def _twice(self, family: Family, number: int, last: Linked) -> Linked | None:
         """The row of a call once more."""
-        if any(one.how == "first row again" for one in family.calls) and last.parent is None:
+        if any(call.how == "first row again" for call in family.calls) and last.parent is None:
             return None
         how = "row again" if last.parent is not None else "first row again"
         return Linked(last.number, last.call, last.parent, how)
@@ -134,8 +134,8 @@ class Grower:
 
     def _summary(self, family: Family, number: int, last: Linked) -> Linked | None:
         """A summary in place of what was said."""
-        kept = [one for one in last.call.sent[:1] if one["role"] == "system"]
-        sent = [*kept, {"role": "user", "content": f"So far: {self._words(8)}"}]
+        system = [message for message in last.call.sent[:1] if message["role"] == "system"]
+        sent = [*system, {"role": "user", "content": f"So far: {self._words(8)}"}]
         return self._call(family, number, sent, None, None, "summary")
 
     # Tokens
@@ -149,11 +149,11 @@ class Grower:
         parent: Linked | None,
         how: str,
     ) -> Linked:
-        answer, known = self._words(8), next(self._numbers)
+        answer, serial = self._words(8), next(self._numbers)
         sampled = [*self._sampled(answer), *encode(END)]
         scores = [-0.5] * len(sampled)
-        scores[self._rng.randrange(1, len(scores))] = float(known)
-        told = {
+        scores[self._rng.randrange(1, len(scores))] = float(serial)
+        record = {
             "prompt_token_ids": list(encode(written_out(sent)) if prompt is None else prompt),
             "generation_token_ids": sampled,
             "generation_log_probs": scores,
@@ -161,7 +161,7 @@ class Grower:
             "text": answer,
         }
         message = {"role": "assistant", "content": answer}
-        return Linked(known, Call(number, len(family.calls), sent, message, None, told), parent, how)
+        return Linked(serial, Call(number, len(family.calls), sent, message, None, record), parent, how)
 
     def _prompt(self, last: Linked, sent: Sequence[Wire]) -> Sequence[int]:
         """The ids of a prompt that follows a call: those seen before, or all of them encoded again."""

@@ -25,7 +25,10 @@ def messages(encoding: HarmonyEncoding, text: str) -> list[list[str | None]] | N
         parser.process_eos()
     except HarmonyError:
         return None
-    return [[one.channel, one.recipient, "".join(part.text for part in one.content)] for one in parser.messages]
+    return [
+        [message.channel, message.recipient, "".join(part.text for part in message.content)]
+        for message in parser.messages
+    ]
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def _answer(text: str) -> dict[str, Any]:
     """A sampled answer."""
     marks, text = text[: len(text) - len(text.lstrip("~*!"))], text.lstrip("~*!")
     ids = [*(spelled(text) if "*" in marks else ids_of(text)), *(() if "~" in marks else ids_of(END))]
-    logprobs = [-round(0.05 + (one * 37 + at * 53) % 200 / 100, 4) for at, one in enumerate(ids)]
+    logprobs = [-round(0.05 + (token * 37 + at * 53) % 200 / 100, 4) for at, token in enumerate(ids)]
     finish = "length" if "~" in marks else "stop"
     return {"ids": ids, "logprobs": logprobs[: len(ids) - ("!" in marks)], "finish": finish}
 
@@ -70,27 +70,27 @@ def played(scenario: Mapping[str, Any], **choices: Any) -> Any:
 
 async def play(scenario: Mapping[str, Any], **choices: Any) -> tuple[list[Any], Scripted]:
     """The nodes of our managed server, and its provider."""
-    given: list[Any] = []
+    answers: list[Any] = []
     provider = Scripted(
-        GenerationResult((), tuple(one["ids"]), tuple(one["logprobs"]), None, one["finish"])
+        GenerationResult((), tuple(answer["ids"]), tuple(answer["logprobs"]), None, answer["finish"])
         for call in scenario["calls"]
-        for one in call["answers"]
+        for answer in call["answers"]
     )
 
-    def said(part: Any) -> Any:
+    def content_of(part: Any) -> Any:
         """What stands for a part: the text of an answer, or its message."""
         if not isinstance(part, dict) or "answer" not in part:
             return {"role": "assistant", "content": part["assistant"]} if "assistant" in part else part
         call, choice = part["answer"]
-        answer = given[call].choices[choice]
+        answer = answers[call].choices[choice]
         if not hasattr(answer, "message"):
             return str(answer.text)
         return {"role": "assistant", "content": answer.message.content}
 
     async with managed_server(provider, TOY, track_tree=scenario["tree"], **choices) as managed:
         for call in scenario["calls"]:
-            asked = {"n": len(call["answers"]), **({"tools": call["tools"]} if "tools" in call else {})}
-            parts = [said(part) for part in call.get("prompt", call.get("messages"))]
-            ask = managed.completion(prompt="".join(parts), **asked) if "prompt" in call else None
-            given.append(await (ask or managed.chat_completion(messages=parts, **asked)))
+            options = {"n": len(call["answers"]), **({"tools": call["tools"]} if "tools" in call else {})}
+            parts = [content_of(part) for part in call.get("prompt", call.get("messages"))]
+            ask = managed.completion(prompt="".join(parts), **options) if "prompt" in call else None
+            answers.append(await (ask or managed.chat_completion(messages=parts, **options)))
         return managed.get_state()["nodes"], provider

@@ -88,7 +88,7 @@ def own_log(seed: int) -> OwnLog:
     for name, make in chance.sample(sorted(DECOYS.items()), chance.randrange(2, 8)):
         if name == "next_ids" and not log.right:
             continue  # a row of tokens after all, where no other column holds them
-        free = [one for one in MEANINGLESS if one not in log.rows[0]]
+        free = [column for column in MEANINGLESS if column not in log.rows[0]]
         if name in TOLD_BY_VALUES and free and chance.random() < 0.4:
             name = chance.choice(free)
         _decoy(log, rollouts, name, make, chance)
@@ -102,14 +102,14 @@ def own_log(seed: int) -> OwnLog:
 def _rollouts(chance: random.Random) -> list[_Rollout]:
     vocabulary = chance.choice((900, 32_000, 151_000))
     shared = chance.random() < 0.25
-    made: list[_Rollout] = []
+    rollouts: list[_Rollout] = []
     for _ in range(chance.randrange(5, 14)):
         fresh = _text(chance, vocabulary, chance.randrange(12, 60))
-        prompt = made[0].prompt if shared and made else fresh
+        prompt = rollouts[0].prompt if shared and rollouts else fresh
         answer = _text(chance, vocabulary, chance.randrange(5, 50))
         values = [-min(chance.expovariate(1.2), 18.0) for _ in answer]
-        made.append(_Rollout(prompt, answer, values, " ".join(chance.choices(WORDS, k=len(prompt + answer)))))
-    return made
+        rollouts.append(_Rollout(prompt, answer, values, " ".join(chance.choices(WORDS, k=len(prompt + answer)))))
+    return rollouts
 
 
 def _text(chance: random.Random, vocabulary: int, length: int) -> list[int]:
@@ -128,11 +128,11 @@ def _flat(log: OwnLog, rollouts: list[_Rollout], chance: random.Random) -> None:
     inside = chance.choice(("", "", "extra", "data"))
     kind = chance.choice((int, bool, float))
     fill = chance.choice((0.0, None))
-    for row, one in zip(log.rows, rollouts, strict=True):
+    for row, rollout in zip(log.rows, rollouts, strict=True):
         holder = row.setdefault(inside, {}) if inside else row
-        holder[ids] = one.whole
-        holder[mask] = [kind(flag) for flag in one.mask]
-        holder[lp] = [fill] * len(one.prompt) + one.logprobs
+        holder[ids] = rollout.whole
+        holder[mask] = [kind(flag) for flag in rollout.mask]
+        holder[lp] = [fill] * len(rollout.prompt) + rollout.logprobs
     at = f"{inside}." if inside else ""
     log.right |= {"token_ids": at + ids, "loss_mask": at + mask, "logprobs": at + lp}
     if chance.random() < 0.5:
@@ -141,24 +141,24 @@ def _flat(log: OwnLog, rollouts: list[_Rollout], chance: random.Random) -> None:
 
 def _split(log: OwnLog, rollouts: list[_Rollout], chance: random.Random) -> None:
     prompt, answer, lp = (_name(chance, names, log) for names in (PROMPT, ANSWER, LOGPROBS))
-    for row, one in zip(log.rows, rollouts, strict=True):
-        row |= {prompt: one.prompt, answer: one.answer, lp: one.logprobs}
+    for row, rollout in zip(log.rows, rollouts, strict=True):
+        row |= {prompt: rollout.prompt, answer: rollout.answer, lp: rollout.logprobs}
     log.right |= {"prompt_ids": prompt, "completion_ids": answer, "completion_logprobs": lp}
 
 
 def _parts(log: OwnLog, rollouts: list[_Rollout], chance: random.Random) -> None:
     _flat(log, rollouts, chance)
     prompt, answer = _name(chance, PROMPT, log), _name(chance, ANSWER, log)
-    for row, one in zip(log.rows, rollouts, strict=True):
-        row |= {prompt: one.prompt, answer: one.answer}
+    for row, rollout in zip(log.rows, rollouts, strict=True):
+        row |= {prompt: rollout.prompt, answer: rollout.answer}
     log.right |= {"prompt_ids": prompt, "completion_ids": answer}
     log.optional |= {"prompt_ids", "completion_ids"}
 
 
 def _calls_alone(log: OwnLog, rollouts: list[_Rollout], chance: random.Random) -> None:
     answer, lp = _name(chance, ANSWER, log), _name(chance, LOGPROBS, log)
-    for row, one in zip(log.rows, rollouts, strict=True):
-        row |= {answer: one.answer, lp: one.logprobs}
+    for row, rollout in zip(log.rows, rollouts, strict=True):
+        row |= {answer: rollout.answer, lp: rollout.logprobs}
     log.right |= {"completion_ids": answer, "completion_logprobs": lp}
 
 
@@ -169,11 +169,11 @@ def _text_alone(log: OwnLog, rollouts: list[_Rollout], chance: random.Random) ->
 
 def _chat(log: OwnLog, rollouts: list[_Rollout], chance: random.Random) -> None:
     name = _name(chance, CHAT, log)
-    for row, one in zip(log.rows, rollouts, strict=True):
-        half = len(one.text) // 2
+    for row, rollout in zip(log.rows, rollouts, strict=True):
+        half = len(rollout.text) // 2
         row[name] = [
-            {"role": "user", "content": one.text[:half]},
-            {"role": "assistant", "content": one.text[half:]},
+            {"role": "user", "content": rollout.text[:half]},
+            {"role": "assistant", "content": rollout.text[half:]},
         ]
     log.right["messages"] = name
     log.optional.add("messages")
@@ -186,19 +186,19 @@ Made = Callable[[_Rollout, int, random.Random], Any]
 
 
 def _noise(size: float) -> Made:
-    def made(one: _Rollout, row: int, chance: random.Random) -> list[float]:
-        prompt = [-chance.expovariate(1.0) for _ in one.prompt]
-        return prompt + [min(value + chance.gauss(0, size), -1e-6) for value in one.logprobs]
+    def noise(rollout: _Rollout, row: int, chance: random.Random) -> list[float]:
+        prompt = [-chance.expovariate(1.0) for _ in rollout.prompt]
+        return prompt + [min(value + chance.gauss(0, size), -1e-6) for value in rollout.logprobs]
 
-    return made
+    return noise
 
 
 def _fixed(value: Any) -> Made:
-    return lambda one, row, chance: value
+    return lambda rollout, row, chance: value
 
 
 def _few(low: int, high: int, count: int) -> Made:
-    return lambda one, row, chance: [chance.randrange(low, high) for _ in range(count)]
+    return lambda rollout, row, chance: [chance.randrange(low, high) for _ in range(count)]
 
 
 DECOYS: Mapping[str, Made] = {
@@ -213,49 +213,49 @@ DECOYS: Mapping[str, Made] = {
     "eos_token_id": _fixed([2, 107]),
     "pad_token_ids": _fixed([0, 0]),
     "sampling_params.logit_bias": _fixed({"50256": -100, "1234": 5}),
-    "image_grid_thw": lambda one, row, chance: [1, chance.randrange(8, 60), chance.randrange(8, 60)],
-    "grid": lambda one, row, chance: [[1, chance.randrange(8, 60), chance.randrange(8, 60)]],
+    "image_grid_thw": lambda rollout, row, chance: [1, chance.randrange(8, 60), chance.randrange(8, 60)],
+    "grid": lambda rollout, row, chance: [[1, chance.randrange(8, 60), chance.randrange(8, 60)]],
     "lora_ids": _few(2, 9, 3),
     "constant_vector": _fixed([1, 0, 0, 0]),
     "constants": _fixed([7, 3, 9, 4, 1]),
     "weights_of_rewards": _fixed([0.25, 0.25, 0.5]),
     "prompt_lens": _few(20, 900, 8),
-    "context_lengths": lambda one, row, chance: [chance.randrange(20, 900) for _ in range(chance.randrange(2, 9))],
+    "context_lengths": lambda _, row, chance: [chance.randrange(20, 900) for _ in range(chance.randrange(2, 9))],
     "group_sizes": _fixed([8, 8, 8, 4]),
     "sizes": _few(20, 900, 6),
     "eight_numbers": _few(20, 900, 8),
-    "retrieved_doc_ids": lambda one, row, chance: [chance.randrange(9000) for _ in range(chance.randrange(3, 9))],
-    "nearest": lambda one, row, chance: sorted(chance.sample(range(9000), chance.randrange(15, 30))),
-    "position_ids": lambda one, row, chance: list(range(len(one.whole))),
-    "places": lambda one, row, chance: [*range(len(one.prompt)), *range(len(one.answer))],
-    "attention_mask": lambda one, row, chance: [1] * len(one.whole),
-    "attn": lambda one, row, chance: [0] * (row % 4) + [1] * (len(one.whole) - row % 4),
-    "token_type_ids": lambda one, row, chance: one.mask,
-    "segment_ids": lambda one, row, chance: [1 + flag for flag in one.mask],
-    "policy_versions": lambda one, row, chance: [12 + row // 4] * len(one.whole),
-    "turn_of": lambda one, row, chance: [2 + place // 9 for place in range(len(one.whole))],
-    "token_ranks": lambda one, row, chance: [int(chance.paretovariate(1.1)) for _ in one.whole],
-    "byte_counts": lambda one, row, chance: [chance.randrange(1, 9) for _ in one.whole],
-    "prompt_mask": lambda one, row, chance: [1 - flag for flag in one.mask],
-    "is_prompt": lambda one, row, chance: [not flag for flag in one.mask],
-    "not_sampled": lambda one, row, chance: [1 - flag for flag in one.mask],
-    "dones": lambda one, row, chance: [0] * (len(one.whole) - 1) + [1],
-    "special_tokens_mask": lambda one, row, chance: [int(place % 17 == 0) for place in range(len(one.whole))],
-    "next_ids": lambda one, row, chance: [*one.whole[1:], 2],
+    "retrieved_doc_ids": lambda _, row, chance: [chance.randrange(9000) for _ in range(chance.randrange(3, 9))],
+    "nearest": lambda rollout, row, chance: sorted(chance.sample(range(9000), chance.randrange(15, 30))),
+    "position_ids": lambda rollout, row, chance: list(range(len(rollout.whole))),
+    "places": lambda rollout, row, chance: [*range(len(rollout.prompt)), *range(len(rollout.answer))],
+    "attention_mask": lambda rollout, row, chance: [1] * len(rollout.whole),
+    "attn": lambda rollout, row, chance: [0] * (row % 4) + [1] * (len(rollout.whole) - row % 4),
+    "token_type_ids": lambda rollout, row, chance: rollout.mask,
+    "segment_ids": lambda rollout, row, chance: [1 + flag for flag in rollout.mask],
+    "policy_versions": lambda rollout, row, chance: [12 + row // 4] * len(rollout.whole),
+    "turn_of": lambda rollout, row, chance: [2 + place // 9 for place in range(len(rollout.whole))],
+    "token_ranks": lambda rollout, row, chance: [int(chance.paretovariate(1.1)) for _ in rollout.whole],
+    "byte_counts": lambda rollout, row, chance: [chance.randrange(1, 9) for _ in rollout.whole],
+    "prompt_mask": lambda rollout, row, chance: [1 - flag for flag in rollout.mask],
+    "is_prompt": lambda rollout, row, chance: [not flag for flag in rollout.mask],
+    "not_sampled": lambda rollout, row, chance: [1 - flag for flag in rollout.mask],
+    "dones": lambda rollout, row, chance: [0] * (len(rollout.whole) - 1) + [1],
+    "special_tokens_mask": lambda rollout, row, chance: [int(at % 17 == 0) for at in range(len(rollout.whole))],
+    "next_ids": lambda rollout, row, chance: [*rollout.whole[1:], 2],
     "ref_lp": _noise(0.4),
     "old_logprobs": _noise(0.01),
     "trainer_lp": _noise(0.01),
     "teacher_logp": _noise(0.9),
-    "top_logprobs": lambda one, row, chance: [[-0.1, -2.0, -3.0] for _ in one.answer],
-    "prompt_logprobs": lambda one, row, chance: [-chance.expovariate(1.0) for _ in one.prompt],
-    "advantages": lambda one, row, chance: [chance.gauss(0, 1)] * len(one.whole),
-    "entropy": lambda one, row, chance: [chance.expovariate(1.0) for _ in one.whole],
-    "values": lambda one, row, chance: [-chance.random() for _ in one.whole],
-    "token_rewards": lambda one, row, chance: [0.0] * (len(one.whole) - 1) + [-1.0],
-    "kl": lambda one, row, chance: [chance.gauss(0, 0.01) for _ in one.whole],
+    "top_logprobs": lambda rollout, row, chance: [[-0.1, -2.0, -3.0] for _ in rollout.answer],
+    "prompt_logprobs": lambda rollout, row, chance: [-chance.expovariate(1.0) for _ in rollout.prompt],
+    "advantages": lambda rollout, row, chance: [chance.gauss(0, 1)] * len(rollout.whole),
+    "entropy": lambda rollout, row, chance: [chance.expovariate(1.0) for _ in rollout.whole],
+    "values": lambda rollout, row, chance: [-chance.random() for _ in rollout.whole],
+    "token_rewards": lambda rollout, row, chance: [0.0] * (len(rollout.whole) - 1) + [-1.0],
+    "kl": lambda rollout, row, chance: [chance.gauss(0, 0.01) for _ in rollout.whole],
     "scores": _few(2, 90, 4),
     "seeds": _few(2, 2**31 - 1, 2),
-    "timestamps": lambda one, row, chance: sorted(chance.randrange(10**6) for _ in one.answer),
+    "timestamps": lambda rollout, row, chance: sorted(chance.randrange(10**6) for _ in rollout.answer),
 }  # fmt: skip
 
 TOLD_BY_VALUES = {
@@ -270,9 +270,9 @@ TOLD_BY_VALUES = {
 def _decoy(log: OwnLog, rollouts: list[_Rollout], name: str, make: Made, chance: random.Random) -> None:
     """Add a decoy to every row."""
     *outer, last = name.split(".")
-    for number, (row, one) in enumerate(zip(log.rows, rollouts, strict=True)):
+    for number, (row, rollout) in enumerate(zip(log.rows, rollouts, strict=True)):
         holder = row
         for key in outer:
             holder = holder.setdefault(key, {})
-        holder[last] = make(one, number, chance)
+        holder[last] = make(rollout, number, chance)
     log.decoys.add(name)

@@ -72,8 +72,8 @@ def running() -> Iterator[Server]:
 
     async def answer(request: web.Request) -> web.StreamResponse:
         data = await request.read()
-        status, said = script.answered(request.path, json.loads(data) if data else None)
-        return web.json_response(said, status=status)
+        status, body = script.answered(request.path, json.loads(data) if data else None)
+        return web.json_response(body, status=status)
 
     with threaded(lambda: answer) as script.url:
         yield script

@@ -52,22 +52,22 @@ def driver(nodes: int, cpus: int) -> Iterator[Driver]:
 
 def processes(words: str) -> dict[int, str]:
     """The processes whose command line has some words."""
-    found = {}
+    lines = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
         if words in line and int(folder.name) != os.getpid():
-            found[int(folder.name)] = line
-    return found
+            lines[int(folder.name)] = line
+    return lines
 
 
 def wait_for(what: Callable[[], Any], seconds: float) -> Any:
     end = time.monotonic() + seconds
-    while not (found := what()) and time.monotonic() < end:
+    while not (result := what()) and time.monotonic() < end:
         time.sleep(0.05)
-    return found
+    return result
 
 
 # In the other process
@@ -121,15 +121,15 @@ def command(*words: str) -> tuple[int, str, str]:
 
 def reports(words: Sequence[str], *hows: Sequence[str]) -> list[tuple[int, Any, str]]:
     """The exit code, the JSON report without its times, and what else was said, for each way to run a command."""
-    found = []
+    results = []
     for how in hows:
         code, out, err = command(*words, "-q", "-f", "json", *how)
         report = json.loads(out)
         for part in (report, *report.values()):
             if isinstance(part, dict):
                 part.pop("seconds", None)
-        found.append((code, report, err))
-    return found
+        results.append((code, report, err))
+    return results
 
 
 def scanned(
@@ -202,7 +202,7 @@ def sent(make: Callable[..., Any], *how: Any) -> Iterator[None]:
     from tito_audit.run.ray_tasks import RayTasks
 
     send = RayTasks.map
-    with patch.object(RayTasks, "map", lambda tasks, work, given: send(tasks, make(work, *how), given)):
+    with patch.object(RayTasks, "map", lambda tasks, work, items: send(tasks, make(work, *how), items)):
         yield
 
 
@@ -224,9 +224,9 @@ def scanned_by_a_lost_node(logs: Any, folder: Path, settings: dict[str, Any]) ->
     killing = threading.Thread(target=kill)
     killing.start()
     with sent(Held, folder, node.node_id):
-        found = scanned(logs, 400, settings)
+        result = scanned(logs, 400, settings)
     killing.join()
-    return found
+    return result
 
 
 def with_version(version: str, logs: Any, settings: dict[str, Any]) -> str:
@@ -279,9 +279,9 @@ def of_lost_tokenizer(log: str, path: Path, tokenizer: str) -> str:
 def printed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
     """What a function returns, and what is printed meanwhile and in the seconds after."""
     with redirect_stdout(StringIO()) as out, redirect_stderr(out):
-        found = function(*arguments)
+        result = function(*arguments)
         time.sleep(2)
-    return found, out.getvalue()
+    return result, out.getvalue()
 
 
 def dataset_audited(log: str, settings: Any, id_column: str, batch: int) -> list[dict[str, Any]]:
@@ -290,8 +290,8 @@ def dataset_audited(log: str, settings: Any, id_column: str, batch: int) -> list
 
     quiet()
     findings = audit(pieces(log), settings, id_column=id_column, batch_size=batch, workers=1)
-    found: list[dict[str, Any]] = findings.take_all()
-    return found
+    rows: list[dict[str, Any]] = findings.take_all()
+    return rows
 
 
 def dataset_repaired(log: str, settings: Any, batch: int) -> list[dict[str, Any]]:
@@ -303,8 +303,8 @@ def dataset_repaired(log: str, settings: Any, batch: int) -> list[dict[str, Any]
     quiet()
     how = {"batch_format": "pyarrow", "batch_size": batch, "fn_constructor_args": (settings,)}
     pool = ray.data.ActorPoolStrategy(size=1)
-    found: list[dict[str, Any]] = pieces(log).map_batches(RepairBatches, compute=pool, **how).take_all()
-    return found
+    rows: list[dict[str, Any]] = pieces(log).map_batches(RepairBatches, compute=pool, **how).take_all()
+    return rows
 
 
 def executed(code: str) -> str:

@@ -16,12 +16,12 @@ MARSHAL = 4
 """The version of what is sent; the program and the process are the same Python."""
 
 if __name__ == "__main__" and sys.argv[1] != "serve":
-    with socket.socket(socket.AF_UNIX) as asked:
-        asked.connect(sys.argv[1])
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(sys.argv[1])
         words = marshal.dumps((sys.argv[2:], os.getcwd(), dict(os.environ)), MARSHAL)  # noqa: PTH109  loads nothing
-        socket.send_fds(asked, [len(words).to_bytes(8, "big")], [0, 1, 2])
-        asked.sendall(words)
-        answer = asked.recv(8)
+        socket.send_fds(connection, [len(words).to_bytes(8, "big")], [0, 1, 2])
+        connection.sendall(words)
+        answer = connection.recv(8)
     ended = int.from_bytes(answer, "big", signed=True) if answer else 70
     if ended < 0:
         import signal

@@ -29,17 +29,17 @@ class Exchange:
     @property
     def choices(self) -> list[Row]:
         """What was sampled for each answer, by index: `prompt_token_ids`, `token_ids`, `logprobs`."""
-        found: dict[int, Row] = {}
+        by_index: dict[int, Row] = {}
         for answer in self._answers():
             for part in answer["choices"]:
-                choice = found.setdefault(
+                choice = by_index.setdefault(
                     part["index"], {"prompt_token_ids": None, "token_ids": [], "logprobs": []}
                 )
                 prompt = part.get("prompt_token_ids") or answer.get("prompt_token_ids")
                 choice["prompt_token_ids"] = prompt or choice["prompt_token_ids"]
                 choice["token_ids"] += part["token_ids"] or []
                 choice["logprobs"] += (part["logprobs"] or {}).get("token_logprobs") or []
-        return [found[index] for index in sorted(found)]
+        return [by_index[index] for index in sorted(by_index)]
 
     def _answers(self) -> list[Row]:
         if not self.request.get("stream"):
@@ -59,7 +59,8 @@ class Proxy:
     @property
     def sampled(self) -> list[Exchange]:
         """The exchanges that sampled something."""
-        return [one for one in self.exchanges if one.path == "/v1/completions" and one.status == 200]
+        answered = (exchange for exchange in self.exchanges if exchange.status == 200)
+        return [exchange for exchange in answered if exchange.path == "/v1/completions"]
 
 
 @contextmanager
@@ -86,7 +87,7 @@ async def _passed(request: web.Request, session: aiohttp.ClientSession, proxy: P
         async for piece in upstream.content.iter_any():
             body += piece
             await answer.write(piece)
-        asked = json.loads(data) if data else {}
-        proxy.exchanges.append(Exchange(request.path, asked, upstream.status, body))
+        sent = json.loads(data) if data else {}
+        proxy.exchanges.append(Exchange(request.path, sent, upstream.status, body))
         await answer.write_eof()
         return answer

@@ -134,8 +134,8 @@ def results() -> Iterator[Result]:
     )
     yield result(4, sentinel, merge(places[4], Severity.ERROR))
     yield result(5, hostile(places[5]), tokens=0)
-    known = replace(tool_call(Place(ODD, 6, 2)), known=True)
-    yield result(6, known, *traps(Place(ODD, 6, 2)), file=ODD)
+    in_baseline = replace(tool_call(Place(ODD, 6, 2)), known=True)
+    yield result(6, in_baseline, *traps(Place(ODD, 6, 2)), file=ODD)
     yield result(7, replace(merge(Place(ODD, 7), Severity.ERROR), known=True), file=ODD)
 
 
@@ -172,9 +172,9 @@ def traps(place: Place) -> Iterator[Finding]:
 
 
 def tally(of: Iterable[Result], summary: Summary, gate: Gate | None) -> Iterator[Result]:
-    for one in of:
-        summary.add(one)
-        yield one
+    for row_result in of:
+        summary.add(row_result)
+        yield row_result
     summary.gate = gate
 
 

@@ -65,8 +65,8 @@ class Formula:
 
 def token_ids(tokens: Iterable[str]) -> list[int]:
     """The ids of tokens given as text."""
-    known = _by_text()
-    return [known[one] for one in tokens]
+    by_text = _by_text()
+    return [by_text[token] for token in tokens]
 
 
 @cache
@@ -79,8 +79,8 @@ def call(
     prompt: Sequence[int], completion: Sequence[int], values: Sequence[float | None] | None = None
 ) -> dict[str, Any]:
     """A call as logs have it, with the formula's logprobs unless others are given."""
-    said = logprobs([*prompt, *completion], len(prompt)) if values is None else list(values)
-    return {"prompt_ids": list(prompt), "completion_ids": list(completion), "completion_logprobs": said}
+    scores = logprobs([*prompt, *completion], len(prompt)) if values is None else list(values)
+    return {"prompt_ids": list(prompt), "completion_ids": list(completion), "completion_logprobs": scores}
 
 
 def log_of(folder: Path, rows: Iterable[Any], name: str = "log.jsonl") -> Path:
@@ -112,10 +112,10 @@ async def sampled_rows(model: Any, rollouts: int = 6, turns: int = 3, tokens: in
             sampling = SamplingParams(
                 temperature=1.0, max_tokens=tokens, seed=100 * number + turn, extra={"allowed_token_ids": plain}
             )
-            said = await model.generate(prompt, sampling)
-            scored = await model.score([*prompt, *said.output_ids], start=len(prompt))
-            answer = tokenizer.backend.decode(list(said.output_ids), skip_special_tokens=False)
-            calls.append(call(prompt, said.output_ids, scored.logprobs) | {"finish_reason": "length"})
+            generated = await model.generate(prompt, sampling)
+            scored = await model.score([*prompt, *generated.output_ids], start=len(prompt))
+            answer = tokenizer.backend.decode(list(generated.output_ids), skip_special_tokens=False)
+            calls.append(call(prompt, generated.output_ids, scored.logprobs) | {"finish_reason": "length"})
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
             text += f"{answer}<|im_end|>\n"
         rows.append({"messages": messages, "calls": calls})

@@ -37,7 +37,7 @@ class Command:
 def commands(output: str) -> list[Command]:
     """Every command in what a step printed: `::name …::data` at the start of a line, `##[name …]data` anywhere."""
     lines = output.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    return [found for line in lines if (found := _at_start(line) or _anywhere(line)) is not None]
+    return [command for line in lines if (command := _at_start(line) or _anywhere(line)) is not None]
 
 
 def _at_start(line: str) -> Command | None:

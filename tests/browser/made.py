@@ -77,9 +77,9 @@ def _finding(place: Place, luck: random.Random) -> Finding:
     recorded = Side(tuple(luck.randrange(150_000) for _ in words), tuple(words))
     joined = "".join(words[:2])
     canonical = Side((luck.randrange(150_000), *recorded.ids[2:]), (joined, *words[2:]))
-    told = "+".join(repr(word) for word in words)
+    quoted = "+".join(repr(word) for word in words)
     message = (
-        f"the text is cut at other places: recorded {told}, encoding the text again gives {joined!r}; "
+        f"the text is cut at other places: recorded {quoted}, encoding the text again gives {joined!r}; "
         f"harmless as logged, but would drift if the text were re-encoded"
     )
     hit = Hit(
@@ -90,8 +90,8 @@ def _finding(place: Place, luck: random.Random) -> Finding:
 
 def measures() -> Measures:
     """Counts in which every chart has something to draw."""
-    made = Measures()
-    made.by_turn[:6] = [
+    counts = Measures()
+    counts.by_turn[:6] = [
         [900, 20, 10, 5],
         [800, 30, 0, 12],
         [700, 0, 0, 0],
@@ -99,19 +99,19 @@ def measures() -> Measures:
         [90, 9, 9, 9],
         [1, 0, 0, 3],
     ]
-    made.by_position[2:9] = np.arange(28).reshape(7, 4) * 10
-    made.by_logprob[:, 0] = np.arange(16) * 40
-    made.by_logprob[:, 3] = np.arange(16)[::-1]
-    made.without_logprob[:] = (10, 0, 0, 2)
-    made.roles = {"assistant": (600, 12), "user": (0, 400), "tool": (7, 300), "system": (0, 90)}
-    return made
+    counts.by_position[2:9] = np.arange(28).reshape(7, 4) * 10
+    counts.by_logprob[:, 0] = np.arange(16) * 40
+    counts.by_logprob[:, 3] = np.arange(16)[::-1]
+    counts.without_logprob[:] = (10, 0, 0, 2)
+    counts.roles = {"assistant": (600, 12), "user": (0, 400), "tool": (7, 300), "system": (0, 90)}
+    return counts
 
 
 def view(place: Place) -> tuple[Observed, tuple[Finding, ...]]:
     """A rollout of two sequences with a merge, a token too many, a gap and everything a token may say."""
     pieces = ("I", " am", " Skin", "ny", ",", " he", " said", ".", "\n", "<|im_end|>")
     data = tuple(piece.encode().hex() for piece in pieces)
-    said = ShownStretch(
+    answer = ShownStretch(
         0,
         tuple(range(100, 110)),
         pieces,
@@ -126,7 +126,7 @@ def view(place: Place) -> tuple[Observed, tuple[Finding, ...]]:
         Swap(8, 8, (198, 198), ("\n", "\n"), ("0a", "0a"), 3, "TPL202", "template", after=1),
     )
     sequences = (
-        ViewSequence(Where.COMPLETION, 0, 403, (said, later), swaps, "ended by length"),
+        ViewSequence(Where.COMPLETION, 0, 403, (answer, later), swaps, "ended by length"),
         ViewSequence(Where.PROMPT, 1, 2, (ShownStretch(0, (4, 5), ("Hi", "!")),), same_as="template"),
         ViewSequence(Where.ROW, None, 3, (ShownStretch(0, (1, 2, 3), (), (), None, (False, True, True), None),)),
     )

@@ -106,11 +106,11 @@ class Family:
                 return [*self._cut_apart(text[:half]), *self._cut_apart(text[half:])]
         return [text] if text else []
 
-    def one(self, text: str) -> int:
+    def id_of(self, text: str) -> int:
         """The id of one token that reads so."""
-        found = self.tokenizer.token_to_id(text)
-        assert found is not None, (self.name, text)
-        return int(found)
+        token = self.tokenizer.token_to_id(text)
+        assert token is not None, (self.name, text)
+        return int(token)
 
     def has(self, text: str) -> bool:
         """Whether the vocabulary has this token."""
@@ -119,7 +119,7 @@ class Family:
     @cached_property
     def added(self) -> dict[str, int]:
         """The added tokens."""
-        return {one["content"]: one["id"] for one in self._content["added_tokens"]}
+        return {entry["content"]: entry["id"] for entry in self._content["added_tokens"]}
 
     @cached_property
     def composes(self) -> bool:
@@ -136,18 +136,18 @@ class Family:
 
     @cached_property
     def _bytes(self) -> dict[int, bytes]:
-        found: dict[int, bytes] = {}
+        data_of: dict[int, bytes] = {}
         special = set(self.added.values())
         for piece, token in self.tokenizer.get_vocab(with_added_tokens=False).items():
             if token in special:
                 continue
             if self._spelled is not None:
-                found[token] = bytes(self._spelled[c] for c in piece)
+                data_of[token] = bytes(self._spelled[c] for c in piece)
             elif len(piece) == 6 and piece.startswith("<0x"):
-                found[token] = bytes([int(piece[3:5], 16)])
+                data_of[token] = bytes([int(piece[3:5], 16)])
             else:
-                found[token] = piece.replace("▁", " ").encode()
-        return found
+                data_of[token] = piece.replace("▁", " ").encode()
+        return data_of
 
     def data(self, token: int) -> bytes | None:
         """The bytes of an ordinary token; None for an added one."""

@@ -63,15 +63,15 @@ def fault(
     return decorate
 
 
-def made(one: Fault, family: Family, talk: Talk) -> Recorded | None:
+def with_fault(chosen: Fault, family: Family, talk: Talk) -> Recorded | None:
     """A record with the fault; None where family or conversation do not allow it."""
     try:
-        return one.make(family, talk)
+        return chosen.make(family, talk)
     except NotAppendOnlyError:
         return None
 
 
-def inner(found: Recorded) -> int:
+def inner(recorded: Recorded) -> int:
     """The answer to put a fault into: the first, so that later prompts show it, if there are any."""
     return 0
 
@@ -86,10 +86,10 @@ def _clean(family: Family, talk: Talk) -> Recorded | None:
 
 @fault("clean, last answer cut by length", None, also=frozenset(), any_talk=True)
 def _cut_clean(family: Family, talk: Talk) -> Recorded | None:
-    found = record(family, talk)
-    found.said[-1] = found.said[-1][:-1]
-    found.cut.add(found.last)
-    return found
+    recorded = record(family, talk)
+    recorded.sampled[-1] = recorded.sampled[-1][:-1]
+    recorded.cut.add(recorded.last)
+    return recorded
 
 
 # ---------------------------------------------------------------- TOK
@@ -97,14 +97,13 @@ def _cut_clean(family: Family, talk: Talk) -> Recorded | None:
 
 def _swapped(family: Family, talk: Talk, kinds: Callable[[Family, list[int], int], Any]) -> Recorded | None:
     """An answer in which other ids stand for the same bytes; later prompts hold today's."""
-    found = record(family, talk)
-    k = inner(found)
-    ids = found.said[k]
+    recorded = record(family, talk)
+    k = inner(recorded)
+    ids = recorded.sampled[k]
     for at in range(1, len(ids) - 2):
         for width, new in kinds(family, ids, at):
-            said = [*ids[:at], *new, *ids[at + width :]]
-            found.said[k], found.heard[k] = said, ids
-            return found
+            recorded.sampled[k], recorded.heard[k] = [*ids[:at], *new, *ids[at + width :]], ids
+            return recorded
     return None
 
 
@@ -153,50 +152,50 @@ def _seam(family: Family, talk: Talk) -> Recorded | None:
     """The answer starts with line feeds, behind an opener that ends in one."""
     if family.marks.trims or not family.marks.opener.endswith("\n"):
         return None
-    found = record(family, talk)
-    k = inner(found)
-    if k == found.last and family.name == "qwen3":
+    recorded = record(family, talk)
+    k = inner(recorded)
+    if k == recorded.last and family.name == "qwen3":
         return None  # its last answer opens with reasoning
     before = family.marks.opener
-    text = "\n\n" + found.said_texts[k]
+    text = "\n\n" + recorded.sampled_texts[k]
     joined, apart = family.ids(before + text), family.ids(before) + family.ids(text)
     if joined == apart:
         return None
-    found.said[k] = family.ids(text)
-    head = found.gaps[k][: len(found.gaps[k]) - len(family.ids(before))]
+    recorded.sampled[k] = family.ids(text)
+    head = recorded.gaps[k][: len(recorded.gaps[k]) - len(family.ids(before))]
     at = talk.answers[k]
-    found.messages[at]["content"] = "\n\n" + found.messages[at]["content"]
-    done = found.prompt(k)[: -len(found.gaps[k])] if k else []
-    for later in range(k + 1, len(found)):
-        middle = [i for j in range(k + 1, later) for i in found.gaps[j] + found.said[j]]
-        found.prompts[later] = done + head + joined + middle + found.gaps[later]
-    return found
+    recorded.messages[at]["content"] = "\n\n" + recorded.messages[at]["content"]
+    done = recorded.prompt(k)[: -len(recorded.gaps[k])] if k else []
+    for later in range(k + 1, len(recorded)):
+        middle = [i for j in range(k + 1, later) for i in recorded.gaps[j] + recorded.sampled[j]]
+        recorded.prompts[later] = done + head + joined + middle + recorded.gaps[later]
+    return recorded
 
 
 def _spelled(family: Family, talk: Talk, where: str) -> Recorded | None:
     mark = family.marks.end
-    found = record(family, talk)
-    k = inner(found)
+    recorded = record(family, talk)
+    k = inner(recorded)
     at = talk.answers[k]
     if where == "user":
         at = max(i for i in range(at) if talk.messages[i]["role"] == "user")
-    if family.name == "qwen3" and where != "user" and k == found.last:
+    if family.name == "qwen3" and where != "user" and k == recorded.last:
         return None
     text = talk.messages[at]["content"]
     head, space, tail = text.partition(" ")
     if not space:
         return None
-    found.messages[at]["content"] = f"{head} {mark} {tail}"
+    recorded.messages[at]["content"] = f"{head} {mark} {tail}"
     pieces = family.ids(head), family.plain(mark), family.ids(space + tail)
-    part = found.gap_texts[k] if where == "user" else found.said_texts[k]
+    part = recorded.gap_texts[k] if where == "user" else recorded.sampled_texts[k]
     before, _, after = part.rpartition(text)
     ids = family.ids(before + head) + family.ids(" ") + pieces[1] + family.ids(" " + tail + after)
     if where == "user":
-        found.gaps[k] = ids
-        return found
-    found.said[k] = ids
-    found.heard[k] = family.ids(f"{before}{head} {mark} {tail}{after}")
-    return found
+        recorded.gaps[k] = ids
+        return recorded
+    recorded.sampled[k] = ids
+    recorded.heard[k] = family.ids(f"{before}{head} {mark} {tail}{after}")
+    return recorded
 
 
 @fault("control token spelled by a user", "TOK105", "spelled", also=frozenset())
@@ -216,38 +215,38 @@ def _dropped(family: Family, talk: Talk) -> Recorded | None:
     )
     if not family.has(mark):
         return None
-    found = record(family, talk)
-    k = inner(found)
-    ids = found.said[k]
+    recorded = record(family, talk)
+    k = inner(recorded)
+    ids = recorded.sampled[k]
     half = len(ids) // 2
-    found.said[k], found.heard[k] = [*ids[:half], family.one(mark), *ids[half:]], ids
-    return found
+    recorded.sampled[k], recorded.heard[k] = [*ids[:half], family.id_of(mark), *ids[half:]], ids
+    return recorded
 
 
 @fault("broken character", "TOK106", "broken", also=_TEXT | {"MSK404"})
 def _broken(family: Family, talk: Talk) -> Recorded | None:
     """The answer ends inside a character; everything later holds what decoding made of it."""
-    found = record(family, talk)
-    k = inner(found)
+    recorded = record(family, talk)
+    k = inner(recorded)
     at = talk.answers[k]
-    if family.name == "qwen3" and k == found.last:
+    if family.name == "qwen3" and k == recorded.last:
         return None
     end = family.marks.end
-    text = found.said_texts[k].removesuffix(end)
+    text = recorded.sampled_texts[k].removesuffix(end)
     for character in ("𐎀", "🦣", "🪿", "\u1bc0"):
         whole = family.ids(text + " " + character)
         data = b"".join(family.data(i) or b"" for i in whole[:-1])
         broken = data.decode("utf-8", "replace")
         if broken.count("\ufffd") and broken.rstrip("\ufffd") == text + " ":
-            found.said[k] = whole[:-1]
-            found.cut.add(k)
+            recorded.sampled[k] = whole[:-1]
+            recorded.cut.add(k)
             clean = broken.rstrip("\ufffd") + "\ufffd"
-            found.messages[at]["content"] = clean
-            close = [family.one(end)]
-            found.heard[k] = family.ids(clean) + close
-            if k < found.last:
-                found.closes[k] = close
-            return found
+            recorded.messages[at]["content"] = clean
+            close = [family.id_of(end)]
+            recorded.heard[k] = family.ids(clean) + close
+            if k < recorded.last:
+                recorded.closes[k] = close
+            return recorded
     return None
 
 
@@ -255,19 +254,19 @@ def _broken(family: Family, talk: Talk) -> Recorded | None:
 def _composed(family: Family, talk: Talk) -> Recorded | None:
     if not family.composes:
         return None
-    found = record(family, talk)
-    k = inner(found)
-    if family.name == "qwen3" and k == found.last:
+    recorded = record(family, talk)
+    k = inner(recorded)
+    if family.name == "qwen3" and k == recorded.last:
         return None
     accent = family.of_bytes.get("\u0301".encode())
     if accent is None:
         return None
     end = family.marks.end
-    text = found.said_texts[k].removesuffix(end) + " cafe"
-    found.said[k] = [*family.ids(text), accent, family.one(end)]
-    found.messages[talk.answers[k]]["content"] += " cafe\u0301"
-    found.heard[k] = family.ids(unicodedata.normalize("NFC", text + "\u0301") + end)
-    return found
+    text = recorded.sampled_texts[k].removesuffix(end) + " cafe"
+    recorded.sampled[k] = [*family.ids(text), accent, family.id_of(end)]
+    recorded.messages[talk.answers[k]]["content"] += " cafe\u0301"
+    recorded.heard[k] = family.ids(unicodedata.normalize("NFC", text + "\u0301") + end)
+    return recorded
 
 
 # ---------------------------------------------------------------- TPL: scaffold
@@ -275,55 +274,55 @@ def _composed(family: Family, talk: Talk) -> Recorded | None:
 
 @fault("prompt without its template", "TPL201", "no template", also=frozenset(("SEQ305",)))
 def _bare(family: Family, talk: Talk) -> Recorded | None:
-    found = record(family, talk)
+    recorded = record(family, talk)
     texts = [message["content"] for message in talk.messages]
-    found.gaps[0] = family.ids("\n".join(texts[: talk.answers[0]]) + "\n")
-    found.said[0] = family.ids(texts[talk.answers[0]])
-    del found.gaps[1:], found.said[1:], found.messages[talk.answers[0] + 1 :]
-    found.cut.add(0)
-    return found
+    recorded.gaps[0] = family.ids("\n".join(texts[: talk.answers[0]]) + "\n")
+    recorded.sampled[0] = family.ids(texts[talk.answers[0]])
+    del recorded.gaps[1:], recorded.sampled[1:], recorded.messages[talk.answers[0] + 1 :]
+    recorded.cut.add(0)
+    return recorded
 
 
 @fault("line feed too many in the scaffold", "TPL202", "extra in the scaffold", also=frozenset())
 def _more_space(family: Family, talk: Talk) -> Recorded | None:
-    found = record(family, talk)
+    recorded = record(family, talk)
     opener = family.marks.opener
-    text = found.gap_texts[0]
-    found.gaps[0] = family.ids(text[: -len(opener)] + "\n" + opener)
-    return found
+    text = recorded.gap_texts[0]
+    recorded.gaps[0] = family.ids(text[: -len(opener)] + "\n" + opener)
+    return recorded
 
 
 @fault("line feed missing in the scaffold", "TPL202", "missing in the scaffold", also=frozenset())
 def _less_space(family: Family, talk: Talk) -> Recorded | None:
-    found = record(family, talk)
+    recorded = record(family, talk)
     opener = family.marks.opener
-    text = found.gap_texts[0]
+    text = recorded.gap_texts[0]
     if not text.endswith("\n" + opener):
         return None
-    found.gaps[0] = family.ids(text[: -len(opener) - 1] + opener)
-    return found
+    recorded.gaps[0] = family.ids(text[: -len(opener) - 1] + opener)
+    return recorded
 
 
 @fault("line feed at the end of an answer trimmed", "TPL202", "in an answer")
 def _trimmed_end(family: Family, talk: Talk) -> Recorded | None:
-    found = record(family, talk)
-    k = inner(found)
+    recorded = record(family, talk)
+    k = inner(recorded)
     end = family.marks.end
-    text = found.said_texts[k].removesuffix(end)
-    found.heard[k], found.said[k] = found.said[k], family.ids(f"{text}\n{end}")
-    return found
+    text = recorded.sampled_texts[k].removesuffix(end)
+    recorded.heard[k], recorded.sampled[k] = recorded.sampled[k], family.ids(f"{text}\n{end}")
+    return recorded
 
 
 def _leading(family: Family, talk: Talk, *, raw: bool) -> Recorded | None:
-    found = record(family, talk)
-    k = inner(found)
-    if (raw and not family.marks.trims) or (family.name == "qwen3" and k == found.last):
+    recorded = record(family, talk)
+    k = inner(recorded)
+    if (raw and not family.marks.trims) or (family.name == "qwen3" and k == recorded.last):
         return None
-    found.heard[k], found.said[k] = found.said[k], family.ids("\n\n" + found.said_texts[k])
+    recorded.heard[k], recorded.sampled[k] = recorded.sampled[k], family.ids("\n\n" + recorded.sampled_texts[k])
     if raw:
         at = talk.answers[k]
-        found.messages[at]["content"] = "\n\n" + found.messages[at]["content"]
-    return found
+        recorded.messages[at]["content"] = "\n\n" + recorded.messages[at]["content"]
+    return recorded
 
 
 @fault("white space before an answer, trimmed by the template", "TPL202", "in an answer", also=_SEAM)
@@ -346,47 +345,47 @@ def _system(family: Family, talk: Talk) -> tuple[Talk, Talk]:
     return with_it, without
 
 
-def _without_default(family: Family, found: Recorded) -> bool:
+def _without_default(family: Family, recorded: Recorded) -> bool:
     """Take the default that a template wrote out of the first gap."""
     if not family.marks.default_system:
         return False
-    text = found.gap_texts[0]
+    text = recorded.gap_texts[0]
     start = text.index("<|im_start|>user")
-    found.gaps[0] = family.ids(text[start:])
+    recorded.gaps[0] = family.ids(text[start:])
     return True
 
 
 @fault("system prompt missing", "TPL206", "system prompt missing", also=frozenset())
 def _system_missing(family: Family, talk: Talk) -> Recorded | None:
     with_it, without = _system(family, talk)
-    found = record(family, without)
-    _without_default(family, found)
-    found.messages = with_it.messages
-    return found
+    recorded = record(family, without)
+    _without_default(family, recorded)
+    recorded.messages = with_it.messages
+    return recorded
 
 
 @fault("system prompt not in the messages", "TPL206", "not in the messages|in place of", also=frozenset())
 def _system_unlogged(family: Family, talk: Talk) -> Recorded | None:
     with_it, without = _system(family, talk)
-    found = record(family, with_it)
-    found.messages = without.messages
-    return found
+    recorded = record(family, with_it)
+    recorded.messages = without.messages
+    return recorded
 
 
 @fault("another system prompt", "TPL206", "another system prompt", also=frozenset())
 def _system_other(family: Family, talk: Talk) -> Recorded | None:
     with_it, _ = _system(family, talk)
-    found = record(family, with_it)
-    found.messages = copy.deepcopy(with_it.messages)
-    found.messages[0]["content"] = "You know the tides and the stars; answer with care."
-    return found
+    recorded = record(family, with_it)
+    recorded.messages = copy.deepcopy(with_it.messages)
+    recorded.messages[0]["content"] = "You know the tides and the stars; answer with care."
+    return recorded
 
 
 @fault("default system prompt missing", "TPL206", "default system prompt", also=frozenset())
 def _default_missing(family: Family, talk: Talk) -> Recorded | None:
     _, without = _system(family, talk)
-    found = record(family, without)
-    return found if _without_default(family, found) else None
+    recorded = record(family, without)
+    return recorded if _without_default(family, recorded) else None
 
 
 @fault("default system prompt in place of the log's", "TPL206", "default system prompt", also=frozenset())
@@ -394,9 +393,9 @@ def _default_used(family: Family, talk: Talk) -> Recorded | None:
     if not family.marks.default_system:
         return None
     with_it, without = _system(family, talk)
-    found = record(family, without)
-    found.messages = with_it.messages
-    return found
+    recorded = record(family, without)
+    recorded.messages = with_it.messages
+    return recorded
 
 
 @fault("system prompt folded into the user's", "TPL206", "folded", also=frozenset())
@@ -406,10 +405,10 @@ def _folded(family: Family, talk: Talk) -> Recorded | None:
         return None  # its template does so
     folded = without.copy()
     folded.messages[0]["content"] = f"{with_it.system}\n\n{folded.messages[0]['content']}"
-    found = record(family, folded)
-    _without_default(family, found)
-    found.messages = with_it.messages
-    return found
+    recorded = record(family, folded)
+    _without_default(family, recorded)
+    recorded.messages = with_it.messages
+    return recorded
 
 
 @fault("system prompt as a turn of its own", "TPL206", "own turn|turn of its own|not folded", also=frozenset())
@@ -417,26 +416,26 @@ def _unfolded(family: Family, talk: Talk) -> Recorded | None:
     if family.name != "gemma-3":
         return None
     with_it, without = _system(family, talk)
-    found = record(family, without)
-    text = found.gap_texts[0].removeprefix("<bos>")
-    found.gaps[0] = family.ids(f"<bos><start_of_turn>system\n{with_it.system}<end_of_turn>\n{text}")
-    found.messages = with_it.messages
-    return found
+    recorded = record(family, without)
+    text = recorded.gap_texts[0].removeprefix("<bos>")
+    recorded.gaps[0] = family.ids(f"<bos><start_of_turn>system\n{with_it.system}<end_of_turn>\n{text}")
+    recorded.messages = with_it.messages
+    return recorded
 
 
 @fault("generation prompt missing", "TPL207", "generation prompt missing", also=frozenset(("SEQ302", "TOK104")))
 def _unopened(family: Family, talk: Talk) -> Recorded | None:
-    found = record(family, talk)
+    recorded = record(family, talk)
     opener = family.marks.opener
-    found.gaps[-1] = family.ids(found.gap_texts[-1].removesuffix(opener))
-    return found
+    recorded.gaps[-1] = family.ids(recorded.gap_texts[-1].removesuffix(opener))
+    return recorded
 
 
 @fault("generation prompt doubled", "TPL207", "generation prompt doubled", also=frozenset(("SEQ302",)))
 def _opened_twice(family: Family, talk: Talk) -> Recorded | None:
-    found = record(family, talk)
-    found.gaps[-1] = found.gaps[-1] + family.ids(family.marks.opener)
-    return found
+    recorded = record(family, talk)
+    recorded.gaps[-1] = recorded.gaps[-1] + family.ids(family.marks.opener)
+    return recorded
 
 
 _END = _PREFIX | {"MSK404"}
@@ -445,104 +444,104 @@ _END = _PREFIX | {"MSK404"}
 @fault("turn end missing", "TPL208", "turn end", also=_END)
 def _end_missing(family: Family, talk: Talk) -> Recorded | None:
     """An answer was cut, and whoever wrote the next prompt did not close it."""
-    found = record(family, talk)
-    k = inner(found)
-    if k == found.last:
+    recorded = record(family, talk)
+    k = inner(recorded)
+    if k == recorded.last:
         return None
-    found.said[k] = found.said[k][:-1]
-    found.cut.add(k)
-    return found
+    recorded.sampled[k] = recorded.sampled[k][:-1]
+    recorded.cut.add(k)
+    return recorded
 
 
 @fault("turn end doubled", "TPL208", "turn end doubled", also=_END)
 def _end_doubled(family: Family, talk: Talk) -> Recorded | None:
-    found = record(family, talk)
-    k = inner(found)
-    if k == found.last:
+    recorded = record(family, talk)
+    k = inner(recorded)
+    if k == recorded.last:
         return None
-    found.gaps[k + 1] = [found.said[k][-1], *found.gaps[k + 1]]
-    return found
+    recorded.gaps[k + 1] = [recorded.sampled[k][-1], *recorded.gaps[k + 1]]
+    return recorded
 
 
 @fault("another stop token", "TPL208", "another stop token", also=_END)
 def _end_other(family: Family, talk: Talk) -> Recorded | None:
     if family.marks.other_end is None:
         return None
-    found = record(family, talk)
-    k = inner(found)
-    ids = found.said[k]
-    found.said[k], found.heard[k] = [*ids[:-1], family.one(family.marks.other_end)], ids
-    return found
+    recorded = record(family, talk)
+    k = inner(recorded)
+    ids = recorded.sampled[k]
+    recorded.sampled[k], recorded.heard[k] = [*ids[:-1], family.id_of(family.marks.other_end)], ids
+    return recorded
 
 
 @fault("turn end merged with its neighbours", "TPL208", "turn end", also=_END)
 def _end_merged(family: Family, talk: Talk) -> Recorded | None:
     """The end is left out, and the line feed behind it becomes one token with the answer's last."""
-    found = record(family, talk)
-    k = inner(found)
-    if k == found.last or not found.gap_texts[k + 1].startswith("\n"):
+    recorded = record(family, talk)
+    k = inner(recorded)
+    if k == recorded.last or not recorded.gap_texts[k + 1].startswith("\n"):
         return None
-    text = found.said_texts[k].removesuffix(family.marks.end)
+    text = recorded.sampled_texts[k].removesuffix(family.marks.end)
     joined = family.ids(text + "\n")
     if joined == family.ids(text) + family.ids("\n"):
         return None
-    rest = family.ids(found.gap_texts[k + 1][1:])
+    rest = family.ids(recorded.gap_texts[k + 1][1:])
     # As a row, the merged token was trained; as calls, the next prompt was encoded so.
-    found.heard[k], found.gaps[k + 1] = joined, rest
-    found.cut.add(k)
-    found.said[k] = found.said[k][:-1]
-    found.trained[k] = joined
-    return found
+    recorded.heard[k], recorded.gaps[k + 1] = joined, rest
+    recorded.cut.add(k)
+    recorded.sampled[k] = recorded.sampled[k][:-1]
+    recorded.trained[k] = joined
+    return recorded
 
 
 @fault("BOS missing", "TPL209", "bos missing", also=frozenset())
 def _no_bos(family: Family, talk: Talk) -> Recorded | None:
     if family.marks.bos is None:
         return None
-    found = record(family, talk)
-    found.gaps[0] = found.gaps[0][1:]
-    return found
+    recorded = record(family, talk)
+    recorded.gaps[0] = recorded.gaps[0][1:]
+    return recorded
 
 
 @fault("BOS doubled", "TPL209", "bos doubled", also=frozenset())
 def _two_bos(family: Family, talk: Talk) -> Recorded | None:
     if family.marks.bos is None:
         return None
-    found = record(family, talk)
-    found.gaps[0] = [found.gaps[0][0], *found.gaps[0]]
-    return found
+    recorded = record(family, talk)
+    recorded.gaps[0] = [recorded.gaps[0][0], *recorded.gaps[0]]
+    return recorded
 
 
 @fault("padding in the prompt ids", None, "", also=frozenset(("PADDING",)))
 def _padded(family: Family, talk: Talk) -> Recorded | None:
     if family.marks.pad is None:
         return None
-    found = record(family, talk)
-    found.gaps[0] = [family.one(family.marks.pad)] * 7 + found.gaps[0]
-    return found
+    recorded = record(family, talk)
+    recorded.gaps[0] = [family.id_of(family.marks.pad)] * 7 + recorded.gaps[0]
+    return recorded
 
 
 # ---------------------------------------------------------------- TPL: answers
 
 
 def _rewritten(
-    family: Family, talk: Talk, said: Callable[[str], str | None], logged: Callable[[str], str]
+    family: Family, talk: Talk, sampled: Callable[[str], str | None], logged: Callable[[str], str]
 ) -> Recorded | None:
     """An answer that was sampled as one text and comes back as another."""
-    found = record(family, talk)
-    k = inner(found)
-    if family.name == "qwen3" and k == found.last:
+    recorded = record(family, talk)
+    k = inner(recorded)
+    if family.name == "qwen3" and k == recorded.last:
         return None
     end = family.marks.end
     at = talk.answers[k]
-    text = found.said_texts[k].removesuffix(end)
-    new = said(text)
+    text = recorded.sampled_texts[k].removesuffix(end)
+    new = sampled(text)
     if new is None:
         return None
-    found.said[k] = family.ids(new + end)
-    found.heard[k] = family.ids(logged(text) + end)
-    found.messages[at]["content"] = logged(text)
-    return found
+    recorded.sampled[k] = family.ids(new + end)
+    recorded.heard[k] = family.ids(logged(text) + end)
+    recorded.messages[at]["content"] = logged(text)
+    return recorded
 
 
 @fault("reasoning stripped", "TPL204", "reasoning stripped", also=_TEXT)
@@ -553,10 +552,10 @@ def _stripped(family: Family, talk: Talk) -> Recorded | None:
 @fault("reasoning emptied", "TPL204", "reasoning emptied", also=_TEXT)
 def _emptied(family: Family, talk: Talk) -> Recorded | None:
     if family.name == "qwen3":
-        found = record(family, talk)
-        text = found.said_texts[-1].replace("<think>\n", "<think>\nThat is not so hard to say.", 1)
-        found.said[-1] = family.ids(text)
-        return found
+        recorded = record(family, talk)
+        text = recorded.sampled_texts[-1].replace("<think>\n", "<think>\nThat is not so hard to say.", 1)
+        recorded.sampled[-1] = family.ids(text)
+        return recorded
     return _rewritten(
         family,
         talk,
@@ -568,19 +567,19 @@ def _emptied(family: Family, talk: Talk) -> Recorded | None:
 @fault("reasoning inserted", "TPL205", "empty reasoning inserted", also=_TEXT)
 def _inserted(family: Family, talk: Talk) -> Recorded | None:
     if family.name == "qwen3":
-        found = record(family, talk)
-        found.said[-1] = family.ids(found.said_texts[-1].replace("<think>\n\n</think>\n\n", "", 1))
-        return found
+        recorded = record(family, talk)
+        recorded.sampled[-1] = family.ids(recorded.sampled_texts[-1].replace("<think>\n\n</think>\n\n", "", 1))
+        return recorded
     return _rewritten(family, talk, str, lambda text: f"<think>\n\n</think>\n\n{text}")
 
 
 @fault("reasoning filled in", "TPL205", "reasoning inserted", also=_TEXT | {"REC005"})
 def _filled(family: Family, talk: Talk) -> Recorded | None:
     if family.name == "qwen3":
-        found = record(family, talk)
+        recorded = record(family, talk)
         at = talk.answers[-1]
-        found.messages[at]["reasoning_content"] = "That is not so hard to say."
-        return found
+        recorded.messages[at]["reasoning_content"] = "That is not so hard to say."
+        return recorded
     return _rewritten(
         family,
         talk,
@@ -630,14 +629,14 @@ def _spelling_in_call(kind: str) -> Make:
         talk = talk.copy()
         at = next(i for i, message in enumerate(talk.messages) if message.get("tool_calls"))
         talk.messages[at]["tool_calls"][0]["function"] = copy.deepcopy(call)
-        found = record(family, talk)
+        recorded = record(family, talk)
         k = talk.answers.index(at)
-        text = found.said_texts[k]
+        text = recorded.sampled_texts[k]
         new = text.replace(_dump(call), spell(call), 1)
         if new == text:
             return None
-        found.said[k], found.heard[k] = family.ids(new), found.said[k]
-        return found
+        recorded.sampled[k], recorded.heard[k] = family.ids(new), recorded.sampled[k]
+        return recorded
 
     return in_call
 
@@ -667,9 +666,9 @@ def _other_tools(family: Family, talk: Talk, change: Callable[[list[Any]], list[
         tool["function"]["strict"] = True
     sampled = with_it.copy()
     sampled.tools = change(sampled.tools)
-    found = record(family, sampled)
-    found.tools = with_it.tools
-    return found
+    recorded = record(family, sampled)
+    recorded.tools = with_it.tools
+    return recorded
 
 
 def _unstrict(tools: list[Any]) -> list[Any]:
@@ -702,9 +701,9 @@ def _no_tools(family: Family, talk: Talk) -> Recorded | None:
 def _unlogged_tools(family: Family, talk: Talk) -> Recorded | None:
     if not family.marks.tools:
         return None
-    found = record(family, talk)
-    found.tools = []
-    return found
+    recorded = record(family, talk)
+    recorded.tools = []
+    return recorded
 
 
 @fault(
@@ -716,14 +715,14 @@ def _unlogged_tools(family: Family, talk: Talk) -> Recorded | None:
     tool_talks=True,
 )
 def _changed_tools(family: Family, talk: Talk) -> Recorded | None:
-    found = record(family, talk)
+    recorded = record(family, talk)
     fewer = talk.copy()
     fewer.tools = fewer.tools[:-1]
-    found.gaps[0] = record(family, fewer).gaps[0]
+    recorded.gaps[0] = record(family, fewer).gaps[0]
     full = record(family, talk)
     if family.marks.tools:
-        found.prompts = {k: full.prompt(k) for k in range(1, len(full))}
-        return found
+        recorded.prompts = {k: full.prompt(k) for k in range(1, len(full))}
+        return recorded
     return None
 
 
@@ -732,14 +731,14 @@ def _changed_tools(family: Family, talk: Talk) -> Recorded | None:
 
 @fault("history truncated", "SEQ303", "", forms=CALLS, also=frozenset())
 def _truncated(family: Family, talk: Talk) -> Recorded | None:
-    found = record(family, talk)
-    if len(found) < 3:
+    recorded = record(family, talk)
+    if len(recorded) < 3:
         return None
     short = talk.copy()
     first = 1 if talk.system is not None else 0
     del short.messages[first : first + 2]
-    found.prompts[found.last] = record(family, short).prompt(found.last - 1)
-    return found
+    recorded.prompts[recorded.last] = record(family, short).prompt(recorded.last - 1)
+    return recorded
 
 
 @fault("history truncated in the row", "SEQ303", "", forms=ROW, also=frozenset())
@@ -749,6 +748,6 @@ def _truncated_row(family: Family, talk: Talk) -> Recorded | None:
     short = talk.copy()
     first = 1 if talk.system is not None else 0
     del short.messages[first : first + 2]
-    found = record(family, short)
-    found.messages = copy.deepcopy(talk.messages)
-    return found
+    recorded = record(family, short)
+    recorded.messages = copy.deepcopy(talk.messages)
+    return recorded

@@ -23,10 +23,10 @@ class Recorded:
     family: Family
     talk: Talk
     gap_texts: list[str]
-    said_texts: list[str]
+    sampled_texts: list[str]
     gaps: list[list[int]]
     """The template's ids in front of each answer."""
-    said: list[list[int]]
+    sampled: list[list[int]]
     messages: Messages
     tools: Tools
     heard: dict[int, list[int]] = field(default_factory=dict)
@@ -44,12 +44,12 @@ class Recorded:
     """The one call that is logged."""
 
     def __len__(self) -> int:
-        return len(self.said)
+        return len(self.sampled)
 
     @property
     def last(self) -> int:
         """The last answer."""
-        return len(self.said) - 1
+        return len(self.sampled) - 1
 
     def prompt(self, k: int) -> list[int]:
         """The ids that call k was given."""
@@ -57,7 +57,7 @@ class Recorded:
             return self.prompts[k]
         out: list[int] = []
         for i in range(k):
-            out += self.gaps[i] + self.heard.get(i, self.said[i])
+            out += self.gaps[i] + self.heard.get(i, self.sampled[i])
         return out + self.gaps[k]
 
     def calls(self, seed: int) -> dict[str, Any]:
@@ -68,8 +68,8 @@ class Recorded:
             calls.append(
                 {
                     "prompt_ids": self.prompt(k),
-                    "completion_ids": self.said[k],
-                    "completion_logprobs": [-round(dice.uniform(0.001, 4), 5) for _ in self.said[k]],
+                    "completion_ids": self.sampled[k],
+                    "completion_logprobs": [-round(dice.uniform(0.001, 4), 5) for _ in self.sampled[k]],
                     "finish_reason": "length" if k in self.cut else "stop",
                 }
             )
@@ -80,9 +80,9 @@ class Recorded:
         dice = random.Random(seed)
         ids, mask = list(self.row_prefix), [0] * len(self.row_prefix)
         for k in range(len(self)):
-            gap, said, closes = self.gaps[k], self.trained.get(k, self.said[k]), self.closes.get(k, [])
-            ids += gap + said + closes
-            mask += [0] * len(gap) + [1] * len(said) + [0] * len(closes)
+            gap, answer, closes = self.gaps[k], self.trained.get(k, self.sampled[k]), self.closes.get(k, [])
+            ids += gap + answer + closes
+            mask += [0] * len(gap) + [1] * len(answer) + [0] * len(closes)
         values = [-round(dice.uniform(0.001, 4), 5) if trained else 0.0 for trained in mask]
         return {
             "messages": logged(self.messages),
@@ -96,7 +96,7 @@ class Recorded:
 def record(family: Family, talk: Talk) -> Recorded:
     """The clean record of a conversation; NotAppendOnlyError where there is none."""
     messages, tools, end = talk.messages, talk.tools, family.marks.end
-    gaps, said, done = [], [], ""
+    gaps, sampled, done = [], [], ""
     for k, at in enumerate(talk.answers):
         prompt = family.write(messages[:at], tools, opened=True)
         if not prompt.startswith(done):
@@ -107,13 +107,13 @@ def record(family: Family, talk: Talk) -> Recorded:
         if not whole.startswith(prompt):
             raise NotAppendOnlyError
         rest = whole[len(prompt) :]
-        said.append(rest[: rest.index(end) + len(end)])
-        done = prompt + said[-1]
-    ids = [family.ids(text) for text in gaps], [family.ids(text) for text in said]
+        sampled.append(rest[: rest.index(end) + len(end)])
+        done = prompt + sampled[-1]
+    ids = [family.ids(text) for text in gaps], [family.ids(text) for text in sampled]
     joined = [i for gap, answer in zip(*ids, strict=True) for i in gap + answer]
-    if joined != family.ids("".join(g + s for g, s in zip(gaps, said, strict=True))):
+    if joined != family.ids("".join(g + s for g, s in zip(gaps, sampled, strict=True))):
         raise NotAppendOnlyError
-    return Recorded(family, talk, gaps, said, *ids, copy.deepcopy(messages), copy.deepcopy(tools))
+    return Recorded(family, talk, gaps, sampled, *ids, copy.deepcopy(messages), copy.deepcopy(tools))
 
 
 def logged(messages: Messages) -> Messages:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.causes.families import MARKS, family
-from tests.causes.faults import FAULTS, Fault, made
+from tests.causes.faults import FAULTS, Fault, with_fault
 from tests.causes.talks import Talk, by_hand, sampled, with_tools
 from tests.command import run as run_here
 from tests.tiers import DEEP, some
@@ -36,15 +36,15 @@ def written(name: str, form: str, talks: Sequence[Talk]) -> list[tuple[Fault, Ta
     """All rows of one family and form."""
     out = []
     own = family(name)
-    for one in FAULTS:
+    for fault in FAULTS:
         rows = []
         for seed, talk in enumerate(talks):
-            fits = one.any_talk or one.tool_talks == talk.takes_tools
-            if form not in one.forms or not fits or (talk.takes_tools and not own.marks.tools):
+            fits = fault.any_talk or fault.tool_talks == talk.takes_tools
+            if form not in fault.forms or not fits or (talk.takes_tools and not own.marks.tools):
                 continue
-            found = made(one, own, talk)
-            if found is not None:
-                rows.append((one, talk, found.calls(seed) if form == "calls" else found.row(seed)))
+            recorded = with_fault(fault, own, talk)
+            if recorded is not None:
+                rows.append((fault, talk, recorded.calls(seed) if form == "calls" else recorded.row(seed)))
         out += some(rows, 2)
     return out
 
@@ -59,8 +59,8 @@ def audited(name: str, rows: Sequence[dict[str, Any]], folder: Path) -> list[lis
     if DEEP:
         subprocess.run([sys.executable, "-m", "tito_audit", *command], check=True, cwd=ROOT, capture_output=True)
     else:
-        code, _, said = run_here(*command)
-        assert code == 0, said
+        code, _, err = run_here(*command)
+        assert code == 0, err
     out: list[list[dict[str, Any]]] = [[] for _ in rows]
     for finding in json.loads(report.read_text())["findings"]:
         if finding.get("row") is not None:
@@ -72,9 +72,9 @@ def named(fault: Fault, findings: Sequence[dict[str, Any]]) -> bool:
     """Whether the findings of a row name its fault and nothing else."""
     if fault.code is None and not fault.cause and "PADDING" not in fault.also:
         return not findings
-    mine = [one for one in findings if _is(fault, one)]
-    rest = [one for one in findings if not _is(fault, one)]
-    return bool(mine) and all(one["code"] in fault.also for one in rest)
+    matching = [finding for finding in findings if _is(fault, finding)]
+    rest = [finding for finding in findings if not _is(fault, finding)]
+    return bool(matching) and all(finding["code"] in fault.also for finding in rest)
 
 
 def _is(fault: Fault, finding: dict[str, Any]) -> bool:
@@ -92,18 +92,18 @@ def run(names: Sequence[str], count: int, only: str = "", forms: Sequence[str] =
         for form in forms:
             rows = [row for row in written(name, form, talks) if only in row[0].name]
             with tempfile.TemporaryDirectory() as folder:
-                found = audited(name, [row for _, _, row in rows], Path(folder))
-            for (fault, talk, _), findings in zip(rows, found, strict=True):
+                audits = audited(name, [row for _, _, row in rows], Path(folder))
+            for (fault, talk, _), findings in zip(rows, audits, strict=True):
                 key = (name, f"{fault.name} [{form}]")
                 tally.total[key] += 1
                 if named(fault, findings):
                     tally.right[key] += 1
                 else:
-                    said = [
+                    shown = [
                         f"{f['code']}/{f['severity'][0]}/{f['cause']}/{f['where']}{f['turn']}:{f['start']}-{f['end']}"
                         for f in findings
                     ]
-                    tally.wrong.append(f"{name} [{form}] {fault.name} ({talk.name}): {said[:6]}")
+                    tally.wrong.append(f"{name} [{form}] {fault.name} ({talk.name}): {shown[:6]}")
     return tally
 
 

@@ -138,14 +138,14 @@ def sampled(count: int) -> list[Talk]:
     """Conversations of real rollouts whose texts hold nothing that is a fault by itself."""
     out: list[Talk] = []
     for model in ("qwen2.5-coder", "gemma-3", "smollm2"):
-        mine = 0
+        used = 0
         with gzip.open(SHARED / "rollouts" / model / "tito.jsonl.gz", "rt", encoding="utf-8") as lines:
             for line in lines:
                 row = json.loads(line)
-                if mine < count and _usable(row):
-                    mine += 1
-                    kept = [{"role": m["role"], "content": m["content"]} for m in row["messages"]]
-                    out.append(Talk(row["id"], kept))
+                if used < count and _usable(row):
+                    used += 1
+                    messages = [{"role": m["role"], "content": m["content"]} for m in row["messages"]]
+                    out.append(Talk(row["id"], messages))
     return out
 
 

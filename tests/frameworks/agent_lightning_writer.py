@@ -37,9 +37,9 @@ TOOLS = chat_tools([WEATHER])
 
 def calls(toy: Toy) -> list[tuple[tuple[Wire, ...], list[Wire], Call]]:
     """Messages, tools and tokens of each call: the sum, clean and merged, then the talk about the weather."""
-    (one,), (merged,) = calls_of(toy, SUM, []), calls_of(toy, SUM, [], resplit=0)
+    (clean,), (merged,) = calls_of(toy, SUM, []), calls_of(toy, SUM, [], resplit=0)
     talk = calls_of(toy, CONVERSATION, TOOLS, resplit=1, reencode=True)
-    return [(SUM, [], one), (SUM, [], merged), *((CONVERSATION, TOOLS, call) for call in talk)]
+    return [(SUM, [], clean), (SUM, [], merged), *((CONVERSATION, TOOLS, call) for call in talk)]
 
 
 def response(toy: Toy, number: int, message: Wire, call: Call) -> ChatCompletion:
@@ -76,11 +76,11 @@ def chat_spans(toy: Toy) -> list[Span]:
 
     spans = []
     for number, (messages, tools, call) in enumerate(calls(toy)):
-        asked: Wire = {"model": MODEL, "messages": [dict(message) for message in messages[: call.index]]}
+        request: Wire = {"model": MODEL, "messages": [dict(message) for message in messages[: call.index]]}
         if tools:
-            asked["tools"] = tools
+            request["tools"] = tools
         answer = response(toy, number, messages[call.index], call)
-        attributes = chat.handle_chat_attributes(kwargs=asked, return_value=answer)
+        attributes = chat.handle_chat_attributes(kwargs=request, return_value=answer)
         spans.append(traced(number, "openai.chat.completion", attributes))
     return spans
 
@@ -110,8 +110,8 @@ def main(arguments: list[str]) -> None:
     """What the command line asks for."""
     if arguments[:1] == ["--triplets"]:
         lines = Path(arguments[1]).read_text(encoding="utf-8").splitlines()
-        found = TracerTraceToTriplet().adapt([Span.model_validate_json(line) for line in lines])
-        print(json.dumps([[one.prompt["token_ids"], one.response["token_ids"]] for one in found]))
+        triplets = TracerTraceToTriplet().adapt([Span.model_validate_json(line) for line in lines])
+        print(json.dumps([[triplet.prompt["token_ids"], triplet.response["token_ids"]] for triplet in triplets]))
         return
     folder, toy = Path(arguments[0]), Toy()
     folder.mkdir(parents=True, exist_ok=True)

@@ -35,14 +35,14 @@ TOOLS = chat_tools([WEATHER])
 
 def answered(toy: Toy, call: Call, message: Wire, with_ids: bool) -> Choice:
     """The choice of a server's answer, as the client library hands it on."""
-    one: Wire = {"index": 0, "finish_reason": "stop", "message": message, "logprobs": entries(toy, call)}
+    choice: Wire = {"index": 0, "finish_reason": "stop", "message": message, "logprobs": entries(toy, call)}
     if with_ids:
-        one |= {"token_ids": call.completion, "prompt_token_ids": call.prompt}
+        choice |= {"token_ids": call.completion, "prompt_token_ids": call.prompt}
     about = {"id": "chatcmpl-1", "object": "chat.completion", "created": 0, "model": "org/model"}
-    return ChatCompletion.model_validate({**about, "choices": [one]}).choices[0]
+    return ChatCompletion.model_validate({**about, "choices": [choice]}).choices[0]
 
 
-def told(toy: Toy, messages: tuple[Wire, ...], calls: list[Call], with_ids: bool = True) -> list[Any]:
+def dialog(toy: Toy, messages: tuple[Wire, ...], calls: list[Call], with_ids: bool = True) -> list[Any]:
     """A conversation with a choice object for each call."""
     own = {call.index: call for call in calls}
     return [
@@ -57,24 +57,24 @@ def groups(toy: Toy) -> list[TrajectoryGroup]:
         calls_of(toy, CONVERSATION, TOOLS),
         calls_of(toy, CONVERSATION, TOOLS, resplit=1, reencode=True),
     )
-    (one,), (merged,) = calls_of(toy, SUM, []), calls_of(toy, SUM, [], resplit=0)
-    more = [History(messages_and_choices=told(toy, SUM, [one]))]
+    (plain,), (merged,) = calls_of(toy, SUM, []), calls_of(toy, SUM, [], resplit=0)
+    more = [History(messages_and_choices=dialog(toy, SUM, [plain]))]
     return [
         TrajectoryGroup(
             [
-                Trajectory(messages_and_choices=told(toy, SUM, [call]), reward=reward)
-                for call, reward in ((one, 1.0), (merged, -1.0))
+                Trajectory(messages_and_choices=dialog(toy, SUM, [call]), reward=reward)
+                for call, reward in ((plain, 1.0), (merged, -1.0))
             ]
         ),
         TrajectoryGroup(
             [
                 Trajectory(
-                    messages_and_choices=told(toy, CONVERSATION, clean), tools=TOOLS, additional_histories=more
+                    messages_and_choices=dialog(toy, CONVERSATION, clean), tools=TOOLS, additional_histories=more
                 ),
-                Trajectory(messages_and_choices=told(toy, CONVERSATION, broken), tools=TOOLS, metadata={"n": 1}),
+                Trajectory(messages_and_choices=dialog(toy, CONVERSATION, broken), tools=TOOLS, metadata={"n": 1}),
             ]
         ),
-        TrajectoryGroup([Trajectory(messages_and_choices=told(toy, CONVERSATION, clean, False), tools=TOOLS)]),
+        TrajectoryGroup([Trajectory(messages_and_choices=dialog(toy, CONVERSATION, clean, False), tools=TOOLS)]),
     ]
 
 
@@ -99,10 +99,10 @@ def main(arguments: list[str]) -> None:
         return
     folder = Path(arguments[0])
     folder.mkdir(parents=True, exist_ok=True)
-    made = groups(Toy())
-    (folder / "expected.json").write_text(json.dumps([ids_of(group) for group in made]))
-    (folder / "group.jsonl").write_text(serialize_trajectory_groups(made), encoding="utf-8")
-    write_trajectory_groups_parquet(made, folder / "v1.parquet")
+    written = groups(Toy())
+    (folder / "expected.json").write_text(json.dumps([ids_of(group) for group in written]))
+    (folder / "group.jsonl").write_text(serialize_trajectory_groups(written), encoding="utf-8")
+    write_trajectory_groups_parquet(written, folder / "v1.parquet")
 
 
 if __name__ == "__main__":

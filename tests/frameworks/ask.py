@@ -28,11 +28,11 @@ _SECONDS = 300
 
 def asked(framework: str, *arguments: object) -> str:
     """What the framework's writer prints; its warnings go elsewhere."""
-    kept = Path(os.environ.get("TITO_AUDIT_FRAMEWORKS", ROOT / ".cache" / "frameworks"))
+    environments = Path(os.environ.get("TITO_AUDIT_FRAMEWORKS", ROOT / ".cache" / "frameworks"))
     name = PYTHONS.get(framework, framework)
-    python = kept / name / "bin" / "python"
+    python = environments / name / "bin" / "python"
     if not python.exists():
-        absent = kept / f"{name}.absent"
+        absent = environments / f"{name}.absent"
         why = absent.read_text().strip() if absent.exists() else "run tests/frameworks/install.sh"
         pytest.skip(f"no Python with the framework {framework}: {why}")
     server = _server(framework, python)
@@ -41,7 +41,7 @@ def asked(framework: str, *arguments: object) -> str:
     late = threading.Timer(_SECONDS, server.kill)
     late.start()
     try:
-        server.stdin.write(json.dumps([str(one) for one in arguments]) + "\n")
+        server.stdin.write(json.dumps([str(argument) for argument in arguments]) + "\n")
         server.stdin.flush()
         answer = server.stdout.readline()
     finally:

@@ -29,32 +29,32 @@ Ids = list[list[int]]
 def steps(conversation: tuple[Wire, ...], calls: list[Call]) -> list[Step]:
     """A conversation as steps, what tools said inside the step that called them."""
     own = {call.index: call for call in calls}
-    found: list[Step] = []
+    listed: list[Step] = []
     for index, message in enumerate(conversation):
         if message["role"] == "tool":
             result = ObservationResult(source_call_id=message["tool_call_id"], content=message["content"])
-            found[-1] = found[-1].model_copy(update={"observation": Observation(results=[result])})
+            listed[-1] = listed[-1].model_copy(update={"observation": Observation(results=[result])})
             continue
         call = own.get(index)
-        found.append(
+        listed.append(
             Step(
-                step_id=len(found) + 1,
+                step_id=len(listed) + 1,
                 timestamp="2025-10-16T14:30:00Z",
                 source="agent" if message["role"] == "assistant" else message["role"],
                 message=message["content"] or "",
                 tool_calls=[
                     ToolCall(
-                        tool_call_id=one["id"],
-                        function_name=one["function"]["name"],
-                        arguments=json.loads(one["function"]["arguments"]),
+                        tool_call_id=tool_call["id"],
+                        function_name=tool_call["function"]["name"],
+                        arguments=json.loads(tool_call["function"]["arguments"]),
                     )
-                    for one in message.get("tool_calls", ())
+                    for tool_call in message.get("tool_calls", ())
                 ]
                 or None,
                 metrics=None if call is None else metrics(call),
             )
         )
-    return found
+    return listed
 
 
 def metrics(call: Call) -> Metrics:
@@ -69,44 +69,44 @@ def metrics(call: Call) -> Metrics:
     )
 
 
-def trajectory(name: str, found: list[Step], inner: list[Trajectory] | None = None) -> Trajectory:
+def trajectory(name: str, listed: list[Step], inner: list[Trajectory] | None = None) -> Trajectory:
     """A whole document."""
-    prompts = [step.metrics.prompt_tokens or 0 for step in found if step.metrics]
+    prompts = [step.metrics.prompt_tokens or 0 for step in listed if step.metrics]
     return Trajectory(
         schema_version="ATIF-v1.8",
         trajectory_id=name,
         agent=Agent(name="toy-agent", version="1.0", model_name="org/toy", tool_definitions=TOOLS),
-        steps=found,
-        final_metrics=FinalMetrics(total_prompt_tokens=sum(prompts), total_steps=len(found)),
+        steps=listed,
+        final_metrics=FinalMetrics(total_prompt_tokens=sum(prompts), total_steps=len(listed)),
         subagent_trajectories=inner,
     )
 
 
-def ids_of(one: Trajectory) -> list[list[Ids]]:
+def ids_of(document: Trajectory) -> list[list[Ids]]:
     """The ids of each call that is not copied, the trajectory's before those of its sub-agents."""
     own: list[Ids] = [
         [step.metrics.prompt_token_ids or [], step.metrics.completion_token_ids or []]
-        for step in one.steps
+        for step in document.steps
         if step.metrics is not None and not step.is_copied_context
     ]
-    return [own, *(ids for inner in one.subagent_trajectories or () for ids in ids_of(inner))]
+    return [own, *(ids for inner in document.subagent_trajectories or () for ids in ids_of(inner))]
 
 
 def write(folder: Path) -> None:
     """Every document, and what it was made of."""
     folder.mkdir(parents=True, exist_ok=True)
     toy = Toy()
-    found = steps(CONVERSATION, calls_of(toy, CONVERSATION, TOOLS))
-    found[2] = found[2].model_copy(update={"is_copied_context": True})
+    outer = steps(CONVERSATION, calls_of(toy, CONVERSATION, TOOLS))
+    outer[2] = outer[2].model_copy(update={"is_copied_context": True})
     inner = trajectory("inner", steps(SUM, calls_of(toy, SUM, TOOLS)))
     broken = calls_of(toy, CONVERSATION, TOOLS, resplit=1, reencode=True)
-    made = {
-        "trajectory": trajectory("outer", found, [inner]),
+    documents = {
+        "trajectory": trajectory("outer", outer, [inner]),
         "broken": trajectory("broken", steps(CONVERSATION, broken)),
     }
-    for name, one in made.items():
-        (folder / f"{name}.json").write_text(indented(one.to_json_dict()), encoding="utf-8")
-    expected: dict[str, Any] = {name: ids_of(one) for name, one in made.items()}
+    for name, document in documents.items():
+        (folder / f"{name}.json").write_text(indented(document.to_json_dict()), encoding="utf-8")
+    expected: dict[str, Any] = {name: ids_of(document) for name, document in documents.items()}
     (folder / "expected.json").write_text(json.dumps(expected), encoding="utf-8")
 
 

@@ -45,7 +45,7 @@ class Answers:
     def __init__(self, calls: Iterable[Call]) -> None:
         self.calls = iter(calls)
 
-    async def tokens_and_logprobs_completion(self, input_ids: list[int], **asked: Any) -> tuple[Any, ...]:
+    async def tokens_and_logprobs_completion(self, input_ids: list[int], **options: Any) -> tuple[Any, ...]:
         """Ids of the prompt as it was sent; ids, logprobs and finish reason of one answer."""
         call = next(self.calls)
         return input_ids, [call.completion], [call.logprobs], ["stop"]
@@ -117,16 +117,16 @@ def write(folder: Path) -> None:
     """Every file."""
     folder.mkdir(parents=True, exist_ok=True)
     toy, tokenizer = Toy(), AutoTokenizer.from_pretrained(str(TOY))
-    told = {
+    talks = {
         (name, resplit): asyncio.run(talked(tokenizer, messages, calls_of(toy, messages, [], resplit=resplit)))
         for name, messages in (("sum", SUM), ("talk", TALK))
         for resplit in (None, 0)
     }
     tree = asyncio.run(talked(tokenizer, TALK, calls_of(toy, TALK, []), tree=True))
-    pairs = {name: [*nodes_of(told[name, None]), *nodes_of(told[name, 0])] for name in ("sum", "talk")}
+    pairs = {name: [*nodes_of(talks[name, None]), *nodes_of(talks[name, 0])] for name in ("sum", "talk")}
     groups = {"sum": (pairs["sum"], SUM), "talk": (pairs["talk"], TALK), "bare": (pairs["talk"], None)}
-    saved(folder / "groups.jsonl", [group_of(*one) for one in groups.values()])
-    servers = [*told.values(), tree]
+    saved(folder / "groups.jsonl", [group_of(*group) for group in groups.values()])
+    servers = [*talks.values(), tree]
     lines = [json.dumps(server.get_state(), default=SequenceNode.model_dump) + "\n" for server in servers]
     (folder / "nodes.jsonl").write_text("".join(lines), encoding="utf-8")
     expected = {
@@ -139,7 +139,7 @@ def write(folder: Path) -> None:
 def samples_of(line: str) -> list[list[Any]]:
     """Ids, labels and logprobs of every sample of a group, after the API has read it."""
     group = ScoredData.model_validate_json(line)
-    return [list(one) for one in zip(group.tokens, group.masks, group.inference_logprobs or [], strict=True)]
+    return list(map(list, zip(group.tokens, group.masks, group.inference_logprobs or [], strict=True)))
 
 
 class Planned:
@@ -151,12 +151,12 @@ class Planned:
         self.tokenizer = tokenizer
         self.calls = iter(calls)
 
-    async def tokens_and_logprobs_completion(self, prompt: str, **asked: Any) -> tuple[Any, ...]:
+    async def tokens_and_logprobs_completion(self, prompt: str, **options: Any) -> tuple[Any, ...]:
         """Ids of the prompt, and ids, logprobs and finish reasons of the answers."""
         answers = next(self.calls)["answers"]
-        sent = asked.get("input_ids")
+        sent = options.get("input_ids")
         ids = sent if sent is not None else self.tokenizer.encode(prompt, add_special_tokens=False)
-        columns = ([one[name] for one in answers] for name in ("ids", "logprobs", "finish"))
+        columns = ([answer[name] for answer in answers] for name in ("ids", "logprobs", "finish"))
         return (ids, *columns)
 
 
@@ -164,32 +164,34 @@ async def played(tokenizer: Any, scenario: dict[str, Any]) -> list[list[Any]]:
     """Ids, labels and logprobs of what is tracked after the calls of a scenario."""
     planned = Planned(tokenizer, scenario["calls"])
     server = ManagedServer(planned, tokenizer, track_tree=scenario.get("tree", False))  # type: ignore[arg-type]
-    given: list[Any] = []
+    replies: list[Any] = []
     for call in scenario["calls"]:
-        asked = {"n": len(call["answers"]), **({"tools": call["tools"]} if "tools" in call else {})}
+        options = {"n": len(call["answers"]), **({"tools": call["tools"]} if "tools" in call else {})}
         if "prompt" in call:
-            parts = [part if isinstance(part, str) else said(given, part).text for part in call["prompt"]]
-            given.append(await server.completion(prompt="".join(parts), **asked))
+            parts = [part if isinstance(part, str) else choice_of(replies, part).text for part in call["prompt"]]
+            replies.append(await server.completion(prompt="".join(parts), **options))
             continue
         messages = [
-            {"role": "assistant", "content": said(given, one).message.content} if "answer" in one else one
-            for one in call["messages"]
+            {"role": "assistant", "content": choice_of(replies, part).message.content}
+            if "answer" in part
+            else part
+            for part in call["messages"]
         ]
-        given.append(await server.chat_completion(messages=messages, **asked))
+        replies.append(await server.chat_completion(messages=messages, **options))
     return [sample(node) for node in nodes_of(server)]
 
 
-def said(given: list[Any], part: dict[str, Any]) -> Any:
+def choice_of(replies: list[Any], part: dict[str, Any]) -> Any:
     """The choice that a message stands for."""
     call, choice = part["answer"]
-    return given[call].choices[choice]
+    return replies[call].choices[choice]
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "--managed":
         toy = AutoTokenizer.from_pretrained(str(TOY))
         scenarios = json.loads(Path(sys.argv[2]).read_text())
-        print(json.dumps({name: asyncio.run(played(toy, one)) for name, one in scenarios.items()}))
+        print(json.dumps({name: asyncio.run(played(toy, scenario)) for name, scenario in scenarios.items()}))
     elif sys.argv[1] == "--read":
         print(json.dumps([samples_of(line) for line in Path(sys.argv[2]).read_text().splitlines()]))
     else:

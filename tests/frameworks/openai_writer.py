@@ -44,35 +44,35 @@ def client(body: Wire | str) -> openai.OpenAI:
     )
 
 
-def asked(toy: Toy) -> list[Asked]:
+def asked_calls(toy: Toy) -> list[Asked]:
     """Messages, tools and tokens of each call: the sum, clean and sampled in other tokens, then a tool call."""
     (clean,), (split,) = calls_of(toy, SUM, []), calls_of(toy, SUM, [], resplit=0)
     call, *_ = calls_of(toy, CONVERSATION, TOOLS)
     return [(SUM, [], clean), (SUM, [], split), (CONVERSATION, TOOLS, call)]
 
 
-def request(one: Asked) -> Wire:
+def request(chat: Asked) -> Wire:
     """What the client is given for a chat."""
-    messages, tools, call = one
+    messages, tools, call = chat
     about: Wire = {"model": MODEL, "messages": [dict(message) for message in messages[: call.index]]}
     return {**about, "logprobs": True, **({"tools": tools} if tools else {})}
 
 
-def answer(toy: Toy, one: Asked, with_ids: bool) -> Wire:
+def answer(toy: Toy, chat: Asked, with_ids: bool) -> Wire:
     """The body of a chat answer."""
-    messages, _, call = one
+    messages, _, call = chat
     message = messages[call.index]
     reason = "tool_calls" if message.get("tool_calls") else "stop"
     choice = {"index": 0, "finish_reason": reason, "message": message, "logprobs": entries(toy, call)}
-    found: Wire = {"id": "chatcmpl-1", "object": "chat.completion", "created": 0, "model": MODEL}
+    body: Wire = {"id": "chatcmpl-1", "object": "chat.completion", "created": 0, "model": MODEL}
     if not with_ids:
-        return {**found, "choices": [choice]}
-    return {**found, "choices": [{**choice, "token_ids": call.completion}], "prompt_token_ids": call.prompt}
+        return {**body, "choices": [choice]}
+    return {**body, "choices": [{**choice, "token_ids": call.completion}], "prompt_token_ids": call.prompt}
 
 
-def stream(toy: Toy, one: Asked) -> str:
+def stream(toy: Toy, chat: Asked) -> str:
     """The same as a vLLM server streams it: each token's id in its chunk, those of the prompt in the first."""
-    *_, call = one
+    *_, call = chat
     tokens = entries(toy, call)["content"]
     lines = []
     for number, entry in enumerate(tokens):
@@ -90,9 +90,9 @@ def stream(toy: Toy, one: Asked) -> str:
     return "".join(lines) + "data: [DONE]\n\n"
 
 
-def responded(toy: Toy, one: Asked) -> Wire:
+def responded(toy: Toy, chat: Asked) -> Wire:
     """The body of the same answer by the Responses API."""
-    messages, _, call = one
+    messages, _, call = chat
     content = entries(toy, call)["content"]
     part = {"type": "output_text", "text": messages[call.index]["content"], "annotations": [], "logprobs": content}
     item = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [part]}
@@ -109,31 +109,31 @@ def responded(toy: Toy, one: Asked) -> Wire:
     }
 
 
-def joined(toy: Toy, one: Asked) -> Any:
+def joined(toy: Toy, chat: Asked) -> Any:
     """The answer that the client makes of a stream."""
-    with client(stream(toy, one)).chat.completions.stream(**request(one)) as found:
-        found.until_done()
-        return found.get_final_completion()
+    with client(stream(toy, chat)).chat.completions.stream(**request(chat)) as events:
+        events.until_done()
+        return events.get_final_completion()
 
 
-def line(sent: Wire, found: Any) -> str:
+def line(sent: Wire, reply: Any) -> str:
     """Request and answer as a line."""
-    return f'{{"request": {json.dumps(sent)}, "response": {found.model_dump_json()}}}\n'
+    return f'{{"request": {json.dumps(sent)}, "response": {reply.model_dump_json()}}}\n'
 
 
 def write(folder: Path) -> None:
     """Every file."""
     folder.mkdir(parents=True, exist_ok=True)
     toy = Toy()
-    calls = asked(toy)
+    calls = asked_calls(toy)
     files: dict[str, list[str]] = {"chat": [], "responses": [], "vllm": [], "streamed": []}
-    for one in calls:
+    for chat in calls:
         for name, with_ids in (("chat", False), ("vllm", True)):
-            found = client(answer(toy, one, with_ids)).chat.completions.create(**request(one))
-            files[name].append(line(request(one), found))
-    for one in calls[:2]:
-        given = {"model": MODEL, "input": one[0][0]["content"]}
-        files["responses"].append(line(given, client(responded(toy, one)).responses.create(**given)))
+            reply = client(answer(toy, chat, with_ids)).chat.completions.create(**request(chat))
+            files[name].append(line(request(chat), reply))
+    for chat in calls[:2]:
+        sent = {"model": MODEL, "input": chat[0][0]["content"]}
+        files["responses"].append(line(sent, client(responded(toy, chat)).responses.create(**sent)))
     files["streamed"].append(line(request(calls[0]), joined(toy, calls[0])))
     for name, lines in files.items():
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -143,9 +143,9 @@ def write(folder: Path) -> None:
 
 def facts(text: str) -> list[Any]:
     """Prompt, completion and logprobs of a line."""
-    found: Any = ChatCompletion.model_validate(json.loads(text)["response"])
-    (choice,) = found.choices
-    return [found.prompt_token_ids, choice.token_ids, [entry.logprob for entry in choice.logprobs.content]]
+    completion: Any = ChatCompletion.model_validate(json.loads(text)["response"])
+    (choice,) = completion.choices
+    return [completion.prompt_token_ids, choice.token_ids, [entry.logprob for entry in choice.logprobs.content]]
 
 
 if __name__ == "__main__":

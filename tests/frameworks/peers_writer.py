@@ -78,10 +78,10 @@ def of_miles() -> ModuleType:
     return loaded
 
 
-def miles(asked: dict[str, Any]) -> dict[str, Any]:
+def miles(entries: dict[str, Any]) -> dict[str, Any]:
     """Its ids for each turn of each folder."""
     answers = {}
-    for folder, entry in asked.items():
+    for folder, entry in entries.items():
         theirs = of_miles().get_tito_tokenizer(Tokenizer(Path(folder)), entry["class"])
         answers[folder] = [merged(theirs, **turn) for turn in entry["turns"]]
     return answers
@@ -128,8 +128,8 @@ def mistral(versions: list[str]) -> dict[str, Any]:
     return {version: {"file": str(file), "template": write(file)} for version, file in files.items()}
 
 
-def main(peer: str, asked: str) -> None:
-    what = json.loads(Path(asked).read_text(encoding="utf-8"))
+def main(peer: str, path: str) -> None:
+    what = json.loads(Path(path).read_text(encoding="utf-8"))
     print(json.dumps({"miles": miles, "chatlint": chatlint, "mistral": mistral}[peer](what)))
 
 

@@ -83,9 +83,9 @@ def instead(**modules: ModuleType) -> Iterator[None]:
 
 
 def module(name: str, **contents: Any) -> ModuleType:
-    made = ModuleType(name)
-    vars(made).update(contents)
-    return made
+    built = ModuleType(name)
+    vars(built).update(contents)
+    return built
 
 
 def rendered(
@@ -132,8 +132,8 @@ def says_miles(sources: list[str]) -> list[dict[str, dict[str, str | None]]]:
     return [
         {
             name: {
-                one.case_name: None if one.passed else one.error or ""
-                for one in run_all_checks(source, allowed_append_roles=roles, thinking="both")
+                check.case_name: None if check.passed else check.error or ""
+                for check in run_all_checks(source, allowed_append_roles=roles, thinking="both")
             }
             for name, roles in ROLES.items()
         }
@@ -153,16 +153,16 @@ def says_renderers() -> dict[str, bool | None]:
 
 
 def _declared(kind: Any, config: Any) -> bool | None:
-    made = kind.__new__(kind)  # what it declares depends on its configuration alone
-    made.config = config()
+    renderer = kind.__new__(kind)  # what it declares depends on its configuration alone
+    renderer.config = config()
     try:
-        return bool(made.is_prefix_stable)
+        return bool(renderer.is_prefix_stable)
     except Exception:
         return None
 
 
-def main(asked: str) -> None:
-    sources = json.loads(Path(asked).read_text(encoding="utf-8"))
+def main(path: str) -> None:
+    sources = json.loads(Path(path).read_text(encoding="utf-8"))
     print(json.dumps({"trl": says_trl(sources), "miles": says_miles(sources), "renderers": says_renderers()}))
 
 

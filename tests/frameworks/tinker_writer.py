@@ -44,7 +44,7 @@ def trajectory(calls: list[Call]) -> Trajectory:
 
 def wire(datum: tinker.Datum) -> dict[str, Any]:
     """A datum as JSON: its models' own form, and its provenance as plain objects."""
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model_input": datum.model_input.model_dump(mode="json"),
         "loss_fn_inputs": {
             name: {"data": tensor.data, "dtype": tensor.dtype, "shape": tensor.shape}
@@ -53,8 +53,8 @@ def wire(datum: tinker.Datum) -> dict[str, Any]:
     }
     for name in ("model_input_spans", "loss_fn_input_spans"):
         spans = getattr(datum, name)
-        found[name] = None if spans is None else [dataclasses.asdict(span) for span in spans]
-    return found
+        fields[name] = None if spans is None else [dataclasses.asdict(span) for span in spans]
+    return fields
 
 
 def facts(row: dict[str, Any]) -> dict[str, Any]:

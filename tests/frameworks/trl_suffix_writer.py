@@ -34,9 +34,9 @@ def suffix(tokenizer: Any, messages: list[Any]) -> list[int] | None:
         return None
 
 
-def main(asked: str) -> None:
+def main(path: str) -> None:
     answers = {}
-    for folder, turns in json.loads(Path(asked).read_text(encoding="utf-8")).items():
+    for folder, turns in json.loads(Path(path).read_text(encoding="utf-8")).items():
         tokenizer = AutoTokenizer.from_pretrained(folder)
         answers[folder] = [suffix(tokenizer, messages) for messages in turns]
     print(json.dumps(answers))

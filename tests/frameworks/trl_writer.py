@@ -48,15 +48,15 @@ def pretrained(folder: Path) -> Path:
     tokenizer, model = AutoTokenizer.from_pretrained(folder), Qwen2ForCausalLM.from_pretrained(folder)
     draw = random.Random(0)
 
-    def said() -> list[int]:
+    def answer() -> list[int]:
         """An answer of some words, some in two tokens that encode as one."""
         words = " ".join(draw.choices(WORDS, k=draw.randint(4, 9))) + "." + END
         cut = draw.randint(1, 24)
         return [*tokenizer.encode(words[:cut]), *tokenizer.encode(words[cut:])]
 
     def conversation() -> list[int]:
-        given = PROMPT.format(draw.choice(WORDS)), TOOL.format(draw.randint(0, 99))
-        return [token for text in given for token in (*tokenizer.encode(text), *said())]
+        texts = PROMPT.format(draw.choice(WORDS)), TOOL.format(draw.randint(0, 99))
+        return [token for text in texts for token in (*tokenizer.encode(text), *answer())]
 
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
     for _ in range(120):
@@ -124,8 +124,8 @@ class Rollouts:
         history, columns = first, logprobs
         if fault == "re-tokenized":
             history = self.tokenizer.encode(self.tokenizer.decode(first), add_special_tokens=False)
-            known = len(history) - len(first)  # what such a loop does: it cuts, or fills up
-            columns = logprobs[: len(history)] + [0.0] * known
+            added = len(history) - len(first)  # what such a loop does: it cuts, or fills up
+            columns = logprobs[: len(history)] + [0.0] * added
         second, more = sampled(model, ids + history + tool, seed + 500)
         row = {
             "prompt_ids": ids,

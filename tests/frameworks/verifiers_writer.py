@@ -102,13 +102,13 @@ def trace_of(toy: Toy, name: str, turns: list[Any], with_ids: bool = True) -> An
     trace = Trace[WireTaskData, State, traces.WireAgentConfig](id=name, task=task, agent=AgentInfo(config=config))
     for messages, tools, call in turns:
         sent = [wire_message(message) for message in messages[:-1]]
-        known = [types.Tool(**tool["function"]) for tool in tools]
+        wire_tools = [types.Tool(**tool["function"]) for tool in tools]
         try:
-            pending = graph.prepare_turn(trace, sent, known)
+            pending = graph.prepare_turn(trace, sent, wire_tools)
         except TypeError:
             # Before 0.4.0 a turn knows no tools; the trace has them.
             pending = graph.prepare_turn(trace, sent)
-            trace.tools = known
+            trace.tools = wire_tools
         spans = spans_of(toy, list(messages[:-1]), tools, call)
         tokens = types.TurnTokens(
             prompt_ids=call.prompt,
@@ -202,11 +202,11 @@ def print_branches(path: Path) -> None:
     """The branches of every trace in a file of episodes, by trace id."""
     from verifiers.v1.episode import WireEpisode
 
-    found = {}
+    branches = {}
     for line in path.read_text().splitlines():
         for trace in WireEpisode.model_validate_json(line).traces:
-            found[trace.id] = branches_of(trace)
-    print(json.dumps(found))
+            branches[trace.id] = branches_of(trace)
+    print(json.dumps(branches))
 
 
 # Before v1
@@ -238,7 +238,7 @@ def write_old(folder: Path) -> None:
                 completion_logprobs=call.logprobs,
             )
             answer = flat(messages[-1])
-            said = ResponseMessage(**answer, finish_reason="stop", is_truncated=False, tokens=tokens)
+            reply = ResponseMessage(**answer, finish_reason="stop", is_truncated=False, tokens=tokens)
             total = len(call.prompt) + len(call.completion)
             usage = Usage(
                 prompt_tokens=len(call.prompt),
@@ -246,7 +246,7 @@ def write_old(folder: Path) -> None:
                 completion_tokens=len(call.completion),
                 total_tokens=total,
             )
-            response = Response(id="r", created=0, model=MODEL, usage=usage, message=said)
+            response = Response(id="r", created=0, model=MODEL, usage=usage, message=reply)
             step = {
                 "prompt": sent,
                 "completion": asyncio.run(parse_response_message(response)),

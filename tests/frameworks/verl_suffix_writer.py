@@ -33,9 +33,9 @@ def suffix(tokenizer: Any, messages: list[Any]) -> list[int] | None:
     return [*separator, *normalize_token_ids(alone)[len(system) :]]
 
 
-def main(asked: str) -> None:
+def main(path: str) -> None:
     answers: dict[str, Any] = {}
-    for folder, turns in json.loads(Path(asked).read_text(encoding="utf-8")).items():
+    for folder, turns in json.loads(Path(path).read_text(encoding="utf-8")).items():
         tokenizer = AutoTokenizer.from_pretrained(folder)
         answers[folder] = [suffix(tokenizer, messages) for messages in turns]
         answers[f"{folder} texts"] = [tokenizer.encode(text, add_special_tokens=False) for text in TEXTS]

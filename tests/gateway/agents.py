@@ -147,26 +147,26 @@ class Agent:
 
     async def _edits(self, client: AsyncOpenAI) -> None:
         thread = self._copied()
-        said = [one for one in thread.messages if one["role"] in ("user", "system", "tool")]
-        one = self.dice.choice(said)
-        one["content"] = self._words() + " (edited)"
+        candidates = [message for message in thread.messages if message["role"] in ("user", "system", "tool")]
+        message = self.dice.choice(candidates)
+        message["content"] = self._words() + " (edited)"
         await self._ask(client, thread, self.dice.random() < 0.7)
 
     async def _edits_answer(self, client: AsyncOpenAI) -> None:
         thread = self._copied()
-        answers = [one for one in thread.messages if one["role"] == "assistant"]
+        answers = [message for message in thread.messages if message["role"] == "assistant"]
         if not answers:
             return
-        one = self.dice.choice(answers)
-        if one.get("tool_calls") and self.dice.random() < 0.5:
-            one["tool_calls"][0]["function"]["arguments"] = '{"city": "Rome"}'
+        answer = self.dice.choice(answers)
+        if answer.get("tool_calls") and self.dice.random() < 0.5:
+            answer["tool_calls"][0]["function"]["arguments"] = '{"city": "Rome"}'
         else:
-            one["content"] = (one.get("content") or "") + " indeed"
+            answer["content"] = (answer.get("content") or "") + " indeed"
         await self._ask(client, thread)
 
     async def _shortens(self, client: AsyncOpenAI) -> None:
         thread = self._copied()
-        users = [number for number, one in enumerate(thread.messages) if one["role"] == "user"]
+        users = [number for number, message in enumerate(thread.messages) if message["role"] == "user"]
         if len(users) > 1:
             start = self.dice.randrange(len(users) - 1)
             del thread.messages[users[start] : users[start + 1]]
@@ -174,13 +174,13 @@ class Agent:
 
     async def _compacts(self, client: AsyncOpenAI) -> None:
         thread = self._copied()
-        kept = [one for one in thread.messages[:1] if one["role"] == "system"]
-        thread.messages = [*kept, {"role": "user", "content": "So far: " + self._words()}]
+        system = [message for message in thread.messages[:1] if message["role"] == "system"]
+        thread.messages = [*system, {"role": "user", "content": "So far: " + self._words()}]
         await self._ask(client, thread, False)
 
     async def _branches(self, client: AsyncOpenAI) -> None:
-        one, other = self._copied(), self._copied()
-        await asyncio.gather(self._ask(client, one), self._ask(client, other))
+        first, second = self._copied(), self._copied()
+        await asyncio.gather(self._ask(client, first), self._ask(client, second))
 
     async def _changes_tools(self, client: AsyncOpenAI) -> None:
         if self.habits.tools:
@@ -248,8 +248,8 @@ class Agent:
         calls = answer.get("tool_calls") or []
         if calls and not self.habits.user_only and self.dice.random() < 0.85:
             results = [
-                {"role": "tool", "tool_call_id": one["id"], "content": self._words() or "7 degrees"}
-                for one in calls
+                {"role": "tool", "tool_call_id": call["id"], "content": self._words() or "7 degrees"}
+                for call in calls
             ]
             if self.dice.random() < 0.15:
                 results.append({"role": "user", "content": self._words()})
@@ -258,16 +258,16 @@ class Agent:
 
     def _sent_back(self, answer: Message) -> Message:
         """The answer as this client keeps it: the same answer, perhaps without reasoning, its JSON respelled."""
-        kept = copy.deepcopy(answer)
+        sent = copy.deepcopy(answer)
         if self.dice.random() < self.habits.drops_reasoning:
-            kept.pop("reasoning_content", None)
-            kept.pop("reasoning", None)
+            sent.pop("reasoning_content", None)
+            sent.pop("reasoning", None)
         if self.dice.random() < self.habits.respells_arguments:
-            for call in kept.get("tool_calls") or []:
+            for call in sent.get("tool_calls") or []:
                 call["function"]["arguments"] = _respelled(call["function"]["arguments"], self.dice)
-        if not kept.get("content") and self.dice.random() < 0.5:
-            kept["content"] = self.dice.choice([None, ""]) if kept.get("tool_calls") else ""
-        return kept
+        if not sent.get("content") and self.dice.random() < 0.5:
+            sent["content"] = self.dice.choice([None, ""]) if sent.get("tool_calls") else ""
+        return sent
 
     def _body(self, thread: Thread) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -350,7 +350,7 @@ class Agent:
         }
         asking["temperature"] = body["temperature"]
         if "tools" in body:
-            asking["tools"] = [{"type": "function", **one["function"]} for one in body["tools"]]
+            asking["tools"] = [{"type": "function", **tool["function"]} for tool in body["tools"]]
         response: Any = None
         if self.dice.random() < self.habits.streams:
             async for event in await client.responses.create(model=self.model, stream=True, **asking):
@@ -405,10 +405,10 @@ class _Refusals:
 
 def _wire(body: dict[str, Any]) -> dict[str, Any]:
     """The body as the client's arguments."""
-    known = {name: value for name, value in body.items() if name != "chat_template_kwargs"}
+    arguments = {name: value for name, value in body.items() if name != "chat_template_kwargs"}
     if "chat_template_kwargs" in body:
-        known["extra_body"] = {"chat_template_kwargs": body["chat_template_kwargs"]}
-    return known
+        arguments["extra_body"] = {"chat_template_kwargs": body["chat_template_kwargs"]}
+    return arguments
 
 
 _FINISH = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
@@ -436,9 +436,9 @@ def _as_messages(body: dict[str, Any]) -> dict[str, Any] | None:
     if "stop" in body:
         asking["stop_sequences"] = body["stop"]
     if "tools" in body:
-        functions = [one["function"] for one in body["tools"]]
+        functions = [tool["function"] for tool in body["tools"]]
         names = {"name": "name", "description": "description", "input_schema": "parameters"}
-        asking["tools"] = [{name: one[theirs] for name, theirs in names.items()} for one in functions]
+        asking["tools"] = [{name: function[theirs] for name, theirs in names.items()} for function in functions]
     return {**asking, "extra_body": extra}
 
 

@@ -204,8 +204,8 @@ class Chat(Client):
 
     def __init__(self, address: str, history: list[Any], keeps_reasoning: bool = False) -> None:
         super().__init__(address, history)
-        kept = ("reasoning_content",) if keeps_reasoning else ()
-        self.sent_back = ("role", "content", "tool_calls", *kept)
+        reasoning = ("reasoning_content",) if keeps_reasoning else ()
+        self.sent_back = ("role", "content", "tool_calls", *reasoning)
 
     def asking(self, system: str = "", **fields: Any) -> dict[str, Any]:
         first = [{"role": "system", "content": system}] if system else []
@@ -290,17 +290,17 @@ class Messages(Client):
     """Anthropic's Messages, with and without thinking."""
 
     api, tools = "messages", SCHEMAS
-    asked = 0
+    requests = 0
 
     def __init__(self, address: str, history: list[Any], thinks: bool = False) -> None:
         super().__init__(address, history)
         self.shows_reasoning = thinks
 
     def asking(self, system: str = "", **fields: Any) -> dict[str, Any]:
-        self.asked += 1
+        self.requests += 1
         asking = {"model": "toy", "max_tokens": 500, "messages": self.written(), **fields}
         if system:  # With the line that Claude Code changes from call to call.
-            billing = {"type": "text", "text": f"x-anthropic-billing-header: cch={self.asked};"}
+            billing = {"type": "text", "text": f"x-anthropic-billing-header: cch={self.requests};"}
             asking["system"] = [billing, {"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}]
         return {**asking, "thinking": THINKING} if self.shows_reasoning else asking
 

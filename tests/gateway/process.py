@@ -72,34 +72,34 @@ def stub(tokenizer: Path, *words: object, **knobs: object) -> Iterator[Process]:
 
 @contextmanager
 def gateway(
-    upstream: str, tokenizer: Path, log: Path, *words: object, said: Path | None = None, **env: str
+    upstream: str, tokenizer: Path, log: Path, *words: object, output: Path | None = None, **env: str
 ) -> Iterator[Process]:
     """`tito-audit serve` before that upstream; it is killed if it still runs at the end."""
-    said = said or log.with_suffix(".out")
+    output = output or log.with_suffix(".out")
     command = [*SERVE, "--provider", upstream, "-t", tokenizer, "--log", log]
     command += ["--port", 0, *words]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TITO_AUDIT_")}
-    with said.open("ab") as out:
+    with output.open("ab") as out:
         begin = out.tell()
         running = subprocess.Popen(
             [str(word) for word in command], cwd=ROOT, stdout=out, stderr=out, env={**environment, **env}
         )
     try:
-        yield Process(running, _address(running, said, begin))
+        yield Process(running, _address(running, output, begin))
     finally:
         with contextlib.suppress(ProcessLookupError):
             running.kill()
         running.wait()
 
 
-def _address(running: subprocess.Popen[bytes], said: Path, begin: int, seconds: float = 240) -> str:
+def _address(running: subprocess.Popen[bytes], output: Path, begin: int, seconds: float = 240) -> str:
     """Where the server says that it listens, in what it wrote after so many bytes."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        lines = said.read_bytes()[begin:].decode(errors="replace")
-        if found := re.search(r"agents: OPENAI_BASE_URL=(\S+)/v1 ", lines):
-            return found[1]
+        lines = output.read_bytes()[begin:].decode(errors="replace")
+        if match := re.search(r"agents: OPENAI_BASE_URL=(\S+)/v1 ", lines):
+            return match[1]
         if running.poll() is not None:
             break
         time.sleep(0.02)
-    raise AssertionError(f"the gateway did not start: {said.read_text(errors='replace')}")
+    raise AssertionError(f"the gateway did not start: {output.read_text(errors='replace')}")

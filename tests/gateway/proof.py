@@ -34,9 +34,9 @@ class Proof:
 
     @cached_property
     def by_key(self) -> dict[tuple[str, int], Line]:
-        found = {(line["call_id"], line["choice"]): line for line in self.lines}
-        assert len(found) == len(self.lines), "two lines of the same call and choice"
-        return found
+        lines = {(line["call_id"], line["choice"]): line for line in self.lines}
+        assert len(lines) == len(self.lines), "two lines of the same call and choice"
+        return lines
 
     @cached_property
     def sent(self) -> dict[str, Call]:
@@ -49,25 +49,25 @@ class Proof:
         yield from self.clients_got_it()
         yield from self.refused()
         for number, line in enumerate(self.lines):
-            for said in self.line(number, line):
-                yield f"line {number} ({line['call_id']}/{line['choice']}, {line['branch']}): {said}"
+            for problem in self.line(number, line):
+                yield f"line {number} ({line['call_id']}/{line['choice']}, {line['branch']}): {problem}"
 
     # The log against the upstream.
 
     def upstream_said_it(self) -> Iterator[str]:
         """Each line's prompt was sent as it is logged, and its completion is what came back, to the last id."""
-        said = Counter(
-            _sampled(asked["body"]["prompt"], answer["ids"], answer["logprobs"])
-            for asked in self.upstream
-            for answer in asked["answers"]
+        sampled = Counter(
+            _sampled(request["body"]["prompt"], answer["ids"], answer["logprobs"])
+            for request in self.upstream
+            for answer in request["answers"]
         )
         for line in self.lines:
             if line["status"] != "answered":
                 continue
             key = _sampled(line["prompt_token_ids"], line["completion_token_ids"], line["logprobs"])
-            if not said[key]:
+            if not sampled[key]:
                 yield f"{line['call_id']}/{line['choice']}: the upstream never said this"
-            said[key] -= 1
+            sampled[key] -= 1
 
     # The log against the clients.
 
@@ -82,7 +82,7 @@ class Proof:
                     yield f"an answer that a client got is not in the log: {call.id}/{choice}"
                 else:
                     yield from (
-                        f"{call.id}/{choice}: {said}" for said in self.one_answer(call, answer, choice, line)
+                        f"{call.id}/{choice}: {problem}" for problem in self.one_answer(call, answer, choice, line)
                     )
 
     def refused(self) -> Iterator[str]:
@@ -155,8 +155,8 @@ class Proof:
         """A start is the first call of a session, or a retry of one."""
         call = self.sent.get(line["call_id"])
         if line["branch"] == "start" and call is not None and call.session is not None:
-            had = self.known(number, call)
-            if had and not any(_again(one, line) for one in had):
+            had = self.had_before(number, call)
+            if had and not any(_again(before, line) for before in had):
                 yield f"a start, although the session had {had[0]['call_id']}"
 
     def continues(self, number: int, line: Line) -> Iterator[str]:
@@ -229,7 +229,7 @@ class Proof:
 
     # Forks and their reasons.
 
-    def known(self, number: int, call: Call) -> list[Line]:
+    def had_before(self, number: int, call: Call) -> list[Line]:
         """The answers of a session that a client had before it made a call."""
         return [
             line
@@ -243,7 +243,7 @@ class Proof:
 
     def answered(self, number: int, line: Line) -> list[Line]:
         """Lines of the session whose messages and answer are in the history that was sent, the longest last."""
-        found = [
+        candidates = [
             before
             for before in self.lines[:number]
             if (before["session_id"] == line["session_id"] or (self.unnamed(before) and self.unnamed(line)))
@@ -252,7 +252,7 @@ class Proof:
             and len(before["messages"]) < len(line["messages"])
             and same_history([*before["messages"], before["response_message"]], line["messages"])
         ]
-        return sorted(found, key=lambda before: len(before["messages"]))
+        return sorted(candidates, key=lambda before: len(before["messages"]))
 
     def unnamed(self, line: Line) -> bool:
         """Whether its client left it to the gateway to find the session."""
@@ -271,8 +271,8 @@ class Proof:
         same = all(
             (last.get(name) or None) == (line.get(name) or None) for name in ("tools", "chat_template_kwargs")
         )
-        rivals = [one for one in had if len(one["messages"]) == len(last["messages"])]
-        if not same or any(self.added(line, one) is None for one in rivals):
+        rivals = [rival for rival in had if len(rival["messages"]) == len(last["messages"])]
+        if not same or any(self.added(line, rival) is None for rival in rivals):
             return None
         parent = line["parent"] and self.by_key.get((line["parent"]["call_id"], line["parent"]["choice"]))
         if parent and len(parent["messages"]) >= len(last["messages"]):
@@ -292,13 +292,13 @@ class Proof:
             yield f"{fork}, but each answer of its history is one that the session gave"
         if reason in ("edited", "shortened") and not self.departs(number, line, fork["message"]):
             yield f"{fork}, but no earlier call had another message there"
-        if reason == "template_rewrites" and not any(self.rewritten(line, one) for one in matched):
+        if reason == "template_rewrites" and not any(self.rewritten(line, earlier) for earlier in matched):
             yield f"{fork}, but the template writes history as before"
-        if reason == "tools_changed" and all(one.get("tools") == line.get("tools") for one in matched):
+        if reason == "tools_changed" and all(earlier.get("tools") == line.get("tools") for earlier in matched):
             yield f"{fork}, but the tools are the same"
         name = "chat_template_kwargs"
         if reason == "arguments_changed" and all(
-            (one.get(name) or {}) == (line.get(name) or {}) for one in matched
+            (earlier.get(name) or {}) == (line.get(name) or {}) for earlier in matched
         ):
             yield f"{fork}, but the template arguments are the same"
 
@@ -321,16 +321,16 @@ class Proof:
 
     def whole_history(self, matched: list[Line], line: Line) -> bool:
         """Whether the last answer of a history is one of the session, behind these very messages."""
-        answers = [number for number, one in enumerate(line["messages"]) if one["role"] == "assistant"]
-        return bool(answers) and any(len(one["messages"]) == answers[-1] for one in matched)
+        answers = [number for number, message in enumerate(line["messages"]) if message["role"] == "assistant"]
+        return bool(answers) and any(len(earlier["messages"]) == answers[-1] for earlier in matched)
 
 
 def _reason(line: Line) -> str | None:
     return line["fork"] and str(line["fork"]["reason"])
 
 
-def _before(one: Call | None, other: Call) -> bool:
-    return one is not None and bool(one.ended) and one.ended < other.began
+def _before(first: Call | None, second: Call) -> bool:
+    return first is not None and bool(first.ended) and first.ended < second.began
 
 
 def _again(before: Line, line: Line) -> bool:
@@ -349,32 +349,32 @@ def as_said(message: Message) -> tuple[object, ...]:
     """A message as far as a client sees it: content, reasoning and calls, to the character."""
     reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
     calls = [
-        (one.get("id"), one["function"]["name"], one["function"]["arguments"])
-        for one in message.get("tool_calls") or []
+        (call.get("id"), call["function"]["name"], call["function"]["arguments"])
+        for call in message.get("tool_calls") or []
     ]
     return message.get("content") or "", reasoning, calls
 
 
-def same_history(held: Sequence[Message], sent: Sequence[Message]) -> bool:
+def same_history(logged: Sequence[Message], sent: Sequence[Message]) -> bool:
     """Whether a history begins with these messages, answers as a client may send them back."""
-    return all(same_message(one, other) for one, other in zip(held, sent, strict=False))
+    return all(same_message(ours, theirs) for ours, theirs in zip(logged, sent, strict=False))
 
 
-def same_message(held: Message, sent: Message) -> bool:
+def same_message(logged: Message, sent: Message) -> bool:
     """Whether it is the same message: JSON may be spelled otherwise, reasoning may be left out."""
-    if held["role"] != sent["role"] or (held.get("content") or "") != (sent.get("content") or ""):
+    if logged["role"] != sent["role"] or (logged.get("content") or "") != (sent.get("content") or ""):
         return False
-    if held["role"] == "tool" and held.get("tool_call_id") != sent.get("tool_call_id"):
+    if logged["role"] == "tool" and logged.get("tool_call_id") != sent.get("tool_call_id"):
         return False
-    if len(held.get("tool_calls") or []) != len(sent.get("tool_calls") or []):
+    if len(logged.get("tool_calls") or []) != len(sent.get("tool_calls") or []):
         return False
-    for one, other in zip(held.get("tool_calls") or [], sent.get("tool_calls") or [], strict=True):
-        if one["function"]["name"] != other["function"]["name"]:
+    for logged_call, sent_call in zip(logged.get("tool_calls") or [], sent.get("tool_calls") or [], strict=True):
+        if logged_call["function"]["name"] != sent_call["function"]["name"]:
             return False
-        if _value(one["function"]["arguments"]) != _value(other["function"]["arguments"]):
+        if _value(logged_call["function"]["arguments"]) != _value(sent_call["function"]["arguments"]):
             return False
-    mine, theirs = (as_said(message)[1] for message in (held, sent))
-    return not theirs or mine == theirs
+    ours, theirs = (as_said(message)[1] for message in (logged, sent))
+    return not theirs or ours == theirs
 
 
 def _value(arguments: str) -> object:

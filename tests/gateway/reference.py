@@ -85,15 +85,15 @@ class Reference:
         if (exactly := self._added_exactly(call, messages, parent, sampled)) is not None:
             return exactly
         try:
-            asked = self.render(parent, messages[:answered], generation=True)
+            prompt = self.render(parent, messages[:answered], generation=True)
             before = self.render(call, messages[: answered + 1], generation=False)
             whole = self.render(call, messages, generation=True)
             end = self.turn_end(call, messages[:answered])
         except (Refused, ValueError):
             return None
-        if not whole.startswith(before) or not before.startswith(asked):
+        if not whole.startswith(before) or not before.startswith(prompt):
             return None
-        if any(part.strip() not in before[len(asked) :] for part in _parts(messages[answered])):
+        if any(part.strip() not in before[len(prompt) :] for part in _parts(messages[answered])):
             return None
         if (
             sampled

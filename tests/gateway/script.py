@@ -93,9 +93,9 @@ class Script:
 
     @cached_property
     def end_id(self) -> int:
-        found = self.tokenizer.token_to_id(self.end)
-        assert found is not None, f"{self.end} is no token"
-        return int(found)
+        token = self.tokenizer.token_to_id(self.end)
+        assert token is not None, f"{self.end} is no token"
+        return int(token)
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:

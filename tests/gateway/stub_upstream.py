@@ -23,6 +23,7 @@ from tests.gateway.script import Answer, Script, Temper
 
 MODEL = "stub-model"
 LARGEST = 64 << 20
+_ABOUT = {"id": "cmpl-stub", "object": "text_completion", "created": 1, "model": MODEL}
 
 
 @dataclass
@@ -127,29 +128,29 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     body = await request.json()
     stub.running += 1
     stub.most = max(stub.most, stub.running)
-    kept: dict[str, Any] = {
+    record: dict[str, Any] = {
         "body": body,
         "status": None,
         "answers": [],
         "key": request.headers.get("Authorization"),
     }
     if stub.knobs.remember:
-        stub.requests.append(kept)
+        stub.requests.append(record)
     try:
-        response = await _answered(request, stub, body, kept)
-        kept["status"] = response.status
+        response = await _answered(request, stub, body, record)
+        record["status"] = response.status
         return response
     except (asyncio.CancelledError, ConnectionResetError):
         stub.cancelled += 1
-        kept["status"] = "cancelled"
+        record["status"] = "cancelled"
         raise
     finally:
         stub.running -= 1
-        stub.seconds[kept.pop("name", "")] = time.perf_counter() - began
+        stub.seconds[record.pop("name", "")] = time.perf_counter() - began
 
 
 async def _answered(
-    request: web.Request, stub: Stub, body: dict[str, Any], kept: dict[str, Any]
+    request: web.Request, stub: Stub, body: dict[str, Any], record: dict[str, Any]
 ) -> web.StreamResponse:
     behaviour = stub.knobs.next.pop(0) if stub.knobs.next else ""
     if stub.knobs.latency:
@@ -159,12 +160,12 @@ async def _answered(
     if (refused := _refused(stub, body)) is not None:
         return refused
     choices = [_Choice.of(stub, body, index) for index in range(body.get("n") or 1)]
-    kept["name"] = choices[0].text[:8]
+    record["name"] = choices[0].text[:8]
     if behaviour == "no_ids":
         body = {**body, "return_token_ids": False}
     if body.get("stream"):
-        return await _stream(request, stub, body, choices, kept, cut=behaviour == "cut")
-    kept["answers"] = [choice.kept() for choice in choices]
+        return await _stream(request, stub, body, choices, record, cut=behaviour == "cut")
+    record["answers"] = [choice.remembered() for choice in choices]
     return web.json_response(_whole(body, choices))
 
 
@@ -224,23 +225,23 @@ class _Choice:
 
     @classmethod
     def of(cls, stub: Stub, body: dict[str, Any], index: int) -> _Choice:
-        said = (
+        answer = (
             _load(stub, body) if stub.knobs.load else stub.script.answer(body["prompt"], index, body.get("seed"))
         )
         most = body["max_tokens"] if body.get("max_tokens") is not None else 16
         # A stop token comes from the request or is the model's own end; a stop text may begin in one token and end
         # in another.
         stops = set(body.get("stop_token_ids") or ())
-        for at, token in enumerate(said.ids, 1):
+        for at, token in enumerate(answer.ids, 1):
             ends = token in stops or (token == stub.script.end_id and not body.get("ignore_eos"))
             if ends and at <= most:
                 stop = token if token in stops else None
-                return cls._cut(stub, body, index, said, at, "stop", stop)
+                return cls._cut(stub, body, index, answer, at, "stop", stop)
             if at >= most:
                 break
-            if (text := _stop_text(stub, body, said.ids[:at])) is not None:
-                return cls._cut(stub, body, index, said, at, "stop", text)
-        return cls._cut(stub, body, index, said, most, "length", None)
+            if (text := _stop_text(stub, body, answer.ids[:at])) is not None:
+                return cls._cut(stub, body, index, answer, at, "stop", text)
+        return cls._cut(stub, body, index, answer, most, "length", None)
 
     @classmethod
     def _cut(
@@ -248,19 +249,19 @@ class _Choice:
         stub: Stub,
         body: dict[str, Any],
         index: int,
-        said: Answer,
+        answer: Answer,
         at: int,
         finish: str,
         stop: str | int | None,
     ) -> _Choice:
-        ids = said.ids[:at]
+        ids = answer.ids[:at]
         shown = ids[:-1] if finish == "stop" and not isinstance(stop, str) else ids
         text = _decoded(stub, body, shown)
         if isinstance(stop, str) and not body.get("include_stop_str_in_output"):
             text = text[: text.index(stop)]
-        return cls(stub, body, index, ids, said.logprobs[:at], text, finish, stop)
+        return cls(stub, body, index, ids, answer.logprobs[:at], text, finish, stop)
 
-    def kept(self) -> dict[str, Any]:
+    def remembered(self) -> dict[str, Any]:
         """What the server remembers of it."""
         return {
             "index": self.index,
@@ -338,17 +339,12 @@ def _whole(body: dict[str, Any], choices: list[_Choice]) -> dict[str, Any]:
             None if scored is None else [None, *({str(token): _scored(token)} for token in body["prompt"][1:])]
         )
         shown.append({**choice.shown(0, len(choice.ids), choice.text, last=True), "prompt_logprobs": prompt})
-    sampled = sum(len(choice.ids) for choice in choices)
-    given = len(body["prompt"])
-    usage = {"prompt_tokens": given, "completion_tokens": sampled, "total_tokens": given + sampled}
-    return {
-        "id": "cmpl-stub",
-        "object": "text_completion",
-        "created": 1,
-        "model": MODEL,
-        "choices": shown,
-        "usage": usage,
-    }
+    return {**_ABOUT, "choices": shown, "usage": _usage(body, choices)}
+
+
+def _usage(body: dict[str, Any], choices: list[_Choice]) -> dict[str, int]:
+    prompt, sampled = len(body["prompt"]), sum(len(choice.ids) for choice in choices)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
 def _scored(token: int) -> dict[str, Any]:
@@ -360,17 +356,16 @@ async def _stream(
     stub: Stub,
     body: dict[str, Any],
     choices: list[_Choice],
-    kept: dict[str, Any],
+    record: dict[str, Any],
     *,
     cut: bool,
 ) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
-    kept["answers"] = [choice.kept() for choice in choices]
+    record["answers"] = [choice.remembered() for choice in choices]
     events = list(_events(stub, choices))
     for event in events[: len(events) // 2] if cut else events:
-        whole = {"id": "cmpl-stub", "object": "text_completion", "created": 1, "model": MODEL, "choices": [event]}
-        await response.write(b"data: " + json.dumps(whole).encode() + b"\n\n")
+        await response.write(b"data: " + json.dumps({**_ABOUT, "choices": [event]}).encode() + b"\n\n")
         if stub.knobs.per_chunk:
             await asyncio.sleep(stub.knobs.per_chunk)
     if cut:
@@ -378,16 +373,7 @@ async def _stream(
         request.transport.abort()
         raise ConnectionResetError
     if (body.get("stream_options") or {}).get("include_usage"):
-        given, sampled = len(body["prompt"]), sum(len(choice.ids) for choice in choices)
-        usage = {"prompt_tokens": given, "completion_tokens": sampled, "total_tokens": given + sampled}
-        last = {
-            "id": "cmpl-stub",
-            "object": "text_completion",
-            "created": 1,
-            "model": MODEL,
-            "choices": [],
-            "usage": usage,
-        }
+        last = {**_ABOUT, "choices": [], "usage": _usage(body, choices)}
         await response.write(b"data: " + json.dumps(last).encode() + b"\n\n")
     await response.write(b"data: [DONE]\n\n")
     await response.write_eof()
@@ -402,15 +388,15 @@ def _events(stub: Stub, choices: list[_Choice]) -> list[dict[str, Any]]:
 
 
 def _lane(stub: Stub, choice: _Choice) -> list[dict[str, Any]]:
-    events, told, size = [], 0, stub.knobs.chunk
+    events, written, size = [], 0, stub.knobs.chunk
     for start in range(0, len(choice.ids), size):
         end = min(start + size, len(choice.ids))
         last = end == len(choice.ids)
         text = choice.text
         if not last:
             text = _decoded(stub, choice.body, choice.ids[:end]).rstrip("�")[: len(choice.text)]
-        events.append(choice.shown(start, end, text[told:], last=last))
-        told = max(told, len(text))
+        events.append(choice.shown(start, end, text[written:], last=last))
+        written = max(written, len(text))
     return events
 
 

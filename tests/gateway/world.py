@@ -48,7 +48,7 @@ _PLAIN = Habits(system=0.5, tools=0, user_only=True, kwargs=({},))
 def real(folder: Path) -> list[World]:
     """The real tokenizers of a folder, as far as they are there."""
     chatml = ("<|im_end|>", "<|im_start|>")
-    known = {
+    families = {
         "qwen3": (*chatml, Habits(), PARSERS),
         "qwen2.5-coder": (*chatml, Habits(kwargs=({},)), PARSERS),
         "smollm2": (*chatml, _PLAIN, ("--reasoning-parser", "qwen3", "--tool-parser", "none")),
@@ -58,19 +58,19 @@ def real(folder: Path) -> list[World]:
     }
     return [
         World(name, folder / name, end, control, habits, words)
-        for name, (end, control, habits, words) in known.items()
+        for name, (end, control, habits, words) in families.items()
         if (folder / name / "tokenizer.json").exists()
     ]
 
 
 def agents(address: str, world: World, count: int, seed: int) -> list[Agent]:
     """Agents of every way to say which session a call is of."""
-    made = []
+    crew = []
     for number in range(count):
         dice = random.Random(f"{seed}/{number}")
         session = None if number % 3 == 2 else f"agent-{seed}-{number}"
-        made.append(Agent(address, MODEL, dice, session, number % 3 == 1, world.habits))
-    return made
+        crew.append(Agent(address, MODEL, dice, session, number % 3 == 1, world.habits))
+    return crew
 
 
 async def drive(crowd: Sequence[Agent], steps: int) -> list[Call]:
@@ -86,15 +86,15 @@ def proved(world: World, folder: Path, *, count: int, steps: int, seed: int, **k
         with gateway(f"vllm={upstream.address}", world.folder, log, *world.words) as server:
             calls = asyncio.run(drive(agents(server.address, world, count, seed), steps))
             assert server.stop() == 0, server_said(log)
-        said = settled(upstream)
-    return Proof(Reference(world.folder), read_log(log), said["requests"], calls)
+        state = settled(upstream)
+    return Proof(Reference(world.folder), read_log(log), state["requests"], calls)
 
 
 def settled(upstream: Process) -> Any:
     """What the stub remembers; nothing runs there any more."""
-    said = upstream.get("/stub/answers")
-    assert said["running"] == 0, "generations go on that nobody waits for"
-    return said
+    state = upstream.get("/stub/answers")
+    assert state["running"] == 0, "generations go on that nobody waits for"
+    return state
 
 
 def server_said(log: Path) -> str:

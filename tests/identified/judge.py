@@ -23,8 +23,8 @@ _KNOWN = {_SYSTEM, _NO_PROMPT, _BOS_ADDED, _BOS_MISSING, _PREFILL, _CLOCK_VARIES
 
 def writes_all(claim: Mapping[str, Any], prompts: Sequence[Prompt]) -> bool:
     """Whether the claimed settings and departures write every prompt that is not broken, token by token."""
-    whole = (one for one in prompts if not one.broken)
-    return all(any(_ids(claim, one, as_object) == one.ids for as_object in _forms(claim)) for one in whole)
+    whole, forms = (prompt for prompt in prompts if not prompt.broken), _forms(claim)
+    return all(any(_ids(claim, prompt, as_object) == prompt.ids for as_object in forms) for prompt in whole)
 
 
 def named_template(claim: Mapping[str, Any]) -> str | None:
@@ -44,7 +44,7 @@ def _forms(claim: Mapping[str, Any]) -> tuple[bool, ...]:
 
 
 def _ids(claim: Mapping[str, Any], prompt: Prompt, as_object: bool) -> list[int] | None:
-    departures = {one["kind"]: one["text"] for one in claim["departures"]}
+    departures = {departure["kind"]: departure["text"] for departure in claim["departures"]}
     assert set(departures) <= _KNOWN, f"nothing of the kind was written: {departures}"
     tokenizer = Path(claim["tokenizer"]).name
     messages = prompt.messages[:-1]

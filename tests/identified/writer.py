@@ -96,19 +96,19 @@ class Case:
     form: str = "calls"
 
     def __str__(self) -> str:
-        said = [f"{name}={value}" for name, value in self.arguments.items()]
-        said += [f"{self.at:%Y-%m-%d}"] if self.reads_the_clock else []
-        said += ["tools hidden"] if self.tools == "hidden" else []
-        said += ["arguments as strings"] if not self.as_object else []
-        said += ["a system prompt"] if self.system is not None else []
-        said += [f"BOS {self.bos}"] if self.bos != "once" else []
-        said += ["no generation prompt"] if not self.generation_prompt else []
-        said += [f"prefill {self.prefill!r}"] if self.prefill else []
-        said += [f"{self.days} days"] if self.days > 1 else []
-        said += [f"arguments stated and {self.stated}"] if self.stated else []
-        said += [f"one in {self.broken} broken"] if self.broken else []
-        said += [f"stop {self.stop}", self.form]
-        return f"{self.seed}: {self.tokenizer} {self.template or 'own'}: {', '.join(said)}"
+        parts = [f"{name}={value}" for name, value in self.arguments.items()]
+        parts += [f"{self.at:%Y-%m-%d}"] if self.reads_the_clock else []
+        parts += ["tools hidden"] if self.tools == "hidden" else []
+        parts += ["arguments as strings"] if not self.as_object else []
+        parts += ["a system prompt"] if self.system is not None else []
+        parts += [f"BOS {self.bos}"] if self.bos != "once" else []
+        parts += ["no generation prompt"] if not self.generation_prompt else []
+        parts += [f"prefill {self.prefill!r}"] if self.prefill else []
+        parts += [f"{self.days} days"] if self.days > 1 else []
+        parts += [f"arguments stated and {self.stated}"] if self.stated else []
+        parts += [f"one in {self.broken} broken"] if self.broken else []
+        parts += [f"stop {self.stop}", self.form]
+        return f"{self.seed}: {self.tokenizer} {self.template or 'own'}: {', '.join(parts)}"
 
     @property
     def reads_the_clock(self) -> bool:
@@ -240,7 +240,7 @@ def render(
     _, template = _compiled(source)
     context: dict[str, Any] = {
         **_special(tokenizer),
-        "messages": [_given(message, as_object) for message in messages],
+        "messages": [_for_template(message, as_object) for message in messages],
         "tools": deepcopy(tools) if tools else None,
         "add_generation_prompt": generation_prompt,
         "strftime_now": (at or datetime(1999, 12, 31)).strftime,
@@ -249,16 +249,16 @@ def render(
     return template.render(**context)
 
 
-def _given(message: Mapping[str, Any], as_object: bool) -> dict[str, Any]:
+def _for_template(message: Mapping[str, Any], as_object: bool) -> dict[str, Any]:
     """A message as the template gets it."""
-    given = deepcopy(dict(message))
-    for call in given.get("tool_calls") or ():
-        held = call["function"]["arguments"]
-        if as_object and isinstance(held, str):
-            call["function"]["arguments"] = json.loads(held)
-        elif not as_object and not isinstance(held, str):
-            call["function"]["arguments"] = json.dumps(held)
-    return given
+    copied = deepcopy(dict(message))
+    for call in copied.get("tool_calls") or ():
+        arguments = call["function"]["arguments"]
+        if as_object and isinstance(arguments, str):
+            call["function"]["arguments"] = json.loads(arguments)
+        elif not as_object and not isinstance(arguments, str):
+            call["function"]["arguments"] = json.dumps(arguments)
+    return copied
 
 
 def encode(tokenizer: str, text: str) -> list[int]:
@@ -300,11 +300,11 @@ class Prompt:
 
 def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same with a reasoning in each answer, as servers with a reasoning parser return them."""
-    made = deepcopy(messages)
-    for number, message in enumerate(made):
+    reasoned = deepcopy(messages)
+    for number, message in enumerate(reasoned):
         if message["role"] == "assistant":
             message["reasoning_content"] = f"Step {number}: what was asked, and what is known already."
-    return made
+    return reasoned
 
 
 def prompts_of(case: Case, chat: Mapping[str, Any], row: int) -> Iterator[Prompt]:
@@ -315,7 +315,7 @@ def prompts_of(case: Case, chat: Mapping[str, Any], row: int) -> Iterator[Prompt
     logged = chat["tools"]
     if case.tools == "hidden":
         logged = logged or TOOLS
-    said = messages
+    logged_messages = messages
     if case.system is not None:
         messages = [{"role": "system", "content": case.system}, *messages]
     answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
@@ -339,47 +339,48 @@ def prompts_of(case: Case, chat: Mapping[str, Any], row: int) -> Iterator[Prompt
         if broken:
             ids = ids[: len(ids) // 2] + ids[len(ids) // 2 + 1 :]
         stated = case.arguments if case.stated else {}
-        yield Prompt(row, said[:end], logged, ids, sampled, number == len(answers) - 1, day, stated, broken)
+        last = number == len(answers) - 1
+        yield Prompt(row, logged_messages[:end], logged, ids, sampled, last, day, stated, broken)
 
 
 def log_of(case: Case, chats: Sequence[Mapping[str, Any]], rows: int) -> list[Prompt]:
     """The calls of a log of so many conversations: the first ones, by chance, that the template writes."""
     random = Random(case.seed)
-    found: list[Prompt] = []
+    calls: list[Prompt] = []
     row = 0
     for chat in random.sample(list(chats), len(chats)):
         if case.system is not None and chat["messages"][0]["role"] == "system":
             continue
         try:
-            made = list(prompts_of(case, chat, row))
+            prompts = list(prompts_of(case, chat, row))
         except (jinja2.TemplateError, TypeError, ValueError):
             continue
-        found += made
+        calls += prompts
         row += 1
         if row == rows:
             break
-    return found
+    return calls
 
 
 def rows_of(case: Case, calls: Sequence[Prompt]) -> list[dict[str, Any]]:
     """The rows of a log in the form of the case."""
     if case.form == "calls":
-        byrow = [[one for one in calls if one.row == row] for row in sorted({one.row for one in calls})]
+        byrow = [[call for call in calls if call.row == row] for row in sorted({call.row for call in calls})]
         return [_call_list(each) for each in byrow]
     if case.form == "vllm":
-        return [_answer(one) for one in calls]
-    made = {"labels": _labels, "binary": _binary, "trl": _trl}[case.form]
-    return [made(one) for one in calls if one.last]
+        return [_answer(call) for call in calls]
+    write = {"labels": _labels, "binary": _binary, "trl": _trl}[case.form]
+    return [write(call) for call in calls if call.last]
 
 
 def seen_prompts(case: Case, calls: Sequence[Prompt]) -> list[Prompt]:
     """The calls whose prompts the log of the case holds."""
-    return [one for one in calls if one.last] if case.form in ("labels", "binary", "trl") else list(calls)
+    return [call for call in calls if call.last] if case.form in ("labels", "binary", "trl") else list(calls)
 
 
 def _call_list(calls: Sequence[Prompt]) -> dict[str, Any]:
     last = calls[-1]
-    listed = [{"prompt_token_ids": one.ids, "generation_token_ids": one.completion} for one in calls]
+    listed = [{"prompt_token_ids": call.ids, "generation_token_ids": call.completion} for call in calls]
     return {"id": f"row-{last.row}", "messages": last.messages, "tools": last.tools, "calls": listed}
 
 
@@ -393,8 +394,8 @@ def _answer(call: Prompt) -> dict[str, Any]:
 
 def _labels(call: Prompt) -> dict[str, Any]:
     labels = [-100] * len(call.ids) + call.completion
-    said = {"messages": call.messages, "tools": call.tools}
-    return {"input_ids": call.ids + call.completion, "labels": labels} | said
+    chat = {"messages": call.messages, "tools": call.tools}
+    return {"input_ids": call.ids + call.completion, "labels": labels} | chat
 
 
 def _binary(call: Prompt) -> dict[str, Any]:
@@ -408,7 +409,7 @@ def _binary(call: Prompt) -> dict[str, Any]:
 
 
 def _trl(call: Prompt) -> dict[str, Any]:
-    said = {"prompt": call.messages[:-1], "completion": call.messages[-1:]} | (
+    chat = {"prompt": call.messages[:-1], "completion": call.messages[-1:]} | (
         {"tools": call.tools} if call.tools else {}
     )
-    return {"prompt_ids": call.ids, "completion_ids": call.completion} | said
+    return {"prompt_ids": call.ids, "completion_ids": call.completion} | chat

@@ -147,15 +147,15 @@ def log(
             for name in set(causes):
                 planted.sizes[name] += float(np.abs(trainer - sampler)[causes == name].sum())
             version = NEWEST - int(setting.split("=")[1]) if cause == "stale weights" else NEWEST
-            made = row(ids, sampled, sampler, trainer, version if versions else None, bool(own.any()))
+            logged = row(ids, sampled, sampler, trainer, version if versions else None, bool(own.any()))
             if stated:
-                made["sampling_params"] = stated_by(setting)
+                logged["sampling_params"] = stated_by(setting)
             if tokens.experts is not None:
                 shape = (PROMPT - 1, *tokens.experts.shape[2:])
                 before = np.broadcast_to(np.arange(shape[-1]), shape).tolist()
                 for name, side in zip(("routed_experts", "trainer_routed_experts"), tokens.experts, strict=True):
-                    made[name] = before + side.tolist()
-            planted.rows.append(made)
+                    logged[name] = before + side.tolist()
+            planted.rows.append(logged)
     return planted
 
 

@@ -91,8 +91,8 @@ class _Hub:
             return json_answer(start, about)
         if what == "paths-info":
             body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)).decode()
-            asked = parse_qs(body).get("paths", []) if not body.startswith("{") else json.loads(body)["paths"]
-            below = [folder / commit / path for path in asked]
+            paths = parse_qs(body).get("paths", []) if not body.startswith("{") else json.loads(body)["paths"]
+            below = [folder / commit / path for path in paths]
             return json_answer(start, [_entry(path, folder / commit) for path in below if path.exists()])
         if what == "tree":
             return self._tree(environ, start, folder / commit, unquote("/".join(parts[4:])))
@@ -104,14 +104,14 @@ class _Hub:
             raise _Refused("404 Not Found", "EntryNotFound", f"{below} is no folder")
         query = parse_qs(environ.get("QUERY_STRING", ""))
         recursive = query.get("recursive", ["false"])[0].lower() in ("true", "1")
-        found = sorted(folder.rglob("*") if recursive else folder.iterdir())
+        paths = sorted(folder.rglob("*") if recursive else folder.iterdir())
         first = int(query.get("cursor", ["0"])[0])
         headers = []
-        if first + _PAGE < len(found):
+        if first + _PAGE < len(paths):
             address = f"http://{environ['HTTP_HOST']}{environ['PATH_INFO']}"
             more = f"{address}?recursive={recursive}&cursor={first + _PAGE}"
             headers = [("Link", f'<{more}>; rel="next"')]
-        return json_answer(start, [_entry(path, root) for path in found[first : first + _PAGE]], headers=headers)
+        return json_answer(start, [_entry(path, root) for path in paths[first : first + _PAGE]], headers=headers)
 
     def _file(self, environ: dict[str, Any], start: Callable[..., Any], parts: list[str]) -> Iterable[bytes]:
         folder = self._repository(environ, "/".join(parts[1:3]))
@@ -133,10 +133,10 @@ class _Hub:
 
     def _repository(self, environ: dict[str, Any], name: str) -> Path:
         folder = self._folder / name
-        told = environ.get("HTTP_AUTHORIZATION", "")
-        if told and told != f"Bearer {TOKEN}":
+        token = environ.get("HTTP_AUTHORIZATION", "")
+        if token and token != f"Bearer {TOKEN}":
             raise _Refused("401 Unauthorized", "", "Invalid credentials in Authorization header")
-        if not (folder / "refs.json").is_file() or (name.split("/")[-1].startswith("private") and not told):
+        if not (folder / "refs.json").is_file() or (name.split("/")[-1].startswith("private") and not token):
             raise _Refused("401 Unauthorized", "RepoNotFound", "Repository not found")
         if name.split("/")[-1].startswith("gated"):
             raise _Refused("403 Forbidden", "GatedRepo", f"Access to dataset {name} is restricted")

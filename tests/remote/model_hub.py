@@ -70,8 +70,8 @@ def application(folder: str) -> Callable[..., Iterable[bytes]]:
 
         def started(line: str, headers: list[tuple[str, str]], *more: Any) -> Any:
             # The CDN has another name: the client reads the headers of a hub's own answer only.
-            said = [(name, value.replace("//127.0.0.1:", "//localhost:")) for name, value in headers]
-            return start(line, said, *more)
+            renamed = [(name, value.replace("//127.0.0.1:", "//localhost:")) for name, value in headers]
+            return start(line, renamed, *more)
 
         return others({**environ, "REQUEST_URI": address, "PATH_INFO": address}, started)
 
@@ -99,18 +99,18 @@ class _Commits:
         if parts[-2:] == ["objects", "batch"]:
             objects = json.loads(body)["objects"]
             place = f"http://{environ['HTTP_HOST']}/upload"
-            upload = [{**one, "actions": {"upload": {"href": f"{place}/{one['oid']}"}}} for one in objects]
+            upload = [{**entry, "actions": {"upload": {"href": f"{place}/{entry['oid']}"}}} for entry in objects]
             return json_answer(start, {"transfer": "basic", "objects": upload})
         name, what, branch = "/".join(parts[2:4]), parts[4], parts[5]
         if what == "preupload":
             modes = [
                 {
-                    "path": one["path"],
-                    "uploadMode": "lfs" if one["size"] >= _LARGE else "regular",
+                    "path": file["path"],
+                    "uploadMode": "lfs" if file["size"] >= _LARGE else "regular",
                     "shouldIgnore": False,
                     "oid": None,
                 }
-                for one in json.loads(body)["files"]
+                for file in json.loads(body)["files"]
             ]
             return json_answer(start, {"files": modes})
         with self._lock:

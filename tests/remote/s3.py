@@ -106,5 +106,5 @@ def application() -> Callable[..., Iterable[bytes]]:
     """The WSGI application."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-    made: Callable[..., Iterable[bytes]] = DomainDispatcherApplication(create_backend_app)
-    return made
+    app: Callable[..., Iterable[bytes]] = DomainDispatcherApplication(create_backend_app)
+    return app

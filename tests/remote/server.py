@@ -77,12 +77,12 @@ class Server:
 
     def requests(self, match: str = "") -> list[Request]:
         """The requests so far, in the order of their answers, whose `METHOD PATH?QUERY` matches."""
-        found = [Request(**one) for one in json.loads(self._control("requests"))]
-        return [one for one in found if re.search(match, f"{one.method} {one.path}?{one.query}")]
+        answered = [Request(**entry) for entry in json.loads(self._control("requests"))]
+        return [each for each in answered if re.search(match, f"{each.method} {each.path}?{each.query}")]
 
     def sent(self, match: str = "") -> int:
         """Bytes of all bodies sent so far to requests that match."""
-        return sum(one.sent for one in self.requests(match))
+        return sum(request.sent for request in self.requests(match))
 
     def forget(self) -> None:
         """Forget all requests and faults."""
@@ -109,8 +109,8 @@ class Server:
         data = json.dumps(payload).encode()
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(self.url + _CONTROL + what, data=data, timeout=60) as answer:
-            told: bytes = answer.read()
-        return told
+            body: bytes = answer.read()
+        return body
 
 
 class Recorder:
@@ -126,10 +126,10 @@ class Recorder:
         """The answer of the application, or a failure."""
         path, query = environ["PATH_INFO"], environ.get("QUERY_STRING", "")
         if path.startswith(_CONTROL):
-            size = int(environ.get("CONTENT_LENGTH") or 0)
-            told = self._told(path.removeprefix(_CONTROL), json.loads(environ["wsgi.input"].read(size) or b"null"))
-            start("200 OK", [("Content-Length", str(len(told)))])
-            return [told]
+            payload = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            body = self._controlled(path.removeprefix(_CONTROL), json.loads(payload or b"null"))
+            start("200 OK", [("Content-Length", str(len(body)))])
+            return [body]
         fault = self._fault(f"{environ['REQUEST_METHOD']} {path}?{query}")
         if fault is not None and fault.stall:
             time.sleep(fault.stall)
@@ -170,28 +170,29 @@ class Recorder:
             self._keep(environ, status, sent)
 
     def _keep(self, environ: dict[str, Any], status: int, sent: int) -> None:
-        said = {
+        headers = {
             name[5:].lower().replace("_", "-"): value for name, value in environ.items() if name[:5] == "HTTP_"
         }
         about = (environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("QUERY_STRING", ""))
         with self._lock:
-            self._requests.append(Request(*about, said.get("range", ""), status, sent, said))
+            self._requests.append(Request(*about, headers.get("range", ""), status, sent, headers))
 
-    def _told(self, what: str, payload: Any) -> bytes:
+    def _controlled(self, what: str, payload: Any) -> bytes:
         with self._lock:
             if what == "requests":
-                return json.dumps([vars(one) for one in self._requests]).encode()
+                return json.dumps([vars(request) for request in self._requests]).encode()
             if what == "forget":
                 self._requests, self._faults = [], []
             if what == "fail":
-                known = {field.name for field in fields(Fault)}
-                self._faults = [(Fault(**{n: v for n, v in one.items() if n in known}), [0]) for one in payload]
+                names = {field.name for field in fields(Fault)}
+                faults = ({name: entry[name] for name in names & entry.keys()} for entry in payload)
+                self._faults = [(Fault(**values), [0]) for values in faults]
         return b"{}"
 
-    def _fault(self, asked: str) -> Fault | None:
+    def _fault(self, request_line: str) -> Fault | None:
         with self._lock:
             for fault, seen in self._faults:
-                if not re.search(fault.match, asked):
+                if not re.search(fault.match, request_line):
                     continue
                 seen[0] += 1
                 if seen[0] > fault.skip and (fault.times < 0 or seen[0] <= fault.skip + fault.times):
@@ -205,20 +206,19 @@ def file_answer(
     """The bytes of a file, or the range of them that was asked for."""
     size = file.stat().st_size
     first, end, status = 0, size, "200 OK"
-    asked = re.fullmatch(r"bytes=(\d*)-(\d*)", environ.get("HTTP_RANGE", ""))
-    said = [("Accept-Ranges", "bytes"), *headers]
-    if asked is not None and any(asked.groups()):
-        low, high = asked.groups()
+    wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", environ.get("HTTP_RANGE", ""))
+    answer_headers = [("Accept-Ranges", "bytes"), *headers]
+    if wanted is not None and any(wanted.groups()):
+        low, high = wanted.groups()
         first = int(low) if low else max(size - int(high), 0)
         end = min(int(high) + 1, size) if low and high else size
         if first >= size:
-            start(
-                "416 Range Not Satisfiable", [*said, ("Content-Range", f"bytes */{size}"), ("Content-Length", "0")]
-            )
+            answer_headers += [("Content-Range", f"bytes */{size}"), ("Content-Length", "0")]
+            start("416 Range Not Satisfiable", answer_headers)
             return
         status = "206 Partial Content"
-        said.append(("Content-Range", f"bytes {first}-{end - 1}/{size}"))
-    start(status, [*said, ("Content-Length", str(end - first))])
+        answer_headers.append(("Content-Range", f"bytes {first}-{end - 1}/{size}"))
+    start(status, [*answer_headers, ("Content-Length", str(end - first))])
     if environ["REQUEST_METHOD"] == "HEAD":
         return
     with file.open("rb") as opened:

@@ -56,20 +56,19 @@ def _compared(chosen: argparse.Namespace, folder: Path, entries: list[Allowed]) 
     old, new = (path.resolve() for path in chosen.checkouts)
     for left in (folder / "inputs", folder / "different", *folder.glob("slot*")):
         shutil.rmtree(left, ignore_errors=True)
-    made = corpus.make(old, folder / "inputs", whole=chosen.whole)
-    before = _stamps(made.folder)
-    todo = cases(made, _codes(old, folder), whole=chosen.whole)
+    inputs = corpus.make(old, folder / "inputs", whole=chosen.whole)
+    before = _stamps(inputs.folder)
+    todo = cases(inputs, _codes(old, folder), whole=chosen.whole)
     todo = [case for case in todo if any(chosen.only in case.command(step) for step in case.steps)]
     # What takes long comes first, so that no worker is left with it alone.
     todo.sort(key=lambda case: not any("rollouts/" in part for step in case.steps for part in step))
-    print(
-        f"{sum(len(case.steps) for case in todo)} commands over {len(made.logs)} logs in each checkout", flush=True
-    )
-    outcome = run((old, new), todo, folder, made.folder, jobs=chosen.jobs, tell=_progress(len(todo)))
-    if _stamps(made.folder) != before:
+    count = sum(len(case.steps) for case in todo)
+    print(f"{count} commands over {len(inputs.logs)} logs in each checkout", flush=True)
+    outcome = run((old, new), todo, folder, inputs.folder, jobs=chosen.jobs, tell=_progress(len(todo)))
+    if _stamps(inputs.folder) != before:
         print("an input was changed, or a file written beside one")
         return 1
-    return _summary(outcome, entries, made.notes, chosen.show, time.monotonic() - began)
+    return _summary(outcome, entries, inputs.notes, chosen.show, time.monotonic() - began)
 
 
 def _codes(checkout: Path, folder: Path) -> list[str]:
@@ -87,36 +86,35 @@ def _codes(checkout: Path, folder: Path) -> list[str]:
 
 def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
     """Size and time of every input."""
-    found = {}
+    stamps = {}
     for path in folder.rglob("*"):
         if path.is_file():
             stat = path.stat()
-            found[str(path)] = (stat.st_size, stat.st_mtime_ns)
-    return found
+            stamps[str(path)] = (stat.st_size, stat.st_mtime_ns)
+    return stamps
 
 
 def _progress(total: int):
-    part, known = max(1, total // 10), 0
+    part, shown = max(1, total // 10), 0
 
-    def tell(done: int, found: int) -> None:
-        nonlocal known
-        if done % part == 0 or found > known:
-            print(f"{done} of {total} cases, {found} outputs differ", file=sys.stderr, flush=True)
-        known = found
+    def tell(done: int, different: int) -> None:
+        nonlocal shown
+        if done % part == 0 or different > shown:
+            print(f"{done} of {total} cases, {different} outputs differ", file=sys.stderr, flush=True)
+        shown = different
 
     return tell
 
 
 def _summary(outcome: Outcome, entries: list[Allowed], notes: list[str], most: int, seconds: float) -> int:
-    wanted = [one for one in outcome.different if is_allowed(one, entries)]
-    loud = sorted(
-        (one for one in outcome.different if one not in wanted), key=lambda one: (one.command, one.place)
-    )
-    for one in loud[:most]:
-        print("\n".join(one.shown(_MOST)))
-    for one in outcome.unlike[:most]:
+    wanted = [difference for difference in outcome.different if is_allowed(difference, entries)]
+    loud = [difference for difference in outcome.different if difference not in wanted]
+    loud.sort(key=lambda difference: (difference.command, difference.place))
+    for difference in loud[:most]:
+        print("\n".join(difference.shown(_MOST)))
+    for difference in outcome.unlike[:most]:
         print("the driver gives (-) what a process of its own does not (+):")
-        print("\n".join(one.shown(_MOST)))
+        print("\n".join(difference.shown(_MOST)))
     print("\n".join(notes))
     for entry in entries:
         print(f"allowed {entry.met} times: {entry.reason}" + ("" if entry.met else " (never met: remove it)"))

@@ -45,6 +45,6 @@ def is_allowed(difference: Difference, entries: list[Allowed]) -> bool:
     met = [[entry for entry in entries if entry.covers(difference, line)] for line in difference.lines]
     if not met or not all(met):
         return False
-    for entry in {id(entry): entry for found in met for entry in found}.values():
+    for entry in {id(entry): entry for covering in met for entry in covering}.values():
         entry.met += 1
     return True

@@ -49,22 +49,22 @@ class Case:
 
 def cases(inputs: Inputs, codes: Sequence[str], *, whole: bool) -> list[Case]:
     """All cases; `codes`: every rule there is."""
-    made = [*_words(codes), *_mistakes(inputs), *_settings()]
+    listed = [*_words(codes), *_mistakes(inputs), *_settings()]
     for number, log in enumerate(inputs.of("format")):
-        made += _format(log, number, whole=whole)
+        listed += _format(log, number, whole=whole)
     for number, log in enumerate(inputs.of("broken")):
-        made += _broken(log, number, whole=whole)
+        listed += _broken(log, number, whole=whole)
     for log in inputs.of("packed"):
-        made += [*_scans(log), _repair(log, "default", out=PurePosixPath(log.path).name)]
+        listed += [*_scans(log), _repair(log, "default", out=PurePosixPath(log.path).name)]
     for log in inputs.of("truth"):
-        made += [_all_reports(log), _repair(log, "default", out=PurePosixPath(log.path).name)]
+        listed += [_all_reports(log), _repair(log, "default", out=PurePosixPath(log.path).name)]
         if whole:
-            made += [_repair(log, "warning", "--fail-on", "warning"), *_some_repairs(log, ("realign", "mask"))]
+            listed += [_repair(log, "warning", "--fail-on", "warning"), *_some_repairs(log, ("realign", "mask"))]
     for log in inputs.of("rollout"):
-        made += _rollout(log, whole=whole)
+        listed += _rollout(log, whole=whole)
     for log in inputs.of("recorded"):
-        made += [_all_reports(log), _inspect(log), _repair(log, "default"), _show(log, 0)]
-    return made
+        listed += [_all_reports(log), _inspect(log), _repair(log, "default"), _show(log, 0)]
+    return listed
 
 
 def _plain(kind: str, *arguments: str, **more: object) -> Case:
@@ -239,10 +239,10 @@ def _converted(log: Log, form: str, *more: str) -> Case:
     return _plain("convert", "convert", log.path, "--to", form, "-o", "out.jsonl", NO_CONFIG, *more)
 
 
-def _known(log: Log) -> Case:
+def _baseline(log: Log) -> Case:
     """A baseline is written, and then holds."""
-    known = ("--baseline", "known.json", "-f", "concise")
-    steps = (_audit("scan", log, *known, "--update-baseline"), _audit("scan", log, *known))
+    words = ("--baseline", "known.json", "-f", "concise")
+    steps = (_audit("scan", log, *words, "--update-baseline"), _audit("scan", log, *words))
     return Case("baseline", steps)
 
 
@@ -258,7 +258,7 @@ def _format(log: Log, number: int, *, whole: bool) -> Iterator[Case]:
     chosen = FORMS if whole else [form for at, form in enumerate(FORMS) if at % 4 == number % 4]
     yield from (_converted(log, form, "--lossy") for form in chosen)
     if whole or number % 4 == 0:
-        yield _known(log)
+        yield _baseline(log)
         yield _show(log, 2, "--full", env={"FORCE_COLOR": "1"})
         yield _inspect(log, "-f", "json")
     if not whole:
@@ -290,7 +290,7 @@ def _broken(log: Log, number: int, *, whole: bool) -> Iterator[Case]:
     yield _plain("repair diff", *_audit("repair", log, "--diff", "--dry-run", "--unsafe", "--fail-on", "note"))
     if whole:
         yield _inspect(log, "-f", "json")
-        yield _known(log)
+        yield _baseline(log)
         yield from _some_repairs(log, REPAIRS)
         yield from (_converted(log, form, "--lossy") for form in FORMS)
 
