@@ -127,12 +127,13 @@ class Family:
         return "NFC" in json.dumps(self._content.get("normalizer"))
 
     @cached_property
-    def _spelled(self) -> dict[str, int] | None:
+    def _spelled(self) -> dict[int, int] | None:
+        """What turns the characters that stand for bytes into those bytes as Latin-1, and others into none."""
         if "ByteLevel" not in json.dumps(self._content["decoder"]):
             return None
         own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
         rest = [byte for byte in range(256) if byte not in own]
-        return {chr(byte): byte for byte in own} | {chr(256 + at): byte for at, byte in enumerate(rest)}
+        return dict.fromkeys(rest, 0xFFFF) | {256 + at: byte for at, byte in enumerate(rest)}
 
     @cached_property
     def _bytes(self) -> dict[int, bytes]:
@@ -142,7 +143,7 @@ class Family:
             if token in special:
                 continue
             if self._spelled is not None:
-                data_of[token] = bytes(self._spelled[c] for c in piece)
+                data_of[token] = piece.translate(self._spelled).encode("latin-1")
             elif len(piece) == 6 and piece.startswith("<0x"):
                 data_of[token] = bytes([int(piece[3:5], 16)])
             else:

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from tests.causes.families import MARKS, family
 from tests.causes.faults import FAULTS, Fault, with_fault
 from tests.causes.talks import Talk, by_hand, sampled, with_tools
 from tests.command import run as run_here
-from tests.tiers import DEEP, some
+from tests.tiers import DEEP
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = ("calls", "row")
+Written = tuple[Fault, Talk, dict[str, Any]]
+"""A row, its fault and the conversation that it is of."""
 
 
 @dataclass
@@ -32,21 +35,31 @@ class Tally:
     wrong: list[str] = field(default_factory=list)
 
 
-def written(name: str, form: str, talks: Sequence[Talk]) -> list[tuple[Fault, Talk, dict[str, Any]]]:
-    """All rows of one family and form."""
-    out = []
-    own = family(name)
+def written(name: str, form: str, talks: Sequence[Talk]) -> list[Written]:
+    """All rows of one family and form; in the quick tier the first and the last of each fault."""
+    out: list[Written] = []
+    numbered = list(enumerate(talks))
     for fault in FAULTS:
-        rows = []
-        for seed, talk in enumerate(talks):
-            fits = fault.any_talk or fault.tool_talks == talk.takes_tools
-            if form not in fault.forms or not fits or (talk.takes_tools and not own.marks.tools):
-                continue
-            recorded = with_fault(fault, own, talk)
-            if recorded is not None:
-                rows.append((fault, talk, recorded.calls(seed) if form == "calls" else recorded.row(seed)))
-        out += some(rows, 2)
+        if DEEP:
+            out += _rows(fault, name, form, numbered)
+            continue
+        ends = [
+            *islice(_rows(fault, name, form, numbered), 1),
+            *islice(_rows(fault, name, form, numbered[::-1]), 1),
+        ]
+        out += ends if len(ends) == 2 and ends[0][1] is not ends[1][1] else ends[:1]
     return out
+
+
+def _rows(fault: Fault, name: str, form: str, numbered: Iterable[tuple[int, Talk]]) -> Iterator[Written]:
+    own = family(name)
+    for seed, talk in numbered:
+        fits = fault.any_talk or fault.tool_talks == talk.takes_tools
+        if form not in fault.forms or not fits or (talk.takes_tools and not own.marks.tools):
+            continue
+        recorded = with_fault(fault, own, talk)
+        if recorded is not None:
+            yield fault, talk, recorded.calls(seed) if form == "calls" else recorded.row(seed)
 
 
 def audited(name: str, rows: Sequence[dict[str, Any]], folder: Path) -> list[list[dict[str, Any]]]:

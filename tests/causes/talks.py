@@ -8,6 +8,7 @@ import json
 import re
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 
 from tests.causes.families import SHARED, Messages, Tools
 
@@ -138,14 +139,10 @@ def sampled(count: int) -> list[Talk]:
     """Conversations of real rollouts whose texts hold nothing that is a fault by itself."""
     out: list[Talk] = []
     for model in ("qwen2.5-coder", "gemma-3", "smollm2"):
-        used = 0
         with gzip.open(SHARED / "rollouts" / model / "tito.jsonl.gz", "rt", encoding="utf-8") as lines:
-            for line in lines:
-                row = json.loads(line)
-                if used < count and _usable(row):
-                    used += 1
-                    messages = [{"role": m["role"], "content": m["content"]} for m in row["messages"]]
-                    out.append(Talk(row["id"], messages))
+            for row in islice(filter(_usable, map(json.loads, lines)), count):
+                messages = [{"role": m["role"], "content": m["content"]} for m in row["messages"]]
+                out.append(Talk(row["id"], messages))
     return out
 
 
