@@ -120,7 +120,7 @@ def turn_view(turn: Turn, messages: Sequence[Message]) -> Json:
             ],
             columns=[column_view(column, turn.completion_logprobs) for column in turn.columns],
             as_row=None if turn.as_row is None else row_view(turn.as_row),
-            alternatives=[list(some) for some in turn.alternatives],
+            alternatives=[list(ids) for ids in turn.alternatives],
         ),
     }
 
@@ -340,9 +340,9 @@ def every_case(path: Path) -> Iterator[Case]:
 
 def changed_at(value: Json, change: Json) -> Json:
     """A value with what a change sets and drops."""
-    edits = [Edit(pointed(at), new) for at, new in change.get("set", {}).items()]
-    changed: Json = apply_edits(value, edits + [Edit(pointed(at), ABSENT) for at in change.get("drop", ())])
-    return changed
+    edits = [Edit(pointed(at), entry) for at, entry in change.get("set", {}).items()]
+    new: Json = apply_edits(value, edits + [Edit(pointed(at), ABSENT) for at in change.get("drop", ())])
+    return new
 
 
 def pointed(pointer: str) -> tuple[str | int, ...]:

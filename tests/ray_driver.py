@@ -132,13 +132,7 @@ def reports(words: Sequence[str], *hows: Sequence[str]) -> list[tuple[int, Any, 
     return results
 
 
-def scanned(
-    logs: Any,
-    chunk: int | None,
-    settings: dict[str, Any],
-    *,
-    large: bool = False,
-) -> Any:
+def scanned(logs: Any, chunk: int | None, settings: dict[str, Any], *, large: bool = False) -> Any:
     """Bare results and summary of a scan; with `large`, the first pass over calls runs as for large logs."""
     from unittest.mock import patch
 
@@ -148,14 +142,9 @@ def scanned(
             patch("tito_audit.join._call_rows.BATCH_BYTES", 2_000),
         ):
             return scanned(logs, chunk, settings)
-    from tito_audit import Settings, scan_rollouts
-    from tito_audit.run.tasks import strip_rollout
+    from tests.command import scanned as scanned_here
 
-    scan = scan_rollouts(logs, Settings(**settings))
-    scan.chunk_bytes = chunk
-    results = [strip_rollout(result) for result in scan]
-    scan.summary.seconds = 0.0
-    return results, scan.summary
+    return scanned_here(logs, chunk=chunk, **settings)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import zlib
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import toy
+from tests.command import written
 from tito_audit.errors import ProviderError
 from tito_audit.provider import SamplingParams, ScoredTokens
 from tito_audit.rescore.journal import ScoreJournal
@@ -85,9 +85,7 @@ def call(
 
 def log_of(folder: Path, rows: Iterable[Any], name: str = "log.jsonl") -> Path:
     """A log with these rows."""
-    path = folder / name
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return written(folder / name, rows)
 
 
 def rescored(

@@ -14,10 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tests import command
 from tests.causes.families import MARKS, family
 from tests.causes.faults import FAULTS, Fault, with_fault
 from tests.causes.talks import Talk, by_hand, sampled, with_tools
-from tests.command import run as run_here
 from tests.tiers import DEEP
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,15 +64,14 @@ def _rows(fault: Fault, name: str, form: str, numbered: Iterable[tuple[int, Talk
 
 def audited(name: str, rows: Sequence[dict[str, Any]], folder: Path) -> list[list[dict[str, Any]]]:
     """The findings of each row, by the command line."""
-    log, report = folder / "log.jsonl", folder / "report.json"
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    command = ["scan", str(log), "-t", str(family(name).folder)]
-    command += ["--ignore", "REC009"]  # each talk is in the log once for each fault
-    command += ["--report", f"json={report}", "-q", "--no-config", "--fail-on", "never", "-j", "1"]
+    log, report = command.written(folder / "log.jsonl", rows), folder / "report.json"
+    words = ["scan", str(log), "-t", str(family(name).folder)]
+    words += ["--ignore", "REC009"]  # each talk is in the log once for each fault
+    words += ["--report", f"json={report}", "-q", "--no-config", "--fail-on", "never", "-j", "1"]
     if DEEP:
-        subprocess.run([sys.executable, "-m", "tito_audit", *command], check=True, cwd=ROOT, capture_output=True)
+        subprocess.run([sys.executable, "-m", "tito_audit", *words], check=True, cwd=ROOT, capture_output=True)
     else:
-        code, _, err = run_here(*command)
+        code, _, err = command.run(*words)
         assert code == 0, err
     out: list[list[dict[str, Any]]] = [[] for _ in rows]
     for finding in json.loads(report.read_text())["findings"]:

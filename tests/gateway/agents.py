@@ -350,7 +350,7 @@ class Agent:
         }
         asking["temperature"] = body["temperature"]
         if "tools" in body:
-            asking["tools"] = [{"type": "function", **tool["function"]} for tool in body["tools"]]
+            asking["tools"] = [{"type": "function", **entry["function"]} for entry in body["tools"]]
         response: Any = None
         if self.dice.random() < self.habits.streams:
             async for event in await client.responses.create(model=self.model, stream=True, **asking):
@@ -436,7 +436,7 @@ def _as_messages(body: dict[str, Any]) -> dict[str, Any] | None:
     if "stop" in body:
         asking["stop_sequences"] = body["stop"]
     if "tools" in body:
-        functions = [tool["function"] for tool in body["tools"]]
+        functions = [entry["function"] for entry in body["tools"]]
         names = {"name": "name", "description": "description", "input_schema": "parameters"}
         asking["tools"] = [{name: function[theirs] for name, theirs in names.items()} for function in functions]
     return {**asking, "extra_body": extra}

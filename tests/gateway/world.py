@@ -65,12 +65,11 @@ def real(folder: Path) -> list[World]:
 
 def agents(address: str, world: World, count: int, seed: int) -> list[Agent]:
     """Agents of every way to say which session a call is of."""
-    crew = []
-    for number in range(count):
-        dice = random.Random(f"{seed}/{number}")
-        session = None if number % 3 == 2 else f"agent-{seed}-{number}"
-        crew.append(Agent(address, MODEL, dice, session, number % 3 == 1, world.habits))
-    return crew
+    sessions = [None if number % 3 == 2 else f"agent-{seed}-{number}" for number in range(count)]
+    return [
+        Agent(address, MODEL, random.Random(f"{seed}/{number}"), session, number % 3 == 1, world.habits)
+        for number, session in enumerate(sessions)
+    ]
 
 
 async def drive(crowd: Sequence[Agent], steps: int) -> list[Call]:

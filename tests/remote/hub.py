@@ -17,17 +17,19 @@ from tests.remote.server import Server, file_answer, json_answer
 
 TOKEN = "hf_a_token_of_tests"
 """What opens private data sets: those whose names begin with `private`."""
-_LARGE = 1 << 12
-"""Files from this size on are on the CDN."""
+LARGE = 1 << 12
+"""Files from this size on are on the CDN, and are uploaded apart, before the commit that names them."""
 _PAGE = 1000
 
 
 class HubServer(Server):
     """A hub of the data sets below a folder; `env` names it."""
 
+    application = "tests.remote.hub:application"
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        super().__init__("tests.remote.hub:application", folder)
+        super().__init__(self.application, folder)
         self.env: Mapping[str, str | None] = {
             "HF_ENDPOINT": self.url,
             "HF_TOKEN": None,
@@ -50,8 +52,7 @@ class HubServer(Server):
 
 def application(folder: str) -> Callable[..., Iterable[bytes]]:
     """The WSGI application."""
-    hub = _Hub(Path(folder))
-    return hub.answer
+    return _Hub(Path(folder)).answer
 
 
 class _Refused(Exception):
@@ -122,7 +123,7 @@ class _Hub:
             raise _Refused("404 Not Found", "EntryNotFound", f"{path} is not in the data set")
         size = file.stat().st_size
         headers = [("X-Repo-Commit", commit), ("ETag", f'"{_hash(file)}"')]
-        if size < _LARGE:
+        if size < LARGE:
             return file_answer(environ, start, file, headers)
         place = (
             f"http://{environ['HTTP_HOST']}/cdn/{'/'.join(parts[1:3])}/{commit}/{'/'.join(parts[5:])}?sig=secret"
@@ -162,7 +163,7 @@ def _entry(path: Path, root: Path) -> dict[str, Any]:
         return {"type": "directory", "oid": hashlib.sha1(name.encode()).hexdigest(), "size": 0, "path": name}
     size = path.stat().st_size
     entry: dict[str, Any] = {"type": "file", "oid": _hash(path), "size": size, "path": name}
-    if size >= _LARGE:
+    if size >= LARGE:
         entry["lfs"] = {"oid": hashlib.sha256(path.read_bytes()).hexdigest(), "size": size, "pointerSize": 128}
     return entry
 

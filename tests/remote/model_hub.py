@@ -14,26 +14,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.remote.hub import TOKEN, HubServer
+from tests.remote.hub import LARGE, TOKEN, HubServer
 from tests.remote.hub import application as of_data_sets
-from tests.remote.server import Server, json_answer
-
-_LARGE = 1 << 12
-"""Files from this size on are uploaded apart, before the commit that names them."""
+from tests.remote.server import json_answer
 
 
 class ModelHub(HubServer):
     """A hub of the models and data sets below a folder; `env` names it, `writer` holds a token that may write."""
 
+    application = "tests.remote.model_hub:application"
+
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        Server.__init__(self, "tests.remote.model_hub:application", folder)
-        self.env = {
-            "HF_ENDPOINT": self.url,
-            "HF_TOKEN": None,
-            "HF_HUB_OFFLINE": None,
-            "HF_HUB_DISABLE_XET": "1",
-        }
+        super().__init__(folder)
         self.writer = {"HF_ENDPOINT": self.url, "HF_TOKEN": TOKEN}
 
     def head(self, name: str, branch: str = "main") -> str:
@@ -104,12 +96,8 @@ class _Commits:
         name, what, branch = "/".join(parts[2:4]), parts[4], parts[5]
         if what == "preupload":
             modes = [
-                {
-                    "path": file["path"],
-                    "uploadMode": "lfs" if file["size"] >= _LARGE else "regular",
-                    "shouldIgnore": False,
-                    "oid": None,
-                }
+                {"path": file["path"], "uploadMode": "lfs" if file["size"] >= LARGE else "regular"}
+                | {"shouldIgnore": False, "oid": None}
                 for file in json.loads(body)["files"]
             ]
             return json_answer(start, {"files": modes})

@@ -231,10 +231,6 @@ def _some_repairs(log: Log, names: Sequence[str]) -> Iterator[Case]:
         yield _repair(log, f"--with {name}", "--unsafe", "--with", name, "--fail-on", "note")
 
 
-def _kept_with_quarantine(log: Log) -> Case:
-    return _repair(log, "quarantine", "--quarantine", "aside.jsonl", "--with", "splice,mask", "--no-provenance")
-
-
 def _converted(log: Log, form: str, *more: str) -> Case:
     return _plain("convert", "convert", log.path, "--to", form, "-o", "out.jsonl", NO_CONFIG, *more)
 
@@ -254,7 +250,7 @@ def _format(log: Log, number: int, *, whole: bool) -> Iterator[Case]:
     yield _inspect(log)
     yield _repair(log, "default")
     yield _plain("repair diff", *_audit("repair", log, "--diff", "--dry-run", "--unsafe", "--fail-on", "warning"))
-    yield _kept_with_quarantine(log)
+    yield _repair(log, "quarantine", "--quarantine", "aside.jsonl", "--with", "splice,mask", "--no-provenance")
     chosen = FORMS if whole else [form for at, form in enumerate(FORMS) if at % 4 == number % 4]
     yield from (_converted(log, form, "--lossy") for form in chosen)
     if whole or number % 4 == 0:
