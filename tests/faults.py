@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -228,11 +229,12 @@ def log_of(messages: list[dict[str, Any]], tools: list[dict[str, Any]], seed: in
     return Log(messages, tools, indices, gaps, completions, seed).lay()
 
 
-@st.composite
-def sentences(draw: st.DrawFn, least: int = 2) -> str:
+@cache
+def sentences(least: int = 2) -> st.SearchStrategy[str]:
     """Some words of the toy texts; no white space at either end."""
-    words = draw(st.lists(st.sampled_from(WORDS), min_size=least, max_size=8))
-    return (draw(st.sampled_from(OPENINGS)) + "".join(words)).rstrip() + " end"
+    words = st.lists(st.sampled_from(WORDS), min_size=least, max_size=8)
+    parts = st.tuples(words, st.sampled_from(OPENINGS))
+    return parts.map(lambda part: f"{(part[1] + ''.join(part[0])).rstrip()} end")
 
 
 @st.composite
