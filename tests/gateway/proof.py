@@ -155,9 +155,9 @@ class Proof:
         """A start is the first call of a session, or a retry of one."""
         call = self.sent.get(line["call_id"])
         if line["branch"] == "start" and call is not None and call.session is not None:
-            had = self.had_before(number, call)
-            if had and not any(_again(before, line) for before in had):
-                yield f"a start, although the session had {had[0]['call_id']}"
+            answers = self.had_before(number, call)
+            if answers and not any(_again(before, line) for before in answers):
+                yield f"a start, although the session had {answers[0]['call_id']}"
 
     def continues(self, number: int, line: Line) -> Iterator[str]:
         """A continuation holds its parent's ids untouched, and new text behind them as the template writes it."""
@@ -264,14 +264,15 @@ class Proof:
         call = self.sent.get(line["call_id"])
         if call is None:
             return None
-        had = [before for before in self.answered(number, line) if _before(self.sent.get(before["call_id"]), call)]
-        if not had:
+        answered = self.answered(number, line)
+        earlier = [before for before in answered if _before(self.sent.get(before["call_id"]), call)]
+        if not earlier:
             return None
-        last = had[-1]
+        last = earlier[-1]
         same = all(
             (last.get(name) or None) == (line.get(name) or None) for name in ("tools", "chat_template_kwargs")
         )
-        rivals = [rival for rival in had if len(rival["messages"]) == len(last["messages"])]
+        rivals = [rival for rival in earlier if len(rival["messages"]) == len(last["messages"])]
         if not same or any(self.added(line, rival) is None for rival in rivals):
             return None
         parent = line["parent"] and self.by_key.get((line["parent"]["call_id"], line["parent"]["choice"]))
@@ -307,10 +308,10 @@ class Proof:
         for before in self.lines[:number]:
             if before["endpoint"] == "completions" or before["session_id"] != line["session_id"]:
                 continue
-            had = [*before["messages"], before["response_message"]]
-            if at < len(had) and same_history(had[:at], line["messages"]):
-                other = line["messages"][at]
-                if not same_message(had[at], other) or as_said(had[at])[1] != as_said(other)[1]:
+            history = [*before["messages"], before["response_message"]]
+            if at < len(history) and same_history(history[:at], line["messages"]):
+                message = line["messages"][at]
+                if not same_message(history[at], message) or as_said(history[at])[1] != as_said(message)[1]:
                     return True
         return False
 

@@ -128,7 +128,7 @@ def random_case(seed: int) -> Case:
         seed,
         tokenizer,
         template,
-        {name: random.choice(each) for name, each in values.items() if random.random() < 0.5},
+        {name: random.choice(choices) for name, choices in values.items() if random.random() < 0.5},
         datetime(2024, 6, 1) + timedelta(days=random.randrange(700)),
         as_object=tokenizer not in STRINGS,
         stop=random.choice(stops),
@@ -366,7 +366,7 @@ def rows_of(case: Case, calls: Sequence[Prompt]) -> list[dict[str, Any]]:
     """The rows of a log in the form of the case."""
     if case.form == "calls":
         byrow = [[call for call in calls if call.row == row] for row in sorted({call.row for call in calls})]
-        return [_call_list(each) for each in byrow]
+        return [_call_list(calls_of_row) for calls_of_row in byrow]
     if case.form == "vllm":
         return [_answer(call) for call in calls]
     write = {"labels": _labels, "binary": _binary, "trl": _trl}[case.form]

@@ -66,7 +66,7 @@ def main(seconds: float) -> None:
     texts = b"\n".join(path.read_bytes() for path in sorted((ROOT / "tito_audit").rglob("*.py")))
     data = torch.tensor(list(texts), dtype=torch.long, device="cuda")
     model, prompt = learned(torch, data, seconds), starts(torch, data, ROWS, PROMPT)
-    models = {each: copy.deepcopy(model).to(getattr(torch, each)) for each in PRECISIONS}
+    models = {precision: copy.deepcopy(model).to(getattr(torch, precision)) for precision in PRECISIONS}
     print("| sampled in | scored in | median | 99 % below | largest |")
     with torch.no_grad():
         for by in PRECISIONS:

@@ -50,7 +50,7 @@ def forward(torch, model, ids):
     """`[R, W, V]` logprobs and `[R, W, L, K]` experts."""
     with torch.no_grad():
         out = model(input_ids=ids, output_router_logits=True)
-    routers = torch.stack([each.float().reshape(*ids.shape, EXPERTS) for each in out.router_logits], 2)
+    routers = torch.stack([logits.float().reshape(*ids.shape, EXPERTS) for logits in out.router_logits], 2)
     return torch.log_softmax(out.logits.float(), -1), routers.topk(TOP, -1).indices.sort(-1).values
 
 
@@ -73,7 +73,7 @@ def main(out, seconds):
     for name, side in (("bfloat16", copy.deepcopy(model).to(torch.bfloat16)), ("coarse router", coarse)):
         logprobs, own = forward(torch, side, ids)
         drawn = torch.multinomial(logprobs.exp().flatten(0, 1), 1).reshape(ROWS, WINDOW, 1)
-        pair = torch.stack([each.gather(-1, drawn)[..., 0].flatten() for each in (logprobs, trainer)])
+        pair = torch.stack([scores.gather(-1, drawn)[..., 0].flatten() for scores in (logprobs, trainer)])
         packed[f"experts {name}"] = pair.numpy()
         packed[f"lengths experts {name}"] = np.full(ROWS, WINDOW, np.int32)
         packed[f"both experts {name}"] = torch.stack((own, experts)).flatten(1, 2).numpy().astype(np.int8)

@@ -137,13 +137,13 @@ def log(
                     trainer[own] = rng.uniform(-22, -6, own.sum())
                     causes[own] = "drift"
                 for kind, many, at in (("placeholder", fills, size // 4), ("cannot tell", confident, size // 2)):
-                    there = places[at : at + many]
-                    causes[there] = kind
+                    chosen = places[at : at + many]
+                    causes[chosen] = kind
                     if kind == "placeholder":
-                        there = there[sampler[there] < -1.2]
-                        trainer[there] = 0.0
+                        chosen = chosen[sampler[chosen] < -1.2]
+                        trainer[chosen] = 0.0
                     else:
-                        sampler[there], trainer[there] = -rng.uniform(1e-4, 0.008, len(there)), -9.3
+                        sampler[chosen], trainer[chosen] = -rng.uniform(1e-4, 0.008, len(chosen)), -9.3
             for name in set(causes):
                 planted.sizes[name] += float(np.abs(trainer - sampler)[causes == name].sum())
             version = NEWEST - int(setting.split("=")[1]) if cause == "stale weights" else NEWEST

@@ -73,11 +73,12 @@ def main(folder, path, out):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     plain = distributions(model, conversations)
     measured = dict(np.load(out)) if Path(out).exists() else {}
-    measured |= {"+".join(f"{k}={v}" for k, v in each.items()): columns(plain, plain, each) for each in SETTINGS}
+    for setting in SETTINGS:
+        measured["+".join(f"{k}={v}" for k, v in setting.items())] = columns(plain, plain, setting)
     half = distributions(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval(), conversations)
-    for each in IN_BFLOAT16:
-        name = " ".join(["bfloat16", *(f"{k}={v}" for k, v in each.items())])
-        measured[name] = columns(half, plain, each)
+    for setting in IN_BFLOAT16:
+        name = " ".join(["bfloat16", *(f"{k}={v}" for k, v in setting.items())])
+        measured[name] = columns(half, plain, setting)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5, betas=(0.9, 0.95), weight_decay=0.0)
     rng, drawn, current = np.random.default_rng(0), [], plain
     for _ in range(VERSIONS):

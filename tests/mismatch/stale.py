@@ -61,10 +61,10 @@ def measured(model, tokenizer, rng, rate, prefix):
         newest = [distributions(model, ids) for ids in rows]
     columns = {}
     for distance, pairs in enumerate(reversed(drawn), start=1):
-        scored = [each.gather(1, tokens)[:, 0] for each, (tokens, _) in zip(newest, pairs, strict=True)]
+        scored = [newer.gather(1, tokens)[:, 0] for newer, (tokens, _) in zip(newest, pairs, strict=True)]
         name = f"{prefix}versions={distance}"
         columns[name] = torch.stack((torch.cat([values for _, values in pairs]), torch.cat(scored))).numpy()
-        columns[f"lengths {name}"] = np.array([len(each) for each in scored], np.int32)
+        columns[f"lengths {name}"] = np.array([len(values) for values in scored], np.int32)
         print(name, columns[name].shape[1], np.abs(np.diff(columns[name], axis=0)).mean(), flush=True)
     return columns
 

@@ -85,17 +85,17 @@ class _Hub:
 
     def _about(self, environ: dict[str, Any], start: Callable[..., Any], parts: list[str]) -> Iterable[bytes]:
         folder = self._repository(environ, "/".join(parts[:2]))
-        what, revision = (parts[2], unquote(parts[3])) if len(parts) > 3 else ("revision", "main")
+        action, revision = (parts[2], unquote(parts[3])) if len(parts) > 3 else ("revision", "main")
         commit = _commit(folder, revision)
-        if what == "revision":
+        if action == "revision":
             about = {"id": "/".join(parts[:2]), "sha": commit, "private": False, "siblings": [], "tags": []}
             return json_answer(start, about)
-        if what == "paths-info":
+        if action == "paths-info":
             body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)).decode()
             paths = parse_qs(body).get("paths", []) if not body.startswith("{") else json.loads(body)["paths"]
             below = [folder / commit / path for path in paths]
             return json_answer(start, [_entry(path, folder / commit) for path in below if path.exists()])
-        if what == "tree":
+        if action == "tree":
             return self._tree(environ, start, folder / commit, unquote("/".join(parts[4:])))
         raise _Refused("404 Not Found", "", "there is no such address")
 

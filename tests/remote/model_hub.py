@@ -93,8 +93,8 @@ class _Commits:
             place = f"http://{environ['HTTP_HOST']}/upload"
             upload = [{**entry, "actions": {"upload": {"href": f"{place}/{entry['oid']}"}}} for entry in objects]
             return json_answer(start, {"transfer": "basic", "objects": upload})
-        name, what, branch = "/".join(parts[2:4]), parts[4], parts[5]
-        if what == "preupload":
+        name, action, branch = "/".join(parts[2:4]), parts[4], parts[5]
+        if action == "preupload":
             modes = [
                 {"path": file["path"], "uploadMode": "lfs" if file["size"] >= LARGE else "regular"}
                 | {"shouldIgnore": False, "oid": None}

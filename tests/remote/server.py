@@ -77,8 +77,9 @@ class Server:
 
     def requests(self, match: str = "") -> list[Request]:
         """The requests so far, in the order of their answers, whose `METHOD PATH?QUERY` matches."""
-        answered = [Request(**entry) for entry in json.loads(self._control("requests"))]
-        return [each for each in answered if re.search(match, f"{each.method} {each.path}?{each.query}")]
+        requests = [Request(**entry) for entry in json.loads(self._control("requests"))]
+        lines = [f"{request.method} {request.path}?{request.query}" for request in requests]
+        return [request for request, line in zip(requests, lines, strict=True) if re.search(match, line)]
 
     def sent(self, match: str = "") -> int:
         """Bytes of all bodies sent so far to requests that match."""
@@ -157,10 +158,10 @@ class Recorder:
             answer = self._application(environ, started)
         try:
             for block in answer:
-                left = fault.drop - sent if fault is not None and fault.drop >= 0 else len(block)
-                sent += min(len(block), left)
-                yield block[:left]
-                if left < len(block):
+                room = fault.drop - sent if fault is not None and fault.drop >= 0 else len(block)
+                sent += min(len(block), room)
+                yield block[:room]
+                if room < len(block):
                     # After what was written has left: a closed socket would throw it away.
                     environ["werkzeug.socket"].shutdown(socket.SHUT_WR)
                     break

@@ -76,8 +76,8 @@ def _words(codes: Sequence[str]) -> Iterator[Case]:
     yield from (_plain("help", *line.split()) for line in ("", "--help", "--version"))
     for command in COMMANDS:
         yield from (_plain("help", command, *more) for more in ((), ("--help",), ("--no-such",)))
-    for what in ("formats", "rules", "repairs", "reports", "nothing"):
-        yield from (_plain("list", "list", what, *more) for more in ((), ("--markdown",)))
+    for plugins in ("formats", "rules", "repairs", "reports", "nothing"):
+        yield from (_plain("list", "list", plugins, *more) for more in ((), ("--markdown",)))
     yield from (_plain("explain", "explain", name) for name in (*codes, *REPAIRS, "TOK999", "slice", "tok101"))
     yield _plain("config", "config", "--schema")
 
