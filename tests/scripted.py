@@ -21,7 +21,7 @@ def ids_of(text: str) -> list[int]:
 
 def spelled(text: str) -> list[int]:
     """Ids that spell a text one character at a time, so that no tokenizer would write them."""
-    return [one for character in text for one in ids_of(character)]
+    return [token_id for character in text for token_id in ids_of(character)]
 
 
 class Scripted:
@@ -58,21 +58,21 @@ class Scripted:
         ids = ids_of(answer + END) if isinstance(answer, str) else list(answer)
         self._given += 1
         logprobs = tuple(
-            -round(0.05 + (one * 37 + self._given * 11 + place * 53) % 200 / 100, 4)
-            for place, one in enumerate(ids)
+            -round(0.05 + (token_id * 37 + self._given * 11 + place * 53) % 200 / 100, 4)
+            for place, token_id in enumerate(ids)
         )
         reason = "stop" if ids and ids[-1] == ids_of(END)[0] else "length"
         return GenerationResult(tuple(input_ids), tuple(ids), logprobs, finish_reason=reason, weight_version="7")
 
     async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
         """The next answers, each in one piece."""
-        for index, one in enumerate(await self.generate_n(input_ids, sampling)):
-            yield GenerationChunk(index, one.output_ids, one.logprobs, finish_reason=one.finish_reason)
+        for index, result in enumerate(await self.generate_n(input_ids, sampling)):
+            yield GenerationChunk(index, result.output_ids, result.logprobs, finish_reason=result.finish_reason)
 
     async def score(self, ids: Sequence[int], *, start: int = 0, top: int = 0) -> ScoredTokens:
         """Every token has the logprob -1; the likeliest others are the ids after it."""
         first = max(start, 1)
-        tops = tuple(tuple((one + k, -1.0 - k) for k in range(top)) for one in ids[first:])
+        tops = tuple(tuple((token_id + k, -1.0 - k) for k in range(top)) for token_id in ids[first:])
         return ScoredTokens(tuple(ids), first, (-1.0,) * (len(ids) - first), tops if top else None)
 
     async def close(self) -> None:

@@ -92,7 +92,7 @@ class Scripted(scripted.Scripted):
     async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
         self._ask(input_ids, sampling)
         results = [self._result(input_ids, sampling) for _ in range(sampling.n)]
-        own = [list(self._pieces(index, one)) for index, one in enumerate(results)]
+        own = [list(self._pieces(index, result)) for index, result in enumerate(results)]
         turns = [index for index, pieces in enumerate(own) for _ in pieces]
         self._dice.shuffle(turns)
         self.closed_early += 1
@@ -108,10 +108,10 @@ class Scripted(scripted.Scripted):
         raise ProviderError("not here")
 
     def _result(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
-        said = self.answers.pop(0)
-        if isinstance(said, ProviderError):
-            raise said
-        ids = self._split(self._tokenizer.encode(said).tolist())
+        answer = self.answers.pop(0)
+        if isinstance(answer, ProviderError):
+            raise answer
+        ids = self._split(self._tokenizer.encode(answer).tolist())
         whole = sampling.max_tokens is None or len(ids) <= sampling.max_tokens
         ids = ids if whole else ids[: sampling.max_tokens]
         self.sampled.append(tuple(ids))
@@ -123,7 +123,7 @@ class Scripted(scripted.Scripted):
 
     def _split(self, ids: list[int]) -> list[int]:
         """The same bytes, with some tokens sampled in two."""
-        found: list[int] = []
+        split_ids: list[int] = []
         vocabulary = self._tokenizer.vocabulary
         for token in ids:
             piece = vocabulary.token_bytes(token)
@@ -132,10 +132,10 @@ class Scripted(scripted.Scripted):
                 cut = self._dice.randrange(1, len(piece))
                 halves = [vocabulary.ids_of_bytes(part) for part in (piece[:cut], piece[cut:])]
             if halves and all(len(half) for half in halves):
-                found += [int(half[0]) for half in halves]
+                split_ids += [int(half[0]) for half in halves]
             else:
-                found.append(token)
-        return found
+                split_ids.append(token)
+        return split_ids
 
     def _pieces(self, index: int, result: GenerationResult) -> Iterator[GenerationChunk]:
         size = len(result.output_ids)
@@ -227,8 +227,8 @@ def check_chain(rows: Sequence[dict[str, Any]]) -> None:
 def codes_of(log: Path, *arguments: str, passes: str = "note") -> list[str]:
     """The codes of what a scan finds, but for notes or what else passes."""
     _, out, _ = run("scan", str(log), "-t", str(TOY), *arguments, "--report", "json")
-    found = orjson.loads(out)["findings"]
-    return sorted({one["code"] for one in found if one["severity"] not in ("note", passes)})
+    findings = orjson.loads(out)["findings"]
+    return sorted({finding["code"] for finding in findings if finding["severity"] not in ("note", passes)})
 
 
 def fetched(

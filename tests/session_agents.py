@@ -129,7 +129,7 @@ class Style:
 
     def appends(self, history: Sequence[Wire]) -> bool:
         """Whether it has to write this history the same whatever follows."""
-        reasoned = any(one.get("reasoning_content") for one in history if one["role"] == "assistant")
+        reasoned = any(message.get("reasoning_content") for message in history if message["role"] == "assistant")
         system = bool(history) and history[0]["role"] == "system"
         return not (reasoned and (self.strips or self.never)) and not (self.moves and system)
 
@@ -151,9 +151,9 @@ STYLES: Mapping[str, Style] = {
 
 def write(source: str, messages: Sequence[Wire], tools: Sequence[Any], *, opens: bool, **variables: Any) -> str:
     """What plain jinja2 writes."""
-    given = [_parsed({key: value for key, value in one.items() if value is not None}) for one in messages]
+    wires = [_parsed({key: value for key, value in message.items() if value is not None}) for message in messages]
     return compiled(source).render(
-        messages=given,
+        messages=wires,
         tools=list(tools) or None,
         documents=None,
         add_generation_prompt=opens,
@@ -185,7 +185,7 @@ def _parsed(wire: Wire) -> Wire:
 
 
 @dataclass
-class Held:
+class Reply:
     """An answer as the agent knows it."""
 
     node: Node
@@ -197,7 +197,7 @@ class Held:
     """The prompt, as the template wrote it."""
     closed: str
     """The history, as the template wrote it for its own call."""
-    said: str
+    answer_text: str
     stopped: bool
 
 
@@ -216,7 +216,7 @@ class Agent:
     systems: bool = True
     reasons: bool = True
     prefix: str = "agent"
-    held: list[Held] = field(default_factory=list)
+    replies: list[Reply] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     threads: Threads = field(default_factory=Threads)
@@ -233,9 +233,9 @@ class Agent:
 
     def _step(self) -> None:
         rng = self.rng
-        if not self.held:
+        if not self.replies:
             return self._ask(self._opening(), None, whole=True)
-        base = self.held[-1] if rng.random() < 0.7 else rng.choice(self.held)
+        base = self.replies[-1] if rng.random() < 0.7 else rng.choice(self.replies)
         op = rng.choices(["append", "retry", "edit", "shorten", "compact", "two"], [10, 1, 2, 1, 1, 1])[0]
         if op == "append":
             return self._ask([*base.history, *self._more(base)], base)
@@ -243,13 +243,13 @@ class Agent:
             return self._ask(base.history[:-1], None, changed=True)
         if op == "two":  # under way at once
             first, second = ([*base.history, *self._more(base)] for _ in range(2))
-            asked = [self._call(first), self._call(second)]
-            prompts = [self.session.prompt(call) for call in asked]
-            for call, prompt, history in zip(asked[::-1], prompts[::-1], (second, first), strict=True):
+            calls = [self._call(first), self._call(second)]
+            prompts = [self.session.prompt(call) for call in calls]
+            for call, prompt, history in zip(calls[::-1], prompts[::-1], (second, first), strict=True):
                 self._check(prompt, history, base, call)
                 self._commit(prompt, history, call)
             return None
-        history = [dict(one) for one in base.history] + self._more(base)
+        history = [dict(message) for message in base.history] + self._more(base)
         if op == "compact":
             return self._ask(self._opening(), None, whole=True)
         at = rng.randrange(len(base.history))
@@ -261,7 +261,7 @@ class Agent:
             history.append({"role": "user", "content": "go on"})
         return self._ask(history, None, changed=True)
 
-    def _ask(self, history: list[Wire], base: Held | None, *, whole: bool = False, changed: bool = False) -> None:
+    def _ask(self, history: list[Wire], base: Reply | None, *, whole: bool = False, changed: bool = False) -> None:
         call = self._call(history, as_is=changed)
         try:
             prompt = self.session.prompt(call)
@@ -275,7 +275,7 @@ class Agent:
         self._commit(prompt, history, call)
 
     def _check(
-        self, prompt: Prompt, history: list[Wire], base: Held | None, call: ChatCall, *, changed: bool = False
+        self, prompt: Prompt, history: list[Wire], base: Reply | None, call: ChatCall, *, changed: bool = False
     ) -> None:
         """Whether a prompt is the ids that were sampled and the template's text for the rest."""
         ids = prompt.ids.tolist()
@@ -310,33 +310,33 @@ class Agent:
 
     def _check_kept(self, prompt: Prompt, ids: list[int], text: str) -> None:
         assert prompt.parent is not None
-        held = next(one for one in self.held if one.node is prompt.parent)
-        seen = held.prompt + held.output
+        parent = next(answer for answer in self.replies if answer.node is prompt.parent)
+        seen = parent.prompt + parent.output
         assert prompt.kept == len(seen)
         assert ids[: prompt.kept] == seen, "what was sampled stays as it was sampled"
         assert text.endswith(prompt.added)
         before = text[: len(text) - len(prompt.added)]
-        assert before.startswith(held.text), "the prompt that the answer was sampled for"
+        assert before.startswith(parent.text), "the prompt that the answer was sampled for"
         if prompt.proof is Proof.SAME_TEXT:
-            assert before == held.text + held.said
+            assert before == parent.text + parent.answer_text
         else:
             ends = (self.end, "<|im_end|>", "<|endoftext|>", "")
             stems = [
-                before.removesuffix(end) for end in ends if before.endswith(end) and (held.stopped or not end)
+                before.removesuffix(end) for end in ends if before.endswith(end) and (parent.stopped or not end)
             ]
-            assert any(held.closed.startswith(stem) and len(stem) >= len(held.text) for stem in stems), (
+            assert any(parent.closed.startswith(stem) and len(stem) >= len(parent.text) for stem in stems), (
                 "the template's text up to the end of the answer, then at most another end"
             )
 
-    def _check_rewritten(self, prompt: Prompt, base: Held, text: str) -> None:
+    def _check_rewritten(self, prompt: Prompt, base: Reply, text: str) -> None:
         """Whether a fork of an unchanged history is the template's doing."""
         assert prompt.fork.reason in (ForkReason.TEMPLATE_REWRITES, ForkReason.NO_PLACE), prompt.fork
         reasoning = base.history[-1].get("reasoning_content") or ""
-        kept = reasoning.strip() in base.closed[len(base.text) :]
+        keeps_thought = reasoning.strip() in base.closed[len(base.text) :]
         stem = base.closed.rstrip().removesuffix(self.end).rstrip()
-        said = (base.text + base.said).removesuffix(self.end)
-        assert not base.closed.startswith(base.text) or not kept or not text.startswith(stem), prompt.fork
-        assert not text.startswith(said) or not base.stopped, prompt.fork
+        sampled_text = (base.text + base.answer_text).removesuffix(self.end)
+        assert not base.closed.startswith(base.text) or not keeps_thought or not text.startswith(stem), prompt.fork
+        assert not text.startswith(sampled_text) or not base.stopped, prompt.fork
 
     def _commit(self, prompt: Prompt, history: list[Wire], call: ChatCall) -> None:
         call_id = f"{self.prefix}-{len(self.rows)}"
@@ -354,10 +354,10 @@ class Agent:
         nodes = self.session.commit(call_id, prompt, call, results, answers)
         text = write(self.source, history, TOOLS if call.tools else (), opens=True, **self.variables)
         names = self.threads.assign(call_id, prompt, len(nodes))
-        for node, name, (ids, stopped, answer, said) in zip(nodes, names, samples, strict=True):
+        for node, name, (ids, stopped, answer, answer_text) in zip(nodes, names, samples, strict=True):
             full = [*history, answer]
             closed = write(self.source, full, TOOLS if call.tools else (), opens=False, **self.variables)
-            self.held.append(Held(node, prompt.ids.tolist(), ids, full, text, closed, said, stopped))
+            self.replies.append(Reply(node, prompt.ids.tolist(), ids, full, text, closed, answer_text, stopped))
             self.rows.append(self._row(node, prompt, history, answer, name, call))
 
     def _row(
@@ -405,19 +405,19 @@ class Agent:
     # what the client sends
 
     def _opening(self) -> list[Wire]:
-        asked: list[Wire] = [{"role": "user", "content": f"question {self.rng.random()} {self._words()}"}]
+        question: list[Wire] = [{"role": "user", "content": f"question {self.rng.random()} {self._words()}"}]
         return (
-            [{"role": "system", "content": "be brief"}, *asked]
+            [{"role": "system", "content": "be brief"}, *question]
             if self.systems and self.rng.random() < 0.5
-            else asked
+            else question
         )
 
-    def _more(self, base: Held) -> list[Wire]:
-        rng, said = self.rng, base.history[-1]
-        if said.get("tool_calls"):
+    def _more(self, base: Reply) -> list[Wire]:
+        rng, last = self.rng, base.history[-1]
+        if last.get("tool_calls"):
             return [
                 {"role": "tool", "tool_call_id": call["id"], "content": self._words()}
-                for call in said["tool_calls"]
+                for call in last["tool_calls"]
             ]
         more: list[Wire] = [{"role": "user", "content": f"{rng.random()} {self._words()}"}]
         if self.systems and self.style is not None and rng.random() < 0.1:
@@ -425,7 +425,7 @@ class Agent:
         return more
 
     def _call(self, history: Sequence[Wire], *, as_is: bool = False) -> ChatCall:
-        sent = [self._as_sent(one) if one["role"] == "assistant" and not as_is else one for one in history]
+        sent = [self._as_sent(wire) if wire["role"] == "assistant" and not as_is else wire for wire in history]
         tools = as_tools(TOOLS, "tools") if self.with_tools else ()
         return ChatCall(as_messages(sent, "messages"), tools)
 
@@ -474,9 +474,9 @@ class Agent:
         stopped = rng.random() < 0.85
         if not stopped:
             ids = ids[: rng.randrange(len(ids) + 1)]
-        said = self.session._writer.text(_ids(ids))
-        answer = _message(said, opened, f"{self.prefix}{len(self.rows)}")
-        return [*ids, self.stop] if stopped else ids, stopped, answer, said + (self.end if stopped else "")
+        answer_text = self.session._writer.text(_ids(ids))
+        answer = _message(answer_text, opened, f"{self.prefix}{len(self.rows)}")
+        return [*ids, self.stop] if stopped else ids, stopped, answer, answer_text + (self.end if stopped else "")
 
     def _split(self, text: str) -> list[int]:
         """The ids of a text as a model may sample them: cut anywhere, not where the tokenizer would."""
@@ -506,10 +506,10 @@ def _message(text: str, opened: bool, name: str) -> Wire:
         thought, closed, rest = text.removeprefix("" if opened else "<think>\n").partition("\n</think>\n\n")
         reasoning, text = thought, rest if closed else ""
     calls = []
-    found = CALL.findall(text)
-    if found and text.endswith("</tool_call>"):
+    bodies = CALL.findall(text)
+    if bodies and text.endswith("</tool_call>"):
         text = text.partition("<tool_call>")[0]
-        for number, body in enumerate(found):
+        for number, body in enumerate(bodies):
             arguments = body.partition('"arguments": ')[2][:-1]
             called = {"name": "look", "arguments": arguments}
             calls.append({"id": f"{name}-{number}", "type": "function", "function": called})

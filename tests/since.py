@@ -67,49 +67,49 @@ def chosen(changed: Collection[str], root: Path = ROOT) -> list[str]:
 @cache
 def _needs(file: Path, root: Path) -> tuple[set[str], list[str]]:
     """The files that a test file depends on, and what it and its helpers say."""
-    mine = _with_helpers(file, root)
-    texts = [_text(path) for path in mine]
-    modules = {module for path in mine for module in _imports(path, root)}
+    files = _with_helpers(file, root)
+    texts = [_text(path) for path in files]
+    modules = {module for path in files for module in _imports(path, root)}
     if any(STARTED.search(text) for text in texts):
         modules.add(f"{PACKAGE}.cli")
-    found = {_name(path, root) for path in mine}
-    return found.union(*(_files(module, root) for module in modules)), texts
+    names = {_name(path, root) for path in files}
+    return names.union(*(_files(module, root) for module in modules)), texts
 
 
 def _with_helpers(file: Path, root: Path) -> list[Path]:
     """A test file, and the files of `tests` that it imports, and that these import."""
-    found = [file]
-    for path in found:
+    files = [file]
+    for path in files:
         for name in sorted(_imports(path, root)):
             base = (root / "tests").joinpath(*name.removeprefix("tests.").split("."))
-            for one in (base.with_suffix(".py"), base / "__init__.py"):
-                if one.is_file() and one not in found:
-                    found.append(one)
-    return found
+            for candidate in (base.with_suffix(".py"), base / "__init__.py"):
+                if candidate.is_file() and candidate not in files:
+                    files.append(candidate)
+    return files
 
 
 def _through_importers(changed: set[str], tested: set[str], root: Path) -> set[str]:
     """The changes, and for modules that no test imports those that import them."""
     importers = _importers(root)
-    pending, found = list(changed), set(changed)
+    pending, affected = list(changed), set(changed)
     while pending:
         path = pending.pop()
         if path not in tested:
-            new = importers.get(path, set()) - found
+            new = importers.get(path, set()) - affected
             pending += new
-            found |= new
-    return found
+            affected |= new
+    return affected
 
 
 @cache
 def _importers(root: Path) -> dict[str, set[str]]:
     """Which modules of the package import a file of it."""
-    found: dict[str, set[str]] = {}
+    importers: dict[str, set[str]] = {}
     for path in (root / PACKAGE).rglob("*.py"):
         for module in _imports(path, root):
             for imported in _files(module, root):
-                found.setdefault(imported, set()).add(_name(path, root))
-    return found
+                importers.setdefault(imported, set()).add(_name(path, root))
+    return importers
 
 
 def _is_named(path: str, text: str) -> bool:
@@ -127,7 +127,7 @@ def _files(module: str, root: Path) -> tuple[str, ...]:
     path = root.joinpath(*module.split("."))
     begun = [folder / "__init__.py" for folder in (path, *path.parents) if folder.is_relative_to(root / PACKAGE)]
     files = path.rglob("*.py") if path.is_dir() and module != PACKAGE else [path.with_suffix(".py")]
-    return tuple(_name(one, root) for one in (*begun, *files))
+    return tuple(_name(file, root) for file in (*begun, *files))
 
 
 def _name(path: Path, root: Path) -> str:
@@ -142,7 +142,7 @@ def _text(path: Path) -> str:
 @cache
 def _imports(path: Path, root: Path) -> frozenset[str]:
     """The modules that a file imports; a public name of the package is the module that it comes from."""
-    found = set()
+    targets = set()
     for module, names, modules in IMPORT.findall(_text(path)):
         imported = {
             word.split()[0]
@@ -151,10 +151,10 @@ def _imports(path: Path, root: Path) -> frozenset[str]:
         }
         if module:
             imported = {f"{module}.{name}" for name in imported}
-            found |= {_public(root).get(name, name) for name in imported} | {module}
+            targets |= {_public(root).get(name, name) for name in imported} | {module}
         else:
-            found |= imported
-    return frozenset(found)
+            targets |= imported
+    return frozenset(targets)
 
 
 @cache

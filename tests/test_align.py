@@ -116,9 +116,9 @@ def check_partition(blocks: Blocks, a: Pieces, b: Pieces) -> None:
         elif kind is DRIFT:
             assert a.bytes_of(start, end) != b.bytes_of(c_start, c_end)
     assert (i, j) == (len(a), len(b))
-    mine, theirs = blocks.matched_positions()
+    ours, theirs = blocks.matched_positions()
     wanted = [(p, q) for k, s, e, t, u in rows(blocks) if k is SAME for p, q in zip(range(s, e), range(t, u))]  # noqa: B905
-    assert list(zip(mine.tolist(), theirs.tolist(), strict=True)) == wanted
+    assert list(zip(ours.tolist(), theirs.tolist(), strict=True)) == wanted
     assert [row for row in rows(blocks) if row[0] is not SAME] == blocks.differing_blocks()
     kinds = [row[0] for row in rows(blocks)]
     assert (SAME, SAME) not in list(pairwise(kinds))
@@ -207,10 +207,10 @@ def test_the_last_common_cut_is_that_of_the_sets_of_cuts(left: list[bytes], righ
 @few
 @given(TOKENS, st.integers(0, 14), st.integers(0, 14), st.sampled_from([1, 4000]))
 def test_the_text_around_a_range_reaches_to_the_nearest_control_tokens(
-    tokens: list[bytes], one: int, other: int, limit: int
+    tokens: list[bytes], first: int, second: int, limit: int
 ) -> None:
     whole = pieces(tokens)
-    start, end = sorted((min(one, len(tokens)), min(other, len(tokens))))
+    start, end = sorted((min(first, len(tokens)), min(second, len(tokens))))
     before = [i for i in range(start) if whole.control[i]]
     after = [i for i in range(end, len(tokens)) if whole.control[i]]
     left = b"".join(tokens[before[-1] if before else 0 : start])
@@ -246,9 +246,9 @@ def test_every_alignment_is_a_partition_whose_kinds_say_the_truth(
 @few
 @given(TOKENS, st.booleans())
 def test_equal_sequences_are_one_same_block(tokens: list[bytes], open_end: bool) -> None:
-    one = pieces(tokens)
-    wanted = [(SAME, 0, len(one), 0, len(one))] if tokens else []
-    assert rows(align(one, one, open_end=open_end)) == wanted
+    whole = pieces(tokens)
+    wanted = [(SAME, 0, len(whole), 0, len(whole))] if tokens else []
+    assert rows(align(whole, whole, open_end=open_end)) == wanted
 
 
 @few
@@ -391,9 +391,9 @@ def test_pairs_that_are_not_looked_into_change_nothing_behind_them(
     pairs: list[Pair] = []
     align(pieces(left), pieces(right), pairs=pairs)
     a, b = pieces([*left, CONTROL, *more]), pieces([*right, CONTROL, *others])
-    known = [pair for pair in pairs if pair[1] < len(left) and pair[3] < len(right)]
-    whole, part = align(a, b).differing_blocks(), align(a, b, known_pairs=known).differing_blocks()
-    skipped = {(pair[0], pair[1]) for pair in known}
+    known_pairs = [pair for pair in pairs if pair[1] < len(left) and pair[3] < len(right)]
+    whole, part = align(a, b).differing_blocks(), align(a, b, known_pairs=known_pairs).differing_blocks()
+    skipped = {(pair[0], pair[1]) for pair in known_pairs}
     inside = {row for row in whole if any(start <= row[1] <= row[2] <= end for start, end in skipped)}
     assert set(whole) - inside <= set(part)
     assert [row for row in align(a, b, compare_from=after).differing_blocks() if row[1] >= after] == [
@@ -442,11 +442,11 @@ def test_a_long_chat_of_other_lengths_pairs_by_what_each_side_holds_once() -> No
     other = [*turns[:8], "<s>", "more", "<e>", "\n", *turns[8:]]
     other[-50_000] = "changed"
     began = time.process_time()
-    found = [(tag, end - start, last - first) for tag, start, end, first, last in diff_opcodes(turns, other)]
+    sizes = [(tag, end - start, last - first) for tag, start, end, first, last in diff_opcodes(turns, other)]
     assert time.process_time() - began < 5
-    changes = [one for one in found if one[0] != "equal"]
+    changes = [entry for entry in sizes if entry[0] != "equal"]
     assert [tag for tag, *_ in changes] == ["insert", "replace"]
-    assert sum(size for tag, size, _ in found if tag == "equal") == len(turns) - 1
+    assert sum(size for tag, size, _ in sizes if tag == "equal") == len(turns) - 1
 
 
 def test_units_that_all_repeat_are_given_up_in_bounded_time() -> None:

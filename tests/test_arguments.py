@@ -15,8 +15,8 @@ def arguments(source: str) -> TemplateArguments:
 
 def argument(source: str) -> Argument:
     """The only argument of a template."""
-    (found,) = arguments(source).arguments
-    return found
+    (only,) = arguments(source).arguments
+    return only
 
 
 def test_an_argument_is_a_variable_that_is_read_before_it_is_set() -> None:
@@ -27,7 +27,7 @@ def test_an_argument_is_a_variable_that_is_read_before_it_is_set() -> None:
         "{% macro m(x, y=padding) %}{{ x }}{{ y }}{{ caller }}{% endmacro %}{{ m(1) }}"
         "{% with a = 1 %}{{ a }}{% endwith %}{{ tools }}{{ documents }}{% if add_generation_prompt %}x{% endif %}"
     )
-    assert [one.name for one in arguments(source).arguments] == ["thinking", "padding"]
+    assert [entry.name for entry in arguments(source).arguments] == ["thinking", "padding"]
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_an_argument_is_a_variable_that_is_read_before_it_is_set() -> None:
     ],
 )
 def test_the_values_that_a_template_tells_apart_are_found(source: str, values: tuple[object, ...]) -> None:
-    found = argument(source).values
-    assert sorted(map(repr, found)) == sorted(map(repr, values))
+    told_apart = argument(source).values
+    assert sorted(map(repr, told_apart)) == sorted(map(repr, values))
 
 
 @pytest.mark.parametrize(*table(__file__, "an_argument_is_written_if_its_value_gets_into_the_prompt"))
@@ -69,13 +69,13 @@ def test_defaults_are_found_with_the_format_of_a_date() -> None:
         "{% set date_string = strftime_now('%d %b %Y') %}{% else %}{% set date_string = '26 Jul 2024' %}"
         "{% endif %}{% endif %}{{ date_string }}"
     )
-    found = arguments(source)
+    result = arguments(source)
     expected = Argument(
         "date_string", ("26 Jul 2024",), written=True, default="26 Jul 2024", clock_format="%d %b %Y"
     )
-    assert found == TemplateArguments((expected,), reads_clock=True, clock_formats=("%d %b %Y",))
-    assert found.named("date_string") == expected
-    assert found.named("thinking") is None
+    assert result == TemplateArguments((expected,), reads_clock=True, clock_formats=("%d %b %Y",))
+    assert result.named("date_string") == expected
+    assert result.named("thinking") is None
 
 
 def test_a_template_that_reads_nothing_has_no_arguments() -> None:

@@ -78,13 +78,13 @@ def test_a_rich_table_survives_a_change_of_one_value_in_the_form_it_had(tmp_path
         assert again.schema.equals(old.schema, check_metadata=True)
         assert now.compression == compression
     assert out.read_bytes()[:4] == before[:4]
-    held = table_of(out)
-    assert held["ids"][6].as_py() == [9, 8]
+    after = table_of(out)
+    assert after["ids"][6].as_py() == [9, 8]
     for name in table.column_names:
         if name == "ids":
             continue
-        assert same_values(held[name], table[name]) or held[name].to_pylist() == table[name].to_pylist(), name
-    assert [v for i, v in enumerate(held["ids"].to_pylist()) if i != 6] == [
+        assert same_values(after[name], table[name]) or after[name].to_pylist() == table[name].to_pylist(), name
+    assert [v for i, v in enumerate(after["ids"].to_pylist()) if i != 6] == [
         v for i, v in enumerate(table["ids"].to_pylist()) if i != 6
     ]
 
@@ -144,8 +144,8 @@ def test_new_words_of_a_dictionary_are_written_in_either_format(tmp_path, new, n
     out = rewritten(path, change)
     with open_arrow(out) as file:
         assert file.schema.field("w").type == column.type
-    said = [row["w"].get("word") if nested else row["w"] for row in values_of(out)]
-    assert said == ["a", "new 1", "a", None, "new 4", "a"]
+    values = [row["w"].get("word") if nested else row["w"] for row in values_of(out)]
+    assert values == ["a", "new 1", "a", None, "new 4", "a"]
 
 
 @pytest.mark.parametrize("new", NEW)
@@ -161,7 +161,7 @@ def test_a_value_that_an_arrow_column_cannot_hold_is_an_error_that_leaves_no_fil
         rewritten(path, put(1, "n", value=1000))
     with pytest.raises(StorageError, match="columns of an Arrow file"):
         rewritten(path, put(1, "m", value=1))
-    assert [one.name for one in tmp_path.iterdir()] == ["log.arrow"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["log.arrow"]
 
 
 @pytest.mark.parametrize("new", NEW)
@@ -173,7 +173,7 @@ def test_a_stream_that_breaks_is_not_written_again(tmp_path, new):
     assert "record batch" in (rows[-1].error or "") or "footer" in (rows[-1].error or "")
     with pytest.raises(StorageError, match="so its file was not written"):
         rewritten(path, put(1, "n", value=7))
-    assert [one.name for one in tmp_path.iterdir()] == ["log.arrow"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["log.arrow"]
 
 
 @pytest.mark.parametrize("new", NEW)
@@ -221,10 +221,10 @@ def test_a_row_holds_its_part_of_a_record_batch_and_not_all_of_it(
     table = pa.table({"ids": pa.array([np.arange(10_000)] * 100)})
     path = store(tmp_path / "a.arrow", table, new)
     before = pa.total_allocated_bytes()
-    held = next(iter(open_log(path)))
+    row = next(iter(open_log(path)))
     gc.collect()
-    assert held.value is not None
-    assert held.value["ids"].tolist() == list(range(10_000))
+    assert row.value is not None
+    assert row.value["ids"].tolist() == list(range(10_000))
     assert pa.total_allocated_bytes() - before < table.nbytes / 10
 
 
@@ -257,9 +257,9 @@ def test_batches_that_pyarrow_would_misread_are_refused(tmp_path: Path, new: str
     table = pa.table({"token_ids": [[5, 6, 7]], "reward": [1.0]})
     old = {"metadata_version": pa.ipc.MetadataVersion.V4}
     path = store(tmp_path / "log.arrow", table, new, compression=codec, **old)
-    code, _, said = run("scan", path, "--no-config")
+    code, _, error = run("scan", path, "--no-config")
     assert code == 2
-    assert f"{path}: compressed record batches of metadata version 4" in said
+    assert f"{path}: compressed record batches of metadata version 4" in error
     for options in (old, {"compression": codec}):
         store(path, table, new, **options)
         with open_arrow(path) as file:

@@ -65,17 +65,17 @@ def written(columns: Columns, log: Path) -> Path:
     return log
 
 
-def said(results: Iterable[Result], file: str = "batch") -> list[object]:
+def contents(results: Iterable[Result], file: str = "batch") -> list[object]:
     """All that results say, in whatever file they are."""
     return [
         (
-            one.of_log,
-            one.place.row,
-            tuple(placed(finding, file) for finding in one.findings),
-            one.skips,
-            one.counts,
+            result.of_log,
+            result.place.row,
+            tuple(placed(finding, file) for finding in result.findings),
+            result.skips,
+            result.counts,
         )
-        for one in results
+        for result in results
     ]
 
 
@@ -88,22 +88,22 @@ def same_as_a_scan(columns: Columns, folder: Path, tokenizer: str | None) -> int
     """The number of findings, which a batch and a scan have in common."""
     log = written(columns, folder / "log.jsonl")
     scan = scan_rollouts(log, Settings(tokenizer=tokenizer, join=False, format="generic"))
-    wanted = said(scan, str(log))
+    wanted = contents(scan, str(log))
     audit = audit_batch(**columns, tokenizer=tokenizer)
-    assert said(audit) == wanted
-    assert audit.summary.notices == [one.replace(str(log), "batch") for one in scan.summary.notices]
+    assert contents(audit) == wanted
+    assert audit.summary.notices == [notice.replace(str(log), "batch") for notice in scan.summary.notices]
     assert audit.summary.encoder == scan.summary.encoder
     return len(audit.findings)
 
 
 @pytest.mark.parametrize("tokenizer", [None, TOY], ids=["ids alone", "with a tokenizer"])
 def test_a_batch_has_the_findings_of_a_scan_of_its_rows(tmp_path: Path, tokenizer: str | None) -> None:
-    found = 0
+    number = 0
     for log in LOGS if tokenizer is None else some(LOGS, 12):
         for columns in columns_of(log):
             if any(columns.values()):
-                found += same_as_a_scan(columns, tmp_path, tokenizer)
-    assert found >= 10
+                number += same_as_a_scan(columns, tmp_path, tokenizer)
+    assert number >= 10
 
 
 @pytest.mark.shared
@@ -129,7 +129,7 @@ def rows(seed: int = 0, size: int = 6) -> Columns:
 
 def faulty(columns: Columns) -> Columns:
     """The same with a fault in each of some rows: logprobs shifted, above zero, not a number, one too few."""
-    logprobs = [list(one) for one in columns["logprobs"]]
+    logprobs = [list(values) for values in columns["logprobs"]]
     logprobs[1] = [float("nan"), *logprobs[1][:-1]]
     logprobs[2][-1] = 0.5
     logprobs[3][-2] = float("nan")
@@ -139,7 +139,7 @@ def faulty(columns: Columns) -> Columns:
 def padded(columns: Columns, left: Sequence[int]) -> dict[str, np.ndarray]:
     """The rows as arrays with an attention mask; `left`: padding before each."""
     ids = columns["token_ids"]
-    width = max(start + len(one) for start, one in zip(left, ids, strict=True)) + 3
+    width = max(start + len(row) for start, row in zip(left, ids, strict=True)) + 3
     out = {name: np.zeros((len(ids), width), np.float64) for name in columns}
     out["token_ids"] = np.full((len(ids), width), 7)
     out["attention_mask"] = np.zeros((len(ids), width), np.int64)
@@ -158,8 +158,8 @@ def test_a_failing_row_is_named_and_can_be_left_out_of_the_loss() -> None:
     assert audit.failed
     assert np.flatnonzero(audit.failing_rows).tolist() == [1, 2, 3]
     assert {finding.place.row for finding in audit.findings if finding.severity.word == "error"} == {1, 2, 3}
-    kept = np.flatnonzero(~audit.failing_rows)
-    again = audit_batch(**{name: [column[row] for row in kept] for name, column in columns.items()})
+    passing = np.flatnonzero(~audit.failing_rows)
+    again = audit_batch(**{name: [column[row] for row in passing] for name, column in columns.items()})
     assert not again.failed
     assert not again.findings
     assert again.failing_rows.tolist() == [False] * 3
@@ -187,9 +187,9 @@ def test_only_what_the_settings_say_fails() -> None:
 
 def test_a_finding_about_the_whole_batch_fails_every_row() -> None:
     columns = rows(size=16)
-    columns["token_ids"] = [[one * 40 for one in ids] for ids in columns["token_ids"]]  # past the vocabulary
+    columns["token_ids"] = [[token * 40 for token in ids] for ids in columns["token_ids"]]  # past the vocabulary
     audit = audit_batch(**columns, tokenizer=TOY)
-    (finding,) = (one for one in audit.findings if one.hit.where is Where.LOG and one.severity.word == "error")
+    (finding,) = (item for item in audit.findings if item.hit.where is Where.LOG and item.severity.word == "error")
     assert finding.code == "REC007"
     assert audit.failing_rows.all()
 
@@ -199,24 +199,24 @@ def test_lists_arrays_and_tensors_are_the_same_batch(kind: str) -> None:
     columns = faulty(rows())
     torch: Any = pytest.importorskip("torch") if kind in ("tensors", "nested", "bfloat16") else None
     if kind == "bfloat16":
-        columns["logprobs"] = [torch.tensor(one).bfloat16().tolist() for one in columns["logprobs"]]
+        columns["logprobs"] = [torch.tensor(values).bfloat16().tolist() for values in columns["logprobs"]]
     wanted = audit_batch(**columns)
     ragged = {
-        "tuples": lambda name, one: tuple(one),
-        "ragged arrays": lambda name, one: np.array(one),
-        "tensors": lambda name, one: torch.tensor(one),
-        "bfloat16": lambda name, one: torch.tensor(one).bfloat16() if name == "logprobs" else torch.tensor(one),
+        "tuples": lambda name, row: tuple(row),
+        "ragged arrays": lambda name, row: np.array(row),
+        "tensors": lambda name, row: torch.tensor(row),
+        "bfloat16": lambda name, row: torch.tensor(row).bfloat16() if name == "logprobs" else torch.tensor(row),
     }
     if kind in ragged:
-        given: Any = {name: [ragged[kind](name, one) for one in column] for name, column in columns.items()}
+        batch: Any = {name: [ragged[kind](name, values) for values in column] for name, column in columns.items()}
     elif kind == "nested":
-        given = {
-            name: torch.nested.nested_tensor([torch.tensor(one) for one in column], layout=torch.jagged)
+        batch = {
+            name: torch.nested.nested_tensor([torch.tensor(values) for values in column], layout=torch.jagged)
             for name, column in columns.items()
         }
     else:
-        given = padded(columns, left=[0] * 6) if kind == "arrays" else columns
-    assert said(audit_batch(**given)) == said(wanted)
+        batch = padded(columns, left=[0] * 6) if kind == "arrays" else columns
+    assert contents(audit_batch(**batch)) == contents(wanted)
     assert wanted.failed
 
 
@@ -226,14 +226,14 @@ def test_padding_is_no_part_of_a_row(left: list[int], kind: str) -> None:
     of = np.asarray if kind == "arrays" else pytest.importorskip("torch").tensor
     columns = faulty(rows())
     batch = {name: of(column) for name, column in padded(columns, left).items()}
-    assert said(audit_batch(**batch)) == said(audit_batch(**columns))
+    assert contents(audit_batch(**batch)) == contents(audit_batch(**columns))
     one_less = {name: column[:, 1:] if name == "logprobs" else column for name, column in batch.items()}
     if not left[0]:
         # The first token of a row is not sampled: nothing is said about it, and nothing else changes.
-        codes = [one.code for one in audit_batch(**columns).findings]
-        assert [one.code for one in audit_batch(**one_less).findings] == codes
+        codes = [finding.code for finding in audit_batch(**columns).findings]
+        assert [finding.code for finding in audit_batch(**one_less).findings] == codes
         one_less["loss_mask"] = of(batch["loss_mask"][:, 1:].tolist()) * 1.0  # a mask of floats
-        assert [one.code for one in audit_batch(**one_less).findings] == codes
+        assert [finding.code for finding in audit_batch(**one_less).findings] == codes
 
 
 def responses(columns: Columns) -> tuple[Columns, list[int]]:
@@ -244,7 +244,7 @@ def responses(columns: Columns) -> tuple[Columns, list[int]]:
         "responses": [ids[at:] for ids, at in zip(columns["token_ids"], prompts, strict=True)],
     }
     over = {
-        name: [one[at:] for one, at in zip(columns[name], prompts, strict=True)]
+        name: [values[at:] for values, at in zip(columns[name], prompts, strict=True)]
         for name in ("loss_mask", "logprobs")
     }
     return split | over, prompts
@@ -274,14 +274,14 @@ def test_a_batch_of_verl_is_read_as_its_log(tmp_path: Path) -> None:
     names = {"loss_mask": "response_mask", "logprobs": "rollout_log_probs"}
     line = {names.get(name, name): column.tolist() for name, column in batch.items()}
     log.write_text(json.dumps(line).replace("NaN", "null") + "\n")
-    wanted = [one for one in scan_rollouts(log) if not one.of_log]
+    wanted = [result for result in scan_rollouts(log) if not result.of_log]
     over = {name: batch[name] for name in ("loss_mask", "logprobs", "attention_mask")}
     split = audit_batch(prompt_ids=batch["prompts"], completion_ids=batch["responses"], **over)
     whole = audit_batch(np.concatenate([batch["prompts"], batch["responses"]], axis=1), **over)
-    assert said(split) == said(whole)
-    assert {one.rollout.format for one in wanted if one.rollout} == {"verl_batch"}
-    codes = [[finding.code for finding in one.findings] for one in wanted]
-    assert [[finding.code for finding in one.findings] for one in split if not one.of_log] == codes
+    assert contents(split) == contents(whole)
+    assert {result.rollout.format for result in wanted if result.rollout} == {"verl_batch"}
+    codes = [[finding.code for finding in result.findings] for result in wanted]
+    assert [[finding.code for finding in result.findings] for result in split if not result.of_log] == codes
     assert np.flatnonzero(split.failing_rows).tolist() == [1, 2, 3]
 
 
@@ -298,7 +298,7 @@ def test_a_mask_over_prompt_and_response_fits_a_padded_batch() -> None:
         logprobs=logprobs,
         attention_mask=batch["attention_mask"],
     )
-    assert said(audit) == said(audit_batch(**faulty(rows())))
+    assert contents(audit) == contents(audit_batch(**faulty(rows())))
 
 
 def test_samples_of_slime_have_columns_over_the_response() -> None:
@@ -307,25 +307,24 @@ def test_samples_of_slime_have_columns_over_the_response() -> None:
     lengths = [len(ids) - at for ids, at in zip(columns["token_ids"], prompts, strict=True)]
     audit = audit_batch(columns["token_ids"], split["loss_mask"], split["logprobs"], response_lengths=lengths)
     assert np.flatnonzero(audit.failing_rows).tolist() == [1, 2, 3]
-    given = audit_batch(columns["token_ids"], None, split["logprobs"], response_lengths=np.array(lengths))
-    assert given.summary.generated_tokens == sum(lengths), "without a mask the whole response is trained"
+    unmasked = audit_batch(columns["token_ids"], None, split["logprobs"], response_lengths=np.array(lengths))
+    assert unmasked.summary.generated_tokens == sum(lengths), "without a mask the whole response is trained"
 
 
 def test_a_trainer_s_logprobs_are_compared_with_the_sampler_s() -> None:
     columns = rows()
-    near = [[value - 0.001 * (value < 0) for value in one] for one in columns["logprobs"]]
-    far = [[value * 3 for value in one] for one in columns["logprobs"]]
-    assert "LPR509" not in {one.code for one in audit_batch(**columns, trainer_logprobs=near).findings}
-    assert "LPR509" in {one.code for one in audit_batch(**columns, trainer_logprobs=far).findings}
+    near = [[value - 0.001 * (value < 0) for value in values] for values in columns["logprobs"]]
+    far = [[value * 3 for value in values] for values in columns["logprobs"]]
+    assert "LPR509" not in {finding.code for finding in audit_batch(**columns, trainer_logprobs=near).findings}
+    assert "LPR509" in {finding.code for finding in audit_batch(**columns, trainer_logprobs=far).findings}
 
 
 def test_rows_of_a_batch_are_compared_with_each_other() -> None:
     columns = rows()
     twice = {name: [*column, column[0]] for name, column in columns.items()}
     audit = audit_batch(**twice)
-    assert [one.place.row for one in audit.findings if one.code == "REC009" and one.severity.word == "error"] == [
-        6
-    ]
+    repeated = [finding for finding in audit.findings if finding.code == "REC009"]
+    assert [finding.place.row for finding in repeated if finding.severity.word == "error"] == [6]
     assert audit.failing_rows.tolist() == [False] * 6 + [True]
 
 
@@ -333,7 +332,7 @@ def test_a_row_that_cannot_be_read_is_a_finding() -> None:
     columns = rows()
     columns["token_ids"][2][3] = "three"
     audit = audit_batch(**columns)
-    assert [(one.code, one.place.row) for one in audit.findings] == [("REC001", 2)]
+    assert [(finding.code, finding.place.row) for finding in audit.findings] == [("REC001", 2)]
     assert "position 3" in audit.findings[0].hit.message
     assert audit.failing_rows.tolist() == [False, False, True, False, False, False]
 
@@ -411,8 +410,8 @@ def test_an_auditor_is_made_once_and_keeps_nothing_of_a_batch() -> None:
     auditor = BatchAuditor(Settings(select=("LPR",)))
     first, second = (auditor.audit(**faulty(rows(seed))) for seed in (1, 2))
     assert isinstance(first, BatchAudit)
-    assert said(second) == said(audit_batch(**faulty(rows(2)), settings=Settings(select=("LPR",))))
-    assert said(auditor.audit(**faulty(rows(1)))) == said(first)
+    assert contents(second) == contents(audit_batch(**faulty(rows(2)), settings=Settings(select=("LPR",))))
+    assert contents(auditor.audit(**faulty(rows(1)))) == contents(first)
 
 
 def test_faults_of_rules_are_found_in_batches_as_in_logs(tmp_path: Path) -> None:

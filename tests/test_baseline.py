@@ -71,7 +71,7 @@ class Folder:
 
     def holds(self) -> list[tuple[str, int, int]]:
         """File, row and times of each entry."""
-        return [(Path(one.file).stem, one.row, one.times) for one in read_baseline(self.baseline)]
+        return [(Path(entry.file).stem, entry.row, entry.times) for entry in read_baseline(self.baseline)]
 
 
 @pytest.fixture
@@ -88,9 +88,9 @@ def made_up(place: Place, severity: Severity = Severity.ERROR, **changes: Any) -
 def test_a_fingerprint_says_nothing_of_file_row_severity_words_and_tokenizer(
     row: int, file: str, severity: Severity, message: str
 ) -> None:
-    one = made_up(Place("a", 0))
+    plain = made_up(Place("a", 0))
     other = made_up(Place(file, row), severity, message=message, recorded=Side((1, 2)))
-    assert other.fingerprint == one.fingerprint
+    assert other.fingerprint == plain.fingerprint
 
 
 def test_a_fingerprint_tells_findings_apart_by_all_that_makes_them() -> None:
@@ -110,7 +110,7 @@ def test_a_fingerprint_tells_findings_apart_by_all_that_makes_them() -> None:
     ]
     several = [made_up(place, **change) for change in changes]
     several += [made_up(replace(place, item=1)), replace(several[0], code="TOK102")]
-    assert len({one.fingerprint for one in several}) == len(several)
+    assert len({finding.fingerprint for finding in several}) == len(several)
 
 
 def test_one_more_of_what_is_accepted_is_new(folder: Folder) -> None:
@@ -154,7 +154,7 @@ def test_a_log_that_was_not_scanned_keeps_its_entries_unsaid(folder: Folder) -> 
     folder.writes(a=[CLEAN])
     new, gate = folder.gates("a", update=True)
     assert new == []
-    assert [(one.file, one.row) for one in gate.fixed] == [(str(folder.path / "a.jsonl"), 0)]
+    assert [(entry.file, entry.row) for entry in gate.fixed] == [(str(folder.path / "a.jsonl"), 0)]
     assert folder.holds() == [("b", 0, 1)]
     (folder.path / "b.jsonl").unlink()
     assert folder.accepts().fixed == ()
@@ -166,7 +166,7 @@ def test_what_is_fixed_is_said_and_leaves_the_baseline_when_it_is_written_anew(f
     folder.accepts()
     folder.writes(a=[CLEAN, BROKEN, CLEAN])
     _, gate = folder.gates()
-    assert sorted((one.code, one.row, one.times) for one in gate.fixed) == [("LPR504", 0, 1), ("LPR504", 2, 1)]
+    assert sorted((fix.code, fix.row, fix.times) for fix in gate.fixed) == [("LPR504", 0, 1), ("LPR504", 2, 1)]
     assert not gate.failed
     assert len(folder.holds()) == 2
     folder.writes(a=[CLEAN, BROKEN, CLEAN, {**BROKEN, "token_ids": [5, 6, 9, 8]}])
@@ -186,8 +186,8 @@ def test_of_a_part_of_the_rows_nothing_is_said_to_be_fixed(folder: Folder, part:
     gate = folder.accepts(**part)
     assert gate.added > 0
     assert gate.fixed == ()
-    kept, *_ = sorted(folder.holds(), key=lambda entry: entry[1] != 40)
-    assert kept == ("a", 40, 1)
+    last_row, *_ = sorted(folder.holds(), key=lambda entry: entry[1] != 40)
+    assert last_row == ("a", 40, 1)
     assert before.splitlines()[1].rstrip(b",") in folder.baseline.read_bytes()
     assert folder.gates()[0] != []
 
@@ -210,7 +210,7 @@ def test_a_rule_that_could_not_look_keeps_its_entries(folder: Folder) -> None:
     assert folder.accepts().fixed == ()
     assert len(folder.holds()) == 2
     folder.writes(a=[BLIND, CLEAN, CLEAN])
-    assert [one.row for one in folder.accepts().fixed] == [2]
+    assert [entry.row for entry in folder.accepts().fixed] == [2]
     assert folder.holds() == [("a", 0, 1)]
 
 
@@ -219,7 +219,7 @@ def test_a_scan_without_the_tokenizer_keeps_what_needs_one(folder: Folder) -> No
     folder.writes(a=[json.loads(line) for line in lines])
     codes = ("TOK", "TPL", "REC004", "LPR501")
     folder.accepts(tokenizer=str(TOY), select=codes)
-    assert {one.code for one in read_baseline(folder.baseline)} >= {"TOK101", "TPL203", "REC004", "LPR501"}
+    assert {entry.code for entry in read_baseline(folder.baseline)} >= {"TOK101", "TPL203", "REC004", "LPR501"}
     before = folder.baseline.read_bytes()
     gate = folder.accepts(select=codes)
     assert (gate.fixed, gate.added) == ((), 0)
@@ -232,7 +232,7 @@ def test_what_lies_in_or_behind_a_row_that_cannot_be_read_stays(folder: Folder) 
     folder.accepts(ignore=("REC",))
     log = folder.path / "a.jsonl"
     log.write_text('{"token_ids": [\n' + "".join(json.dumps(CLEAN) + "\n" for _ in rows[1:]), encoding="utf-8")
-    assert [one.row for one in folder.gates(ignore=("REC",))[1].fixed] == [1, 3]
+    assert [entry.row for entry in folder.gates(ignore=("REC",))[1].fixed] == [1, 3]
     whole = "".join(json.dumps(CLEAN) + "\n" for _ in range(2000)).encode()
     log.unlink()
     packed = gzip.compress(whole)
@@ -242,7 +242,7 @@ def test_what_lies_in_or_behind_a_row_that_cannot_be_read_stays(folder: Folder) 
         entry.file += ".gz"
         entry.row += 1998 * (entry.row == 3)
     write_baseline(folder.baseline, entries)
-    assert [one.row for one in folder.gates("a.jsonl.gz", ignore=("REC",))[1].fixed] == [0, 1]
+    assert [entry.row for entry in folder.gates("a.jsonl.gz", ignore=("REC",))[1].fixed] == [0, 1]
 
 
 def test_the_same_tokens_as_a_note_use_up_no_error(tmp_path: Path) -> None:
@@ -258,12 +258,12 @@ def test_only_what_would_fail_is_taken(folder: Folder) -> None:
     lines = (ROOT / "fixtures" / "formats" / "nemo_gym.jsonl").read_text(encoding="utf-8").splitlines()
     folder.writes(a=[json.loads(line) for line in lines])
 
-    def taken(fail_on: str) -> set[str]:
+    def severities(fail_on: str) -> set[str]:
         folder.baseline.unlink(missing_ok=True)
         folder.accepts(tokenizer=str(TOY), fail_on=fail_on)
-        return {one.severity.word for one in read_baseline(folder.baseline)}
+        return {entry.severity.word for entry in read_baseline(folder.baseline)}
 
-    assert [taken(one) for one in ("error", "warning", "note", "never")] == [
+    assert [severities(fail_on) for fail_on in ("error", "warning", "note", "never")] == [
         {"error"},
         {"error", "warning"},
         {"error", "warning", "note"},
@@ -286,15 +286,15 @@ def test_a_run_of_several_processes_says_the_same(folder: Folder) -> None:
     folder.writes(a=[BROKEN, CLEAN, SHIFTED] * 50)
     folder.accepts()
     folder.writes(a=[CLEAN, BROKEN, SHIFTED, BLIND, BROKEN] * 50)
-    said = []
+    outcomes = []
     for jobs in (1, 3):
         gate = GateSettings(baseline=str(folder.baseline))
         gated = gate_rollouts(folder.path, Settings(jobs=jobs), gate)
         gated.scan.chunk_bytes = 500 if jobs > 1 else None
-        said.append(([result.findings for result in gated], gated.summary.gate))
-    assert said[0] == said[1]
-    assert said[0][1] is not None
-    assert said[0][1].failing == 50
+        outcomes.append(([result.findings for result in gated], gated.summary.gate))
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][1] is not None
+    assert outcomes[0][1].failing == 50
 
 
 def test_a_run_that_fails_leaves_the_baseline_as_it_was(folder: Folder) -> None:
@@ -331,7 +331,7 @@ def test_the_file_is_the_same_for_the_same_findings_and_has_one_a_line(folder: F
     head, *lines, last = first.decode().splitlines()
     assert (head, last) == ('{"what": "tito-audit baseline", "version": 1, "findings": [', "]}")
     values = [json.loads(line.rstrip(",")) for line in lines]
-    assert [(one["file"], one["row"], one["times"]) for one in values] == [
+    assert [(entry["file"], entry["row"], entry["times"]) for entry in values] == [
         ("../a.jsonl", 1, 1),
         ("../b.jsonl", 0, 1),
         ("../b.jsonl", 1, 2),
@@ -344,18 +344,18 @@ texts = st.text(st.characters(codec=None), max_size=300)
 
 @given(texts, texts, st.lists(st.tuples(st.sampled_from(Severity), st.integers(0, 9), st.sampled_from("ab"))))
 def test_what_is_written_is_read_again_whatever_a_log_says(
-    tmp_path_factory: pytest.TempPathFactory, message: str, name: str, found: list[tuple[Severity, int, str]]
+    tmp_path_factory: pytest.TempPathFactory, message: str, name: str, places: list[tuple[Severity, int, str]]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "read-again.json"
     entries = EntryCounts()
-    for severity, start, file in found:
+    for severity, start, file in places:
         entries.add(made_up(Place("x", start), severity, start=start, message=message), name + file)
     write_baseline(path, entries)
     assert sorted(map(repr, read_baseline(path))) == sorted(map(repr, entries))
     text = path.read_bytes().decode()
     assert escaped_json(text) == text
     assert len(text.splitlines()) == len(list(entries)) + 2
-    assert all(len(one.message) <= 120 for one in entries)
+    assert all(len(entry.message) <= 120 for entry in entries)
 
 
 def test_what_two_branches_accepted_is_accepted_once_after_a_merge(folder: Folder) -> None:
@@ -489,9 +489,9 @@ def test_a_log_has_one_name_however_its_folder_is_reached(folder: Folder, monkey
 def test_a_link_to_a_baseline_stays_a_link(folder: Folder) -> None:
     folder.writes(a=[BROKEN])
     folder.accepts()
-    kept = folder.baseline
+    target = folder.baseline
     folder.baseline = folder.path / "link"
-    folder.baseline.symlink_to(os.path.relpath(kept, folder.path))
+    folder.baseline.symlink_to(os.path.relpath(target, folder.path))
     folder.writes(a=[CLEAN])
     folder.gates("a", update=True)
     assert folder.baseline.is_symlink()
@@ -515,9 +515,9 @@ def test_a_report_counts_what_is_known_apart_from_what_is_new(report: str, folde
     assert code == 0
     if report in ("sarif", "json"):
         whole = json.loads(out)
-        told = whole["runs"][0]["properties"] if report == "sarif" else whole["summary"]
-        assert told["new"]["error"] == 0
-        assert (told["known"] if report == "sarif" else told["gate"]["known"]) == 57
+        summary = whole["runs"][0]["properties"] if report == "sarif" else whole["summary"]
+        assert summary["new"]["error"] == 0
+        assert (summary["known"] if report == "sarif" else summary["gate"]["known"]) == 57
     elif report == "github":
         assert "::error" not in out
         assert "57 known" in out
@@ -530,12 +530,12 @@ def test_a_new_finding_stands_out_among_known_ones(folder: Folder) -> None:
     folder.writes(a=[BROKEN] * 3)
     folder.accepts()
     folder.writes(a=[BROKEN] * 5)
-    asked = ("scan", folder.path, "--baseline", folder.baseline, "-f")
+    command = ("scan", folder.path, "--baseline", folder.baseline, "-f")
     for report in ("text", "markdown", "junit", "concise", "html"):
-        code, out, _ = run(*asked, report)
+        code, out, _ = run(*command, report)
         assert code == 1
         assert "ew errors in 2 of 5 rollouts (40 %) (3 known): logprobs above zero" in out, report
-    page = run(*asked, "html")[1]
+    page = run(*command, "html")[1]
     assert '<td class="n error">2</td>' in page
-    told = json.loads(run(*asked, "json")[1])["summary"]
-    assert told["new"]["error"] == 2
+    summary = json.loads(run(*command, "json")[1])["summary"]
+    assert summary["new"]["error"] == 2

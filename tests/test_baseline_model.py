@@ -35,7 +35,7 @@ def bag(logs: Mapping[str, str]) -> Bag:
 
 
 def kinds(of: Bag) -> Counter[str]:
-    return Counter({kind: sum(n for (_, one), n in of.items() if one == kind) for kind in KINDS})
+    return Counter({kind: sum(n for (_, entry_kind), n in of.items() if entry_kind == kind) for kind in KINDS})
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Model:
         """What findings of a scan may use up: all but what belongs to logs that lie there and are not scanned."""
         return Counter({key: n for key, n in self.accepted.items() if key[0] in scanned or key[0] not in there})
 
-    def known(self, scanned: Mapping[str, str], there: Mapping[str, str]) -> Counter[str]:
+    def expected(self, scanned: Mapping[str, str], there: Mapping[str, str]) -> Counter[str]:
         return kinds(bag(scanned)) & kinds(self.usable(scanned, there))
 
 
@@ -75,7 +75,7 @@ def gated(folder: Path, scanned: list[str], update: bool, **more: Any) -> tuple[
     return new, scan.summary.gate
 
 
-def held(folder: Path) -> Bag:
+def accepted_in(folder: Path) -> Bag:
     """What the file holds, its kinds told by their fingerprints."""
     of: Bag = Counter()
     for entry in read_baseline(folder / "known.json"):
@@ -110,34 +110,34 @@ def test_a_baseline_knows_what_a_bag_of_accepted_findings_knows(
             written(tmp_path / f"{name}.jsonl", [row(kind) for kind in kinds_])
         scanned = {name: logs[name] for name in sorted(logs) if name in some} or dict(sorted(logs.items()))
         update, part = update or first, part and not first
-        known = model.known(scanned, logs)
+        expected = model.expected(scanned, logs)
         new, gate = gated(tmp_path, list(scanned), update, **({"limit": 1000} if part else {}))
-        assert new == kinds(bag(scanned)) - known
-        assert gate.known == known.total()
+        assert new == kinds(bag(scanned)) - expected
+        assert gate.known == expected.total()
         assert gate.failed == (bool(new) and not update)
         if part:
             assert gate.fixed == ()
         else:
             # What may be used up and was not is fixed; without a log, or a row of it, it is kept in silence.
-            left = kinds(model.usable(scanned, logs)) - known
-            fixed = Counter(FINGERPRINTS[one.fingerprint] for one in gate.fixed for _ in range(one.times))
+            left = kinds(model.usable(scanned, logs)) - expected
+            fixed = Counter(FINGERPRINTS[entry.fingerprint] for entry in gate.fixed for _ in range(entry.times))
             assert not fixed - left
             silent = Counter({key: n for key, n in model.accepted.items() if not logs.get(key[0])})
             assert not left - fixed - kinds(silent)
         if update:
             assert gate.added == new.total()
-            now = held(tmp_path)
+            now = accepted_in(tmp_path)
             for name in logs:
-                mine = Counter({key: n for key, n in now.items() if key[0] == name})
+                entries = Counter({key: n for key, n in now.items() if key[0] == name})
                 before = Counter({key: n for key, n in model.accepted.items() if key[0] == name})
                 if name not in scanned:
-                    assert mine == before
+                    assert entries == before
                 elif not logs[name]:
-                    assert not mine - before
+                    assert not entries - before
                 elif not part:
-                    assert mine == bag({name: logs[name]})
+                    assert entries == bag({name: logs[name]})
                 else:
-                    assert not before - mine
+                    assert not before - entries
             before_bytes = (tmp_path / "known.json").read_bytes()
             model.accepted, first = now, False
             again, gate = gated(tmp_path, list(scanned), update=not part)

@@ -60,9 +60,9 @@ def test_the_completion_that_a_stretch_touches_is_the_first_of_all(
     start, end = place
     stretch: Any = SimpleNamespace(start=start, end=end)
     touched = (
-        one
-        for one in regions
-        if (start < one.end and end > one.start) or (start == end and one.start <= start < one.end)
+        region
+        for region in regions
+        if (start < region.end and end > region.start) or (start == end and region.start <= start < region.end)
     )
     assert completion_at(stretch, regions) == next(touched, None)
 
@@ -80,20 +80,20 @@ _SEVERAL = st.lists(st.builds(_difference, _ranges(9), st.integers(0, 1), st.boo
 def test_a_difference_is_left_out_if_an_earlier_one_covers_it(
     first: list[Any], second: list[Any], third: list[Any]
 ) -> None:
-    known, every = list(first), list(first)
+    shown, every = list(first), list(first)
     for several in (second, third):
-        known += uncovered(several, known)
-        every += [one for one in several if not any(_covers(old, one) for old in every)]
-    assert [id(one) for one in known] == [id(one) for one in every]
+        shown += uncovered(several, shown)
+        every += [difference for difference in several if not any(_covers(old, difference) for old in every)]
+    assert [id(difference) for difference in shown] == [id(difference) for difference in every]
 
 
-def _covers(old: Any, one: Any) -> bool:
+def _covers(old: Any, difference: Any) -> bool:
     return bool(
-        one.turn == old.turn
-        and old.start <= one.start
-        and one.end <= old.end
-        and (one.start < one.end or old.start < one.start < old.end or old.start == old.end)
-        and (old.recorded.data != old.canonical.data or one.recorded.data == one.canonical.data)
+        difference.turn == old.turn
+        and old.start <= difference.start
+        and difference.end <= old.end
+        and (difference.start < difference.end or old.start < difference.start < old.end or old.start == old.end)
+        and (old.recorded.data != old.canonical.data or difference.recorded.data == difference.canonical.data)
     )
 
 
@@ -145,15 +145,15 @@ def test_a_row_with_very_many_findings_takes_little_memory(make: Callable[[int],
         before = _peak()
         run(*command)
         grown = _peak() - before
-    found = json.loads((tmp_path / "found.json").read_text())
+    report = json.loads((tmp_path / "found.json").read_text())
     assert (
         sum(
-            sum(one[word] for word in ("error", "warning", "note"))
-            for one in found["summary"]["findings"].values()
+            sum(counts[word] for word in ("error", "warning", "note"))
+            for counts in report["summary"]["findings"].values()
         )
         >= several
     )
-    assert len(found["findings"]) < 1_000
+    assert len(report["findings"]) < 1_000
     assert (tmp_path / "found.json").stat().st_size < 2 << 20
     assert grown < (24 << 20) + 1_800 * several, f"{grown >> 20} MB for {several:,} findings"
 
@@ -167,5 +167,5 @@ def _reset_peak() -> None:
 
 def _peak() -> int:
     """The most memory that this process has held since the last reset, in bytes."""
-    (line,) = (one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith("VmHWM:"))
+    (line,) = (text for text in Path("/proc/self/status").read_text().splitlines() if text.startswith("VmHWM:"))
     return int(line.split()[1]) << 10

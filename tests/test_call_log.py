@@ -52,9 +52,9 @@ def test_a_scan_names_the_line_that_a_crash_tore(tmp_path: Path) -> None:
         path = tmp_path / "log.jsonl"
         path.write_bytes(text)
         code, out, _ = run("scan", path, "--report", "json")
-        (found,) = [one for one in orjson.loads(out)["findings"] if one["code"] == "REC001"]
+        (finding,) = [entry for entry in orjson.loads(out)["findings"] if entry["code"] == "REC001"]
         assert code == 1
-        assert found["row"] == row
+        assert finding["row"] == row
 
 
 @pytest.mark.parametrize("takes", [0, 7])

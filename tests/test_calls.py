@@ -86,7 +86,7 @@ class World:
         ]
         return {"messages": messages, "calls": calls}
 
-    def kept(self, messages: list[Row], spelled: Callable[[str], list[int]] | None = None) -> Row:
+    def sampled(self, messages: list[Row], spelled: Callable[[str], list[int]] | None = None) -> Row:
         """Each answer as a call whose prompt repeats all tokens before it.
 
         With `spelled`, answers were sampled in these tokens, and later prompts hold their text encoded again.
@@ -133,8 +133,8 @@ def halved(world: World) -> Callable[[str], list[int]]:
 KINDS: dict[str, Callable[[World, int, int], Row]] = {
     "training": lambda world, number, words: world.training_row(conversation(number, 6, words)),
     "ten calls": lambda world, number, words: world.calls(conversation(number, 10, words)),
-    "kept reasoning": lambda world, number, words: world.kept(conversation(number, 3, words, reasoning=True)),
-    "drifted": lambda world, number, words: world.kept(conversation(number, 3, words), halved(world)),
+    "kept reasoning": lambda world, number, words: world.sampled(conversation(number, 3, words, reasoning=True)),
+    "drifted": lambda world, number, words: world.sampled(conversation(number, 3, words), halved(world)),
 }
 
 
@@ -176,7 +176,7 @@ BUDGETS: dict[tuple[str, str], tuple[int, set[str]]] = {
 
 def world_of(tokenizer: str) -> World | None:
     """The tokenizer, if it is there."""
-    folder = next((one for one in (toy.TOKENIZERS / tokenizer, REAL / tokenizer) if one.is_dir()), None)
+    folder = next((place for place in (toy.TOKENIZERS / tokenizer, REAL / tokenizer) if place.is_dir()), None)
     return None if folder is None else World(folder)
 
 

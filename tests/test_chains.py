@@ -35,8 +35,8 @@ def ids(*values: int) -> Ids:
     return np.array(values, np.int32)
 
 
-def history(turn: int, prompt: list[int], said: list[int]) -> History:
-    return History(turn, ids(*prompt), ids(*prompt, *said))
+def history(turn: int, prompt: list[int], answer: list[int]) -> History:
+    return History(turn, ids(*prompt), ids(*prompt, *answer))
 
 
 def histories(*calls: History) -> Histories:
@@ -54,16 +54,16 @@ def grown_calls(draw: st.DrawFn) -> list[tuple[list[int], list[int]]]:
     for _ in range(dice.randrange(1, 9)):
         prompt: list[int] = []
         if calls and dice.random() < 0.9:
-            asked, said = dice.choice(calls)
-            seen = asked + said
-            cut = dice.choice((len(asked), len(seen), len(seen), dice.randrange(len(seen) + 1)))
+            parent, answer = dice.choice(calls)
+            seen = parent + answer
+            cut = dice.choice((len(parent), len(seen), len(seen), dice.randrange(len(seen) + 1)))
             prompt = seen[:cut]
         prompt = prompt + [dice.randrange(3) for _ in range(dice.randrange(3))]
         calls.append((prompt, [dice.randrange(3) for _ in range(dice.randrange(3))]))
     return calls
 
 
-def held(seen: list[int], prompt: list[int]) -> int:
+def prefix_size(seen: list[int], prompt: list[int]) -> int:
     """The tokens of a history that a prompt starts with; -1 where it does not start with all of them."""
     return len(seen) if prompt[: len(seen)] == seen else -1
 
@@ -78,18 +78,18 @@ def shared(seen: list[int], prompt: list[int]) -> int:
 @given(grown_calls())
 def test_histories_are_found_as_a_loop_finds_them(calls: list[tuple[list[int], list[int]]]) -> None:
     every = Histories()
-    for k, (prompt, said) in enumerate(calls):
-        before = [asked + answer for asked, answer in calls[:k]]
-        whole = [(held(seen, prompt), j) for j, seen in enumerate(before) if held(seen, prompt) >= 0]
-        found = every.longest_prefix(ids(*prompt))
-        assert (found and found.turn) == (max(whole)[1] if whole else None)
+    for k, (prompt, completion) in enumerate(calls):
+        before = [earlier + answer for earlier, answer in calls[:k]]
+        whole = [(prefix_size(seen, prompt), j) for j, seen in enumerate(before) if prefix_size(seen, prompt) >= 0]
+        longest = every.longest_prefix(ids(*prompt))
+        assert (longest and longest.turn) == (max(whole)[1] if whole else None)
         if before:
             near = max((shared(seen, prompt), j) for j, seen in enumerate(before))
             assert every.closest(ids(*prompt)).turn == near[1]
             assert every.longest_prefix_or_closest(ids(*prompt)).turn == (max(whole) if whole else near)[1]
             assert every.last.turn == k - 1
-        every.add(history(k, prompt, said))
-        assert [one.turn for one in reversed(every)] == list(range(k, -1, -1))
+        every.add(history(k, prompt, completion))
+        assert [entry.turn for entry in reversed(every)] == list(range(k, -1, -1))
 
 
 @some
@@ -97,19 +97,19 @@ def test_histories_are_found_as_a_loop_finds_them(calls: list[tuple[list[int], l
 def test_with_the_longest_first_the_closest_is_found_without_the_short_ones(
     calls: list[tuple[list[int], list[int]]], prompt: list[int]
 ) -> None:
-    every = sorted((history(k, *call) for k, call in enumerate(calls)), key=lambda one: -len(one.seen))
-    asked: list[int] = []
+    every = sorted((history(k, *call) for k, call in enumerate(calls)), key=lambda entry: -len(entry.seen))
+    turns: list[int] = []
 
-    def told() -> Any:
-        for one in every:
-            asked.append(one.turn)
-            yield one
+    def lookups() -> Any:
+        for entry in every:
+            turns.append(entry.turn)
+            yield entry
 
-    best, common = closest(ids(*prompt), told(), longest_first=True)
+    best, common = closest(ids(*prompt), lookups(), longest_first=True)
     assert best is closest(ids(*prompt), every)[0]
     assert best is not None
-    assert common == shared(best.seen.tolist(), prompt) == max(shared(one.seen.tolist(), prompt) for one in every)
-    assert all(len(one.seen) <= common for one in every[len(asked) :])
+    assert common == shared(best.seen.tolist(), prompt) == max(shared(old.seen.tolist(), prompt) for old in every)
+    assert all(len(entry.seen) <= common for entry in every[len(turns) :])
 
 
 def test_nothing_is_close_where_nothing_came_before() -> None:
@@ -154,8 +154,8 @@ def test_an_orphan_has_no_parent() -> None:
 def test_each_kind_says_whether_it_continues_or_breaks() -> None:
     assert {kind for kind in LinkKind if kind.continues} == {LinkKind.CONTINUES, LinkKind.SIBLING}
     assert {kind for kind in LinkKind if kind.only_tokens_differ} == {LinkKind.RETOKENIZED, LinkKind.TEMPLATE}
-    kept = {kind for kind in LinkKind if not kind.breaks}
-    assert kept == {LinkKind.CONTINUES, LinkKind.SIBLING, LinkKind.RETRY}
+    unbroken = {kind for kind in LinkKind if not kind.breaks}
+    assert unbroken == {LinkKind.CONTINUES, LinkKind.SIBLING, LinkKind.RETRY}
 
 
 @some
@@ -164,11 +164,11 @@ def test_every_call_is_in_the_chain_of_a_last_one_and_each_continues_the_one_bef
     calls: list[tuple[list[int], list[int]]],
 ) -> None:
     every, links = Histories(), []
-    for k, (prompt, said) in enumerate(calls):
+    for k, (prompt, completion) in enumerate(calls):
         if k:
             link = link_by_ids(k, ids(*prompt), every) or link_without_text(k, ids(*prompt), every)
             links.append(link)
-        every.add(history(k, prompt, said))
+        every.add(history(k, prompt, completion))
     parents = parents_of(links)
     last = last_calls(range(len(calls)), parents)
     chains = [chain_to(call, parents) for call in last]
@@ -176,16 +176,16 @@ def test_every_call_is_in_the_chain_of_a_last_one_and_each_continues_the_one_bef
     assert [chain[-1] for chain in chains] == last
     for chain in chains:
         assert chain[0] not in parents
-        for one, other in pairwise(chain):
-            assert parents[other] == one < other
-            assert held(calls[one][0] + calls[one][1], calls[other][0]) >= 0
+        for first, second in pairwise(chain):
+            assert parents[second] == first < second
+            assert prefix_size(calls[first][0] + calls[first][1], calls[second][0]) >= 0
     for link in links:
         assert link.kind.continues is (link.turn in parents)
         if link.kind is LinkKind.TEMPLATE:
             prompt = calls[link.turn][0]
-            longest = max(held(asked + said, prompt) for asked, said in calls[: link.turn])
+            longest = max(prefix_size(earlier + answer, prompt) for earlier, answer in calls[: link.turn])
             # Behind a longer prompt of a call stands another answer than that call's.
-            assert longest < 0 or any(held(asked, prompt) > longest for asked, _ in calls[: link.turn])
+            assert longest < 0 or any(prefix_size(earlier, prompt) > longest for earlier, _ in calls[: link.turn])
 
 
 @some
@@ -193,7 +193,7 @@ def test_every_call_is_in_the_chain_of_a_last_one_and_each_continues_the_one_bef
 def test_captured_calls_are_one_conversation_in_whatever_order_they_come(
     calls: list[tuple[list[int], list[int]]], dice: random.Random
 ) -> None:
-    turns = [Turn(ids(*prompt), ids(*said)) for prompt, said in calls]
+    turns = [Turn(ids(*prompt), ids(*completion)) for prompt, completion in calls]
     turns[-1] = Turn(None, turns[-1].completion_ids) if len(turns) > 4 else turns[-1]
     times = [float(k) for k in range(len(turns))]
     order, main = order_calls(turns, times)
@@ -213,7 +213,7 @@ def test_many_calls_are_looked_up_in_no_minute(branches: bool) -> None:
     every, began = Histories(), time.process_time()
     for k in range(400):
         prompt = ids(*start, *([k] if branches else range(5_000, 5_000 + 2 * k)))
-        found = every.longest_prefix(prompt)
-        assert (found is None) is (branches or not k)
+        longest = every.longest_prefix(prompt)
+        assert (longest is None) is (branches or not k)
         every.add(History(k, prompt, np.append(prompt, np.int32(7 if branches else 5_000 + 2 * k))))
     assert time.process_time() - began < 20

@@ -98,8 +98,8 @@ def cut(start: int, end: int, *new: dict[str, Any]) -> Change:
     return lambda messages: [*messages[:start], *new, *messages[end:]]
 
 
-def swapped(one: int, other: int) -> Change:
-    return lambda messages: put(one, messages[other])(put(other, messages[one])(messages))
+def swapped(first: int, second: int) -> Change:
+    return lambda messages: put(first, messages[second])(put(second, messages[first])(messages))
 
 
 def respelled(city: str) -> tuple[str, str]:
@@ -149,7 +149,7 @@ class Conversation:
         self.renderer = make_renderer(self.tokenizer)
         self.messages = messages
         self.end = ENDS.get(name, "<|im_end|>")
-        self.tools = as_tools(TOOLS if any("tool_calls" in one for one in messages) else None, "tools")
+        self.tools = as_tools(TOOLS if any("tool_calls" in message for message in messages) else None, "tools")
 
     @property
     def answers(self) -> list[int]:
@@ -160,7 +160,7 @@ class Conversation:
             as_messages(sent, "messages"), self.tools, add_generation_prompt=True, template_kwargs={}
         )
 
-    def said(self, message: dict[str, Any]) -> Ids:
+    def sampled(self, message: dict[str, Any]) -> Ids:
         text = message["content"]
         if "tool_calls" in message:
             city = message["tool_calls"][0]["function"]["arguments"]["city"]
@@ -171,12 +171,12 @@ class Conversation:
         turns = tuple(
             Turn(
                 self.tokenizer.encode(text),
-                said,
+                completion,
                 prompt_messages=as_messages(sent, "messages") if form == FORMS[1] else None,
                 message_index=self.answers[number] if form == FORMS[2] else None,
                 finish_reason="stop",
             )
-            for number, (sent, text, said) in enumerate(calls)
+            for number, (sent, text, completion) in enumerate(calls)
         )
         messages = as_messages(None if form == FORMS[0] else self.messages, "messages")
         rules = all_rules()
@@ -203,13 +203,13 @@ def test_a_changed_history_is_told_by_what_changed(name: str, case: Any, form: s
         if later and isinstance(change, tuple):
             assert change[0] in text
             text = text.replace(*change)
-        calls.append((sent, text, talk.said(messages[at])))
+        calls.append((sent, text, talk.sampled(messages[at])))
     findings = talk.findings(calls, form)
-    loud = {one.code for one in findings if one.hit.severity is None or one.severity.name != "NOTE"}
+    loud = {entry.code for entry in findings if entry.hit.severity is None or entry.severity.name != "NOTE"}
     assert codes <= loud
     assert {code for code in loud if code.startswith("SEQ")} == {code for code in codes if code.startswith("SEQ")}
-    assert not any("same messages" in one.hit.message for one in findings if codes is REWRITTEN)
-    assert "SEQ304" not in {one.code for one in findings}
+    assert not any("same messages" in entry.hit.message for entry in findings if codes is REWRITTEN)
+    assert "SEQ304" not in {entry.code for entry in findings}
 
 
 A, B = "It is Paris.", "Paris, of course."
@@ -279,13 +279,13 @@ BRANCHES: list[tuple[str, list[tuple[Messages, str]], list[str]]] = [
 def test_a_branch_is_no_broken_history(name: str, case: Any, form: str) -> None:
     _, calls, codes = case
     talk = Conversation(name, TALK)
-    made = [(sent, talk.text(sent), talk.said(answer(said))) for sent, said in calls]
-    assert [one.code for one in talk.findings(made, form) if not one.code.startswith("TOK")] == codes
+    rendered = [(sent, talk.text(sent), talk.sampled(answer(text))) for sent, text in calls]
+    assert [entry.code for entry in talk.findings(rendered, form) if not entry.code.startswith("TOK")] == codes
 
 
 def test_without_text_a_prompt_that_holds_another_answer_is_no_branch() -> None:
     """Ids alone: turn 2 starts with turn 1's prompt, and goes on with another answer than turn 1's."""
     spoken = [([1, 2], [3]), ([1, 2, 3, 4], [5, 6]), ([1, 2, 3, 4, 7, 6, 8], [9])]
-    turns = tuple(Turn(np.array(prompt, np.int32), np.array(said, np.int32)) for prompt, said in spoken)
+    turns = tuple(Turn(np.array(prompt, np.int32), np.array(sampled, np.int32)) for prompt, sampled in spoken)
     (_, link) = gather(Rollout(Place("here", 0), "toy", turns=turns), None, None).links
     assert (link.parent, link.kind.value, link.at) == (1, "template", 4)

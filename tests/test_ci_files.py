@@ -67,28 +67,28 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def filled(text: str, given: Mapping[str, str]) -> str:
+def filled(text: str, inputs: Mapping[str, str]) -> str:
     """The text as GitHub hands it to a step; an expression that the test does not know is an error."""
-    values = {"github.action_path": str(ROOT), **{f"inputs.{name}": value for name, value in given.items()}}
-    return re.sub(r"\$\{\{\s*(.*?)\s*\}\}", lambda found: values[found[1]], text)
+    values = {"github.action_path": str(ROOT), **{f"inputs.{name}": value for name, value in inputs.items()}}
+    return re.sub(r"\$\{\{\s*(.*?)\s*\}\}", lambda match: values[match[1]], text)
 
 
 def steps(place: Path, **inputs: str) -> Run:
     """The shell steps of the action, each run by bash as GitHub runs it, until one fails."""
-    stated = {name: str(one.get("default", "")) for name, one in ACTION["inputs"].items()}
+    stated = {name: str(entry.get("default", "")) for name, entry in ACTION["inputs"].items()}
     names = {name.replace("-", "_"): name for name in stated}
-    given = stated | {"install": "none"} | {names[name]: value for name, value in inputs.items()}
+    values = stated | {"install": "none"} | {names[name]: value for name, value in inputs.items()}
     files = {name: place / f".{name}" for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY", "GITHUB_PATH")}
     for file in files.values():
         file.touch()
-    code, said, complained = 0, "", ""
+    code, stdout, complained = 0, "", ""
     for step in ACTION["runs"]["steps"]:
         if "run" not in step:
             assert step["if"] == "inputs.python-version != ''"
             continue
         script = place / ".step.sh"
         script.write_text(step["run"])
-        environment = {name: filled(text, given) for name, text in step.get("env", {}).items()}
+        environment = {name: filled(text, values) for name, text in step.get("env", {}).items()}
         environment |= {name: str(file) for name, file in files.items()}
         path = [*files["GITHUB_PATH"].read_text().split(), str(place / "bin"), str(BIN), os.environ["PATH"]]
         environment |= {"PATH": ":".join(path), "RUNNER_TEMP": str(place)}
@@ -97,22 +97,22 @@ def steps(place: Path, **inputs: str) -> Run:
         done = subprocess.run(
             ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)],
             env=environment,
-            cwd=place / filled(step.get("working-directory", "."), given),
+            cwd=place / filled(step.get("working-directory", "."), values),
             capture_output=True,
             text=True,
         )
-        code, said, complained = done.returncode, said + done.stdout, complained + done.stderr
+        code, stdout, complained = done.returncode, stdout + done.stdout, complained + done.stderr
         if code:
             break
     written = files["GITHUB_OUTPUT"].read_text()
     outputs = {name: text for name, _, text in re.findall(r"^([\w-]+)<<(\w+)\n(.*?)\n\2$", written, re.M | re.S)}
     outputs |= dict(re.findall(r"^([\w-]+)=(.*)$", written, re.M))
-    return Run(code, outputs, files["GITHUB_STEP_SUMMARY"].read_text(), said, complained, place)
+    return Run(code, outputs, files["GITHUB_STEP_SUMMARY"].read_text(), stdout, complained, place)
 
 
 def test_the_action_is_one_by_the_schema_of_github() -> None:
-    code, said = checked("check_jsonschema", "--builtin-schema", "vendor.github-actions", str(ROOT / "action.yml"))
-    assert code == 0, said
+    code, page = checked("check_jsonschema", "--builtin-schema", "vendor.github-actions", str(ROOT / "action.yml"))
+    assert code == 0, page
 
 
 def test_no_input_of_the_action_reaches_a_shell_as_code() -> None:
@@ -174,9 +174,9 @@ def test_the_inputs_of_the_action_are_the_flags_that_they_stand_for(place: Path)
         assert (gated.code, "L4 required" in gated.stdout + gated.stderr) == (code, bool(code))
     accepted = steps(place, logs=log, baseline="known.json", args="--update-baseline", **flags)
     assert accepted.code == 0, accepted.stderr
-    known = steps(place, logs=log, baseline="known.json", **flags)
-    assert (known.code, known.outputs["failing"]) == (0, "0")
-    assert known.outputs["findings"] != "0"
+    again = steps(place, logs=log, baseline="known.json", **flags)
+    assert (again.code, again.outputs["failing"]) == (0, "0")
+    assert again.outputs["findings"] != "0"
     assert steps(place, logs="nemo_gym.jsonl", working_directory="logs of May", tokenizer=str(TOY)).code == 1
 
 
@@ -267,8 +267,8 @@ def repository(place: Path) -> Path:
 
 
 def test_the_hooks_are_a_manifest_of_pre_commit() -> None:
-    code, said = checked("pre_commit", "validate-manifest", str(ROOT / ".pre-commit-hooks.yaml"))
-    assert code == 0, said
+    code, page = checked("pre_commit", "validate-manifest", str(ROOT / ".pre-commit-hooks.yaml"))
+    assert code == 0, page
 
 
 def test_a_commit_of_a_log_that_drifted_is_refused_and_one_of_a_log_that_passes_is_not(
@@ -284,8 +284,8 @@ def test_a_commit_of_a_log_that_drifted_is_refused_and_one_of_a_log_that_passes_
     shutil.copy(FORMATS / CLEAN, repository / "good.jsonl")
     (repository / "package.json").write_text('{"name": "no log"}')
     git(place, "add", ".")
-    taken = git(place, "commit", "-m", "Rollouts")
-    assert taken.returncode == 0, taken.stdout + taken.stderr
+    commit = git(place, "commit", "-m", "Rollouts")
+    assert commit.returncode == 0, commit.stdout + commit.stderr
     assert git(place, "log", "--format=%s").stdout.split("\n")[:2] == ["Rollouts", "The gate"]
 
 

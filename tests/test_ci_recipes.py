@@ -44,10 +44,10 @@ def recipes() -> Iterator[Recipe]:
             yield _of_yaml(f"{number}-yaml", yaml.safe_load(text))
         elif language != "yaml":
             commands = re.findall(r"^\s*(?:sh ')?(tito-audit [^'\n]*)", text, re.MULTILINE)
-            kept = re.findall(
+            files = re.findall(
                 r"(?:junit|archiveArtifacts) '([^']+)'|(?:html|prometheus)=(\S+?)'?$", text, re.MULTILINE
             )
-            yield Recipe(f"{number}-{language}", tuple(commands), None, tuple(one or two for one, two in kept))
+            yield Recipe(f"{number}-{language}", tuple(commands), None, tuple("".join(pair) for pair in files))
 
 
 def _of_yaml(name: str, value: dict[Any, Any]) -> Recipe:
@@ -59,10 +59,10 @@ def _of_yaml(name: str, value: dict[Any, Any]) -> Recipe:
     (job,) = value["jobs"].values()
     lines = [line for step in job["steps"] for line in step.get("run", "").split("\n")]
     used = [step["with"] for step in job["steps"] if step.get("uses") == "./tito-audit"]
-    kept = [step["with"]["path"] for step in job["steps"] if step.get("uses", "").startswith("actions/upload")]
-    kept += [word for line in lines for word in re.findall(r"^cat (\S+)", line)]
+    files = [step["with"]["path"] for step in job["steps"] if step.get("uses", "").startswith("actions/upload")]
+    files += [word for line in lines for word in re.findall(r"^cat (\S+)", line)]
     calls = [line for line in lines if line.startswith("tito-audit")]
-    return Recipe(name, tuple(calls), used[0] if used else None, tuple(kept))
+    return Recipe(name, tuple(calls), used[0] if used else None, tuple(files))
 
 
 RECIPES = list(recipes())
@@ -94,7 +94,7 @@ def test_every_system_has_its_recipe() -> None:
     assert all(recipe.keeps == ("audit.html",) for recipe in nightly)
 
 
-@pytest.mark.parametrize("recipe", [one for one in RECIPES if one.commands], ids=lambda one: one.name)
+@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if recipe.commands], ids=lambda entry: entry.name)
 def test_the_commands_of_a_recipe_scan_and_write_what_it_keeps(recipe: Recipe, place: Path) -> None:
     (accept,) = re.findall(r"`(tito-audit scan .* --update-baseline)`", PAGE, re.MULTILINE)
     assert run(*shlex.split(accept)[1:])[0] == 0
@@ -107,7 +107,7 @@ def test_the_commands_of_a_recipe_scan_and_write_what_it_keeps(recipe: Recipe, p
         assert (place / file).stat().st_size > 100, file
 
 
-@pytest.mark.parametrize("recipe", [one for one in RECIPES if one.action is not None], ids=lambda one: one.name)
+@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if recipe.action], ids=lambda entry: entry.name)
 def test_the_action_runs_as_a_recipe_calls_it(recipe: Recipe, place: Path) -> None:
     assert recipe.action is not None
     assert recipe.action.keys() <= ACTION["inputs"].keys()

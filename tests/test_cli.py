@@ -217,13 +217,13 @@ def test_show_leaves_out_what_nothing_is_said_about_and_counts_it() -> None:
     parts = draw_tokens(TokenLine(ids, trained), DrawOptions(80), findings=[(500, 502)])
     text = "\n".join(line.plain for part in parts for line in part.lines)
     assert "tokens left out" in text
-    shown = {int(one) for one in re.findall(r"\d+(?=│)", text)}
+    shown = {int(number) for number in re.findall(r"\d+(?=│)", text)}
     assert {0, 500, 501, 949, 950, 999} <= shown
-    left_out = sum(int(one) for one in re.findall(r"… (\d+) tokens", text))
+    left_out = sum(int(number) for number in re.findall(r"… (\d+) tokens", text))
     assert len(shown) + left_out == 1000
     assert text.count("^^^") == 2
     whole = [line for part in draw_tokens(TokenLine(ids), DrawOptions(80, full=True)) for line in part.lines]
-    assert {int(one) for line in whole for one in re.findall(r"\d+(?=│)", line.plain)} == set(range(1000))
+    assert {int(number) for line in whole for number in re.findall(r"\d+(?=│)", line.plain)} == set(range(1000))
     assert max(len(line.plain) for line in whole) <= 80
 
 

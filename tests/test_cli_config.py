@@ -50,7 +50,7 @@ def says(path: Path, text: str) -> Path:
     return path
 
 
-def told(*arguments: object) -> dict[str, Any]:
+def config_page(*arguments: object) -> dict[str, Any]:
     code, out, err = run("config", *arguments, "--output-format", "json")
     assert (code, err) == (0, "")
     return json.loads(out)
@@ -65,18 +65,18 @@ def test_the_page_says_every_setting_once(project: Path) -> None:
 def test_the_page_is_toml_that_says_the_same_from_the_working_folder(project: Path) -> None:
     out = run("config")[1]
     assert tomllib.loads(out)["tokenizer"] == "../toy"
-    before = told()["settings"]
+    before = config_page()["settings"]
     says(project / "tito-audit.toml", out)
-    after = told()["settings"]
-    assert {name: one["value"] for name, one in after.items()} == {
-        name: one["value"] for name, one in before.items()
+    after = config_page()["settings"]
+    assert {name: setting["value"] for name, setting in after.items()} == {
+        name: setting["value"] for name, setting in before.items()
     }
-    assert {one["file"] for one in after.values()} == {"tito-audit.toml", None}
+    assert {setting["file"] for setting in after.values()} == {"tito-audit.toml", None}
 
 
 def test_logs_are_named_with_the_overrides_that_fit_them(project: Path) -> None:
     (project / "old" / "f.jsonl.gz").write_bytes(b"")
-    logs = {log["file"]: log for log in told(".")["logs"]}
+    logs = {log["file"]: log for log in config_page(".")["logs"]}
     assert logs["a.jsonl"]["overrides"] == []
     assert logs["old/f.jsonl.gz"]["overrides"] == [0, 1]
     assert logs["old/f.jsonl.gz"]["settings"]["format"] == {
@@ -89,7 +89,7 @@ def test_logs_are_named_with_the_overrides_that_fit_them(project: Path) -> None:
 
 
 def test_machines_get_all_of_it(project: Path) -> None:
-    told_all = told("--fail-on", "warning")
+    told_all = config_page("--fail-on", "warning")
     assert told_all["file"] == "../pyproject.toml"
     assert told_all["folder"] == str(project)
     assert told_all["extended"] == [{"file": "../base.toml", "by": "../pyproject.toml"}]
@@ -109,13 +109,13 @@ def test_machines_get_all_of_it(project: Path) -> None:
 def test_without_a_file_machines_get_what_was_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     says(tmp_path / "pyproject.toml", "[project]\nname = 'x'\n")
     monkeypatch.chdir(tmp_path)
-    assert told()["passed_over"] == ["pyproject.toml"]
+    assert config_page()["passed_over"] == ["pyproject.toml"]
 
 
 def test_config_and_no_config_choose_the_file(project: Path) -> None:
-    assert told("--no-config")["file"] is None
-    assert told("--config", "../base.toml")["settings"]["tokenizer"]["value"] == "org/model"
-    assert {one["from"] for one in told("--no-config")["settings"].values()} == {"default"}
+    assert config_page("--no-config")["file"] is None
+    assert config_page("--config", "../base.toml")["settings"]["tokenizer"]["value"] == "org/model"
+    assert {setting["from"] for setting in config_page("--no-config")["settings"].values()} == {"default"}
 
 
 def test_a_log_that_there_is_not_is_a_mistake(project: Path) -> None:

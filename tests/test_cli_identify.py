@@ -47,23 +47,23 @@ def chats(number: int) -> list[dict[str, Any]]:
     return [
         {
             "messages": [
-                {"role": "user", "content": f"How much is {one} and {one + 3}?"},
-                {"role": "assistant", "content": f"It is {2 * one + 3}."},
-                {"role": "user", "content": f"And {one} times {one}?"},
-                {"role": "assistant", "content": f"That is {one * one}."},
+                {"role": "user", "content": f"How much is {n} and {n + 3}?"},
+                {"role": "assistant", "content": f"It is {2 * n + 3}."},
+                {"role": "user", "content": f"And {n} times {n}?"},
+                {"role": "assistant", "content": f"That is {n * n}."},
             ],
             "tools": None,
-            "texts": [f"It is {2 * one + 3}.", f"That is {one * one}."],
+            "texts": [f"It is {2 * n + 3}.", f"That is {n * n}."],
         }
-        for one in range(number)
+        for n in range(number)
     ]
 
 
 def log_at(path: Path, rows: int = 8, turns: int = 2, **case: Any) -> Path:
     """A log written by the toy tokenizer with its template, or as a case says."""
-    made = Case(1, "toy_bpe", stop="<|im_end|>", **case)
+    writer = Case(1, "toy_bpe", stop="<|im_end|>", **case)
     cut = [{**chat, "messages": chat["messages"][: 2 * turns]} for chat in chats(rows)]
-    return written(path, rows_of(made, log_of(made, cut, rows)))
+    return written(path, rows_of(writer, log_of(writer, cut, rows)))
 
 
 def finds_nothing(*arguments: object) -> bool:
@@ -71,11 +71,11 @@ def finds_nothing(*arguments: object) -> bool:
     return run("scan", *arguments, "--select", "TOK,TPL,SEQ", "--fail-on", "note")[0] == 0
 
 
-def said(*arguments: object, **how: Any) -> dict[str, Any]:
+def reply(*arguments: object, **how: Any) -> dict[str, Any]:
     code, out, error = run("identify", *arguments, "-f", "json", **how)
-    found: dict[str, Any] = json.loads(out)
-    assert code == (not found["sure"]), error
-    return found
+    answer: dict[str, Any] = json.loads(out)
+    assert code == (not answer["sure"]), error
+    return answer
 
 
 def test_the_command_to_paste_audits_the_log_without_a_finding(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_the_command_to_paste_audits_the_log_without_a_finding(tmp_path: Path) -
     assert words == ["tito-audit", "scan", str(log), "-t", str(TOY), "--template-arg", "enable_thinking=false"]
     assert finds_nothing(*words[2:])
     assert not finds_nothing(log, "-t", TOY), "the argument matters"
-    assert said(log, "-t", TOY)["command"] == command.strip()
+    assert reply(log, "-t", TOY)["command"] == command.strip()
 
 
 def test_the_keys_to_paste_say_the_same(tmp_path: Path) -> None:
@@ -101,14 +101,14 @@ def test_the_keys_to_paste_say_the_same(tmp_path: Path) -> None:
     assert all(line.startswith("    ") for line in keys)
     table = tomllib.loads("\n".join(keys))
     assert table == {"tokenizer": str(TOY), "template-args": {"enable_thinking": False}}
-    assert said(log, "-t", TOY)["explanations"][0]["config"] == table
+    assert reply(log, "-t", TOY)["explanations"][0]["config"] == table
 
 
 def test_a_date_is_read_out_of_the_prompts_and_a_file_is_a_template_to_try(tmp_path: Path) -> None:
     template = tmp_path / "dated.jinja"
     template.write_text(DATED, encoding="utf-8")
     log = log_at(tmp_path / "log.jsonl", template=str(template), at=datetime(2024, 2, 29))
-    best = said(log, "-t", TOY, "--chat-template", "dated.jinja")["explanations"][0]
+    best = reply(log, "-t", TOY, "--chat-template", "dated.jinja")["explanations"][0]
     assert best["flags"] == ["-t", str(TOY), "--chat-template", "dated.jinja", "--clock", "2024-02-29"]
     assert finds_nothing(log, *best["flags"])
 
@@ -116,7 +116,7 @@ def test_a_date_is_read_out_of_the_prompts_and_a_file_is_a_template_to_try(tmp_p
 def test_how_the_log_was_read_is_part_of_the_command(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in log_at(tmp_path / "log.jsonl", form="binary").read_text().splitlines()]
     log = written(tmp_path / "named.jsonl", ({"toks": row.pop("token_ids"), **row} for row in rows))
-    command = said(log, "-t", TOY, "--map", "token_ids=toks", "--map", "loss_mask=loss_mask")["command"]
+    command = reply(log, "-t", TOY, "--map", "token_ids=toks", "--map", "loss_mask=loss_mask")["command"]
     assert command.endswith("--map token_ids=toks --map loss_mask=loss_mask")
     assert finds_nothing(*shlex.split(command)[2:])
 
@@ -126,8 +126,8 @@ def test_how_the_log_was_read_is_part_of_the_command(tmp_path: Path) -> None:
 
 def test_what_was_found_is_written_and_then_used(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.jsonl", turns=1, arguments={"enable_thinking": False})
-    code, _, told = run("identify", log, "-t", TOY, "--write", "tito-audit.toml")
-    assert (code, told) == (0, "tito-audit.toml: added tokenizer and template-args.\n")
+    code, _, message = run("identify", log, "-t", TOY, "--write", "tito-audit.toml")
+    assert (code, message) == (0, "tito-audit.toml: added tokenizer and template-args.\n")
     assert finds_nothing(log)
     before = (tmp_path / "tito-audit.toml").read_bytes()
     assert run("identify", log, "-w", "tito-audit.toml")[2] == "tito-audit.toml already has these settings.\n"
@@ -163,16 +163,16 @@ def cached(folder: Path, repository: str, tokenizer: Path, revision: str = "abc"
 
 def test_tokenizers_of_the_hub_cache_are_tried(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.jsonl")
-    assert said(log)["tokenizers"] == []
+    assert reply(log)["tokenizers"] == []
     cached(tmp_path / "hub", "org/toy", TOY)
     cached(tmp_path / "hub", "org/same-as-toy", TOY)
     cached(tmp_path / "hub", "org/other", OTHER)
-    found = said(log)
-    assert found["sure"]
-    assert found["explanations"][0]["tokenizer"] in ("org/toy", "org/same-as-toy")
-    names = {one["name"] for one in found["tokenizers"]}
+    answer = reply(log)
+    assert answer["sure"]
+    assert answer["explanations"][0]["tokenizer"] in ("org/toy", "org/same-as-toy")
+    names = {tokenizer["name"] for tokenizer in answer["tokenizers"]}
     assert len(names & {"org/toy", "org/same-as-toy"}) == 1, "the same files are tried once"
-    tried = names | {one["name"] for one in found["passed_over"]}
+    tried = names | {tokenizer["name"] for tokenizer in answer["passed_over"]}
     assert "org/other" in tried
 
 
@@ -184,15 +184,15 @@ def test_a_tokenizer_without_room_for_the_ids_is_passed_over(tmp_path: Path) -> 
     whole["added_tokens"], whole["model"]["vocab"] = [], {"a": 0, "b": 1}
     (small / "tokenizer.json").write_text(json.dumps(whole), encoding="utf-8")
     cached(tmp_path / "hub", "org/small", small)
-    found = said(log)
-    assert found["tokenizers"] == []
-    assert found["passed_over"] == [{"name": "org/small", "because": "its ids end at 1, the log has 2,002"}]
+    answer = reply(log)
+    assert answer["tokenizers"] == []
+    assert answer["passed_over"] == [{"name": "org/small", "because": "its ids end at 1, the log has 2,002"}]
 
 
 def test_a_snapshot_that_is_not_the_main_one_is_named_by_its_folder(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.jsonl")
     snapshot = cached(tmp_path / "hub", "org/toy", TOY, main=False)
-    assert said(log)["explanations"][0]["flags"] == ["-t", str(snapshot)]
+    assert reply(log)["explanations"][0]["flags"] == ["-t", str(snapshot)]
 
 
 def test_a_broken_tokenizer_in_the_cache_is_no_mistake_of_the_user(tmp_path: Path) -> None:
@@ -201,22 +201,22 @@ def test_a_broken_tokenizer_in_the_cache_is_no_mistake_of_the_user(tmp_path: Pat
     shutil.copytree(TOY, broken)
     (broken / "tokenizer.json").write_text("{}", encoding="utf-8")
     cached(tmp_path / "hub", "org/broken", broken)
-    assert [one["name"] for one in said(log)["passed_over"]] == ["org/broken"]
+    assert [tokenizer["name"] for tokenizer in reply(log)["passed_over"]] == ["org/broken"]
 
 
 def test_what_the_log_names_is_looked_for_beside_it_and_in_the_cache(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in log_at(tmp_path / "plain.jsonl").read_text().splitlines()]
     log = written(tmp_path / "log.jsonl", ({**row, "model": "org/policy"} for row in rows))
-    found = said(log)
-    (only,) = found["passed_over"]
+    answer = reply(log)
+    (only,) = answer["passed_over"]
     assert only["name"] == "org/policy"
     assert "not on this machine" in only["because"]
     shutil.copytree(TOY, tmp_path / "policy")
-    (tried,) = said(log)["tokenizers"]
+    (tried,) = reply(log)["tokenizers"]
     assert (tried["name"], tried["from"]) == (str(tmp_path / "policy"), "the log names its model 'org/policy'")
     shutil.rmtree(tmp_path / "policy")
     cached(tmp_path / "hub", "org/policy", TOY)
-    (tried,) = said(log)["tokenizers"]
+    (tried,) = reply(log)["tokenizers"]
     assert (tried["name"], tried["from"]) == ("org/policy", "the log names its model 'org/policy'")
 
 
@@ -226,23 +226,23 @@ def test_a_name_in_a_log_leads_nowhere_else(name: str, tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     rows = [json.loads(line) for line in log_at(tmp_path / "plain.jsonl").read_text().splitlines()]
     log = written(tmp_path / "logs" / "log.jsonl", ({**row, "model": name} for row in rows))
-    found = said(log)
-    assert (found["tokenizers"], found["passed_over"]) == ([], [])
+    answer = reply(log)
+    assert (answer["tokenizers"], answer["passed_over"]) == ([], [])
 
 
 def test_the_configured_tokenizer_is_tried_unless_others_are_given(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.jsonl")
     (tmp_path / "tito-audit.toml").write_text(f'tokenizer = "{TOY}"\n', encoding="utf-8")
-    assert [(one["name"], one["from"]) for one in said(log)["tokenizers"]] == [(str(TOY), "configured")]
-    assert [(one["name"], one["from"]) for one in said(log, "-t", OTHER)["tokenizers"]] == [(str(OTHER), "given")]
+    assert [(row["name"], row["from"]) for row in reply(log)["tokenizers"]] == [(str(TOY), "configured")]
+    assert [(row["name"], row["from"]) for row in reply(log, "-t", OTHER)["tokenizers"]] == [(str(OTHER), "given")]
 
 
 def test_of_two_tokenizers_the_one_that_wrote_the_log_is_named(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.jsonl")
-    found = said(log, "-t", OTHER, "-t", TOY)
-    assert found["sure"]
-    assert found["explanations"][0]["tokenizer"] == str(TOY)
-    wrong = said(log, "-t", OTHER)
+    answer = reply(log, "-t", OTHER, "-t", TOY)
+    assert answer["sure"]
+    assert answer["explanations"][0]["tokenizer"] == str(TOY)
+    wrong = reply(log, "-t", OTHER)
     assert not wrong["sure"]
 
 
@@ -252,24 +252,24 @@ def test_of_two_tokenizers_the_one_that_wrote_the_log_is_named(tmp_path: Path) -
 def test_rows_without_messages_or_ids_say_so(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in log_at(tmp_path / "plain.jsonl", form="binary").read_text().splitlines()]
     ids = [{key: value for key, value in row.items() if key != "messages"} for row in rows]
-    assert said(written(tmp_path / "ids.jsonl", ids), "-t", TOY)["because"] == "no messages"
+    assert reply(written(tmp_path / "ids.jsonl", ids), "-t", TOY)["because"] == "no messages"
     texts = [{"messages": row["messages"]} for row in rows]
-    assert said(written(tmp_path / "texts.jsonl", texts), "-t", TOY)["because"] == "no token ids"
+    assert reply(written(tmp_path / "texts.jsonl", texts), "-t", TOY)["because"] == "no token ids"
 
 
 def test_a_row_that_cannot_be_read_is_counted(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.jsonl")
     log.write_text(log.read_text() + "{broken\n")
-    found = said(log, "-t", TOY)
-    assert found["sure"]
-    assert (found["rows"]["read"], found["rows"]["unreadable"]) == (9, 1)
+    answer = reply(log, "-t", TOY)
+    assert answer["sure"]
+    assert (answer["rows"]["read"], answer["rows"]["unreadable"]) == (9, 1)
 
 
 def test_a_limit_is_shared_by_the_logs(tmp_path: Path) -> None:
-    logs = [log_at(tmp_path / f"{one}.jsonl", rows=rows) for one, rows in enumerate((2, 8, 8))]
-    assert said(*logs, "-t", TOY, "--limit", "9")["rows"]["read"] == 9
-    assert said(*logs, "-t", TOY, "--limit", "9")["rows"]["all"] is False
-    assert said(*logs, "-t", TOY)["rows"] | {"read": 18, "all": True} == said(*logs, "-t", TOY)["rows"]
+    logs = [log_at(tmp_path / f"{index}.jsonl", rows=rows) for index, rows in enumerate((2, 8, 8))]
+    assert reply(*logs, "-t", TOY, "--limit", "9")["rows"]["read"] == 9
+    assert reply(*logs, "-t", TOY, "--limit", "9")["rows"]["all"] is False
+    assert reply(*logs, "-t", TOY)["rows"] | {"read": 18, "all": True} == reply(*logs, "-t", TOY)["rows"]
 
 
 def test_mistakes_are_one_message(tmp_path: Path) -> None:
@@ -306,14 +306,14 @@ def test_a_template_that_never_ends_does_not_stop_the_search(tmp_path: Path) -> 
         "{% for a in range(10**9) %}{% for b in range(10**9) %}x{% endfor %}{% endfor %}"
     )
     (tmp_path / "worse.jinja").write_text("{% if %}")
-    found = said(log, "-t", TOY, "--chat-template", "bad.jinja", "--chat-template", "worse.jinja")
-    assert found["sure"]
-    assert found["explanations"][0]["template"]["chat_template"] is None
+    answer = reply(log, "-t", TOY, "--chat-template", "bad.jinja", "--chat-template", "worse.jinja")
+    assert answer["sure"]
+    assert answer["explanations"][0]["template"]["chat_template"] is None
 
 
 def test_what_was_read_of_each_tokenizer_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, cache = log_at(tmp_path / "log.jsonl"), tmp_path / "cache"
-    mine, other = shutil.copytree(TOY, tmp_path / "mine"), shutil.copytree(OTHER, tmp_path / "other")
+    toy_copy, other = shutil.copytree(TOY, tmp_path / "mine"), shutil.copytree(OTHER, tmp_path / "other")
     monkeypatch.setenv("TITO_AUDIT_CACHE", str(cache))
-    assert said(log, "-t", other, "-t", mine)["sure"]
+    assert reply(log, "-t", other, "-t", toy_copy)["sure"]
     assert len(list(cache.glob("*.tables"))) == 2

@@ -43,8 +43,8 @@ def test_a_row_of_a_table_that_cannot_be_shown_stays_in_it(tmp_path: Path) -> No
     log, out, bad = tmp_path / "log.parquet", tmp_path / "out.parquet", tmp_path / "bad.jsonl"
     texts = pa.array([b"good", b"\xff\xfe"]).view(pa.string())
     pq.write_table(pa.table({"prompt_ids": [[1], [1]], "completion_ids": [[3], [3]], "text": texts}), log)
-    code, _, said = run("repair", log, "-o", out, "--quarantine", bad)
-    assert code == 1, said
+    code, _, err = run("repair", log, "-o", out, "--quarantine", bad)
+    assert code == 1, err
     assert pq.read_table(out).equals(pq.read_table(log))
     assert not bad.exists() or not bad.read_bytes()
     _, page, _ = run("repair", log, "--dry-run")
@@ -57,8 +57,8 @@ def test_a_written_file_that_is_no_log_any_more_is_a_finding(tmp_path: Path) -> 
     log, out, bad = tmp_path / "log.jsonl", tmp_path / "out.jsonl", tmp_path / "bad.jsonl"
     faulty = json.dumps({"prompt_ids": [17], "completion_ids": [19], "completion_logprobs": [None]}).encode()
     log.write_bytes(faulty + b"\x85" + faulty + b"\n")  # two calls of a log that may be joined, the second damaged
-    code, page, said = run("repair", log, "-o", out, "--with", "drop", "--unsafe", "--quarantine", bad)
-    assert (code, said) == (1, "")
+    code, page, err = run("repair", log, "-o", out, "--with", "drop", "--unsafe", "--quarantine", bad)
+    assert (code, err) == (1, "")
     assert out.read_bytes() == b"\x85" + faulty + b"\n"
     assert b"quarantined" in bad.read_bytes()
     assert "not all fixed" in page
@@ -96,10 +96,10 @@ def test_rows_that_were_trained_twice_before_are_counted_before_and_after(how: A
     log, report = written(tmp_path / "log.jsonl", [row, row, other]), tmp_path / "report.json"
     words = (str(tmp_path / "out.jsonl") if word == "OUT" else word for word in how)
     code, page, _ = run("repair", log, *words, "--report", f"json={report}", "--report", "text")
-    said = json.loads(report.read_text(encoding="utf-8"))
-    once = [said[when]["findings"]["REC009"]["error"] for when in ("before", "after")]
+    summary = json.loads(report.read_text(encoding="utf-8"))
+    once = [summary[when]["findings"]["REC009"]["error"] for when in ("before", "after")]
     assert (code, once) == (1, [1, 1])
-    assert [said[when]["findings"].get("LPR504", {}).get("error", 0) for when in ("before", "after")] == [1, 0]
+    assert [summary[when]["findings"].get("LPR504", {}).get("error", 0) for when in ("before", "after")] == [1, 0]
     assert f"{'not all would be fixed' if how == ('--dry-run',) else 'not all fixed'}: 2 errors → 1" in page
 
 
@@ -173,12 +173,12 @@ def rollout(ids: Sequence[int], mask: Sequence[int], logprobs: Sequence[float], 
 def outcome(old: Sequence[Rollout], new: Sequence[Rollout], **more: Any) -> Outcome:
     more = {"cured": {"splice": ("TOK101",)}, "rows": len(new), **more}
     return Outcome(
-        PLACE, tuple(Result(PLACE, one) for one in old), tuple(Result(PLACE, one) for one in new), **more
+        PLACE, tuple(Result(PLACE, entry) for entry in old), tuple(Result(PLACE, entry) for entry in new), **more
     )
 
 
-def diff(one: Outcome, piece: Any = None) -> list[str]:
-    return [line.plain for line in diff_lines(one, piece)]
+def diff(repaired: Outcome, piece: Any = None) -> list[str]:
+    return [line.plain for line in diff_lines(repaired, piece)]
 
 
 def test_a_diff_shows_old_over_new_with_three_tokens_around() -> None:
@@ -211,9 +211,9 @@ def test_a_diff_of_a_long_run_leaves_out_its_middle_and_counts_it() -> None:
 def test_a_change_that_later_prompts_repeat_is_shown_once() -> None:
     def calls(history: list[int]) -> tuple[Turn, ...]:
         prompts = [[1, 2], [1, 2, *history, 5], [1, 2, *history, 5, 30, 6]]
-        said = [[3, 4], [30], [31]]
+        completions = [[3, 4], [30], [31]]
         return tuple(
-            Turn(np.array(p, np.int32), np.array(c, np.int32)) for p, c in zip(prompts, said, strict=True)
+            Turn(np.array(p, np.int32), np.array(c, np.int32)) for p, c in zip(prompts, completions, strict=True)
         )
 
     old, new = (Rollout(PLACE, "toy", turns=calls(history)) for history in ([34], [3, 4]))
@@ -238,8 +238,8 @@ def test_a_diff_of_a_fork_names_each_part_and_the_turns_it_trains() -> None:
 
 
 def test_a_diff_of_a_fork_tells_turns_of_equal_completions_apart() -> None:
-    said = np.array([7], np.int32), np.array([-0.5], np.float32)
-    turns = tuple(Turn(np.array(prompt, np.int32), *said) for prompt in ([1], [1, 2], [1], [1, 7, 3]))
+    sampled = np.array([7], np.int32), np.array([-0.5], np.float32)
+    turns = tuple(Turn(np.array(prompt, np.int32), *sampled) for prompt in ([1], [1, 2], [1], [1, 7, 3]))
     old = rollout([1, 7, 3, 7], [0, 1, 0, 1], [0.0] * 4, turns=turns)
     parts = [turns[1:2], turns[:1], (turns[2], turns[3])]
     new = [rollout([1, 7], [0, 1], [0.0] * 2, turns=part) for part in parts]
@@ -257,16 +257,16 @@ def test_rollouts_of_a_row_that_no_fork_changed_keep_their_pairs_however_unlike_
 def test_nothing_that_a_log_says_acts_on_the_terminal() -> None:
     evil = Place("a\x1b]0;title\x07.jsonl\nforged: 0 errors", 3)
     old, new = (replace(rollout([5, number], [0, 1], [0.0, -0.5]), place=evil) for number in (6, 7))
-    one = replace(
+    repaired = replace(
         outcome([old], [new], notes=("column x\x1b[31m is\nstale",), declined={"fork": "no \u202eplace"}),
         place=evil,
     )
     finding = Finding("LPR504", Severity.ERROR, evil, Hit(Where.ROW, 0, 1, "m\x1b[2J"), None)
     left = Result(evil, new, (finding,))
-    one = replace(one, after=(left,))
-    text = "\n".join(diff(one, lambda token: f"\x1b[{token}m\n"))
+    repaired = replace(repaired, after=(left,))
+    text = "\n".join(diff(repaired, lambda token: f"\x1b[{token}m\n"))
     tally, summary = RowTally(Severity.ERROR), Summary(files=[evil.file], notices=["n\x1b[1m"], tokenizer="t\x07")
-    tally.add(one)
+    tally.add(repaired)
     summary.add(left)
     files = [(Path(evil.file), Path("cured\x1b[1m.jsonl"))]
     over = RepairRun(tally, summary, summary, files, Settings(), RepairSettings(), "o\x1b[1m")
@@ -296,15 +296,15 @@ sequences = st.lists(
 
 @given(sequences, sequences)
 def test_regions_put_in_their_places_make_the_new_sequence_of_the_old(
-    one: list[tuple[int, bool, float]], other: list[tuple[int, bool, float]]
+    left: list[tuple[int, bool, float]], right: list[tuple[int, bool, float]]
 ) -> None:
-    old, new = (DiffRow(*(np.array([entry[n] for entry in side]) for n in range(3))) for side in (one, other))
-    at, made = 0, []
+    old, new = (DiffRow(*(np.array([entry[n] for entry in side]) for n in range(3))) for side in (left, right))
+    at, rebuilt = 0, []
     for region in changed_spans(old, new):
         assert region.start >= at
         assert region.end > region.start or region.other_end > region.other
-        made += one[at : region.start]
-        assert len(made) == region.other
-        made += other[region.other : region.other_end]
+        rebuilt += left[at : region.start]
+        assert len(rebuilt) == region.other
+        rebuilt += right[region.other : region.other_end]
         at = region.end
-    assert repr(made + one[at:]) == repr(other)
+    assert repr(rebuilt + left[at:]) == repr(right)

@@ -34,10 +34,10 @@ def test_a_model_in_process_is_served_until_a_signal_and_leaves_a_clean_log(
     words = ("--reasoning-parser", "none", "--model-name", "my model")
     with gateway(f"hf={tiny_model}", TOY, log, *words) as server:
         until(lambda: "ANTHROPIC_MODEL='my model'" in log.with_suffix(".out").read_text())
-        said = log.with_suffix(".out").read_text()
-        assert said.startswith("tito-audit: serving my model at http://127.0.0.1:")
-        assert "template: rewrites history" in said
-        assert "tool parser: hermes" in said
+        page = log.with_suffix(".out").read_text()
+        assert page.startswith("tito-audit: serving my model at http://127.0.0.1:")
+        assert "template: rewrites history" in page
+        assert "tool parser: hermes" in page
         history = list(ASK)
         for turn in range(3):
             answer = client(server.address).chat.completions.create(
@@ -75,13 +75,13 @@ def test_an_interrupt_ends_it_as_well_and_names_are_new_each_time(tiny_model: Pa
 
 def test_what_cannot_be_served_is_refused_in_a_line(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    known = ("--provider", AWAY, "--log", log, "-t", TOY)
+    required = ("--provider", AWAY, "--log", log, "-t", TOY)
     cases: list[tuple[tuple[object, ...], str]] = [
         (("--provider", AWAY, "--log", log), "no tokenizer is given"),
         (("--provider", "vlm=http://x", "--log", log, "-t", TOY), "did you mean vllm?"),
-        ((*known, "--tool-parser", "hermess"), "did you mean hermes?"),
-        ((*known[:2], "--log", tmp_path / "no" / "log.jsonl", "-t", TOY), "cannot be written"),
-        ((*known, "--chat-template", tmp_path / "none.jinja"), "none.jinja"),
+        ((*required, "--tool-parser", "hermess"), "did you mean hermes?"),
+        ((*required[:2], "--log", tmp_path / "no" / "log.jsonl", "-t", TOY), "cannot be written"),
+        ((*required, "--chat-template", tmp_path / "none.jinja"), "none.jinja"),
     ]
     for words, says in cases:
         code, out, err = run("serve", *words)
@@ -91,8 +91,8 @@ def test_what_cannot_be_served_is_refused_in_a_line(tmp_path: Path) -> None:
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("random.uniform", lambda *_: 0.0)  # between two tries to reach the server
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         code, _, err = run("serve", "--provider", AWAY, "--log", tmp_path / "log.jsonl", "-t", TOY, "--port", port)
     assert code == 2
     assert f"127.0.0.1:{port} cannot be used" in err
@@ -120,9 +120,9 @@ def test_a_server_may_come_up_later_a_key_is_asked_for_and_a_signal_ends_it(tmp_
         port = bound.getsockname()[1]
     where, key = f"vllm=http://127.0.0.1:{port}", {"TITO_AUDIT_API_KEY": "very-secret"}
     with gateway(where, TOY, log, **key) as server:
-        said, address = log.with_suffix(".out"), server.address
-        until(lambda: "ANTHROPIC_MODEL" in said.read_text())
-        lines = said.read_text().splitlines()
+        page, address = log.with_suffix(".out"), server.address
+        until(lambda: "ANTHROPIC_MODEL" in page.read_text())
+        lines = page.read_text().splitlines()
         assert any("the server's tokenizer was not compared" in line for line in lines)
         assert lines[-3:] == [
             f"tito-audit: agents: OPENAI_BASE_URL={address}/v1 OPENAI_API_KEY=…",
@@ -151,7 +151,7 @@ def test_a_server_may_come_up_later_a_key_is_asked_for_and_a_signal_ends_it(tmp_
         close_clients()
         server.running.send_signal(number)
         assert server.running.wait(60) == 0
-    assert "very-secret" not in said.read_text()
+    assert "very-secret" not in page.read_text()
     (line,) = logged(log)
     assert line["model"] == MODEL
     assert line["tokenizer_digest"] == record_digest(TOY / "tokenizer.json")

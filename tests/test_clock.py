@@ -51,7 +51,7 @@ def row(number: int, at: datetime, *, written_with: bool = False) -> dict[str, A
 def log_of(folder: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     (folder / "dated.jinja").write_text(DATED)
     log = folder / "log.jsonl"
-    log.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    log.write_text("".join(json.dumps(value) + "\n" for value in rows))
     return str(log)
 
 
@@ -113,4 +113,4 @@ def test_a_file_called_none_is_named_by_its_path(tmp_path: Path, monkeypatch: py
     settings = Settings(tokenizer=BPE, chat_template="dated.jinja", tools="./none")
     scan = scan_rollouts(log, settings)
     list(scan)
-    assert any("1 tool for 0 rollouts" in one for one in scan.summary.notices)
+    assert any("1 tool for 0 rollouts" in notice for notice in scan.summary.notices)

@@ -35,7 +35,7 @@ CALLS = (
 
 def alone(*arguments: object) -> tuple[int, str, str]:
     """What a run says that shares nothing with one before it but this process."""
-    result = CliRunner().invoke(app, [str(one) for one in arguments])
+    result = CliRunner().invoke(app, [str(word) for word in arguments])
     return result.exit_code, result.stdout, result.stderr
 
 
@@ -56,9 +56,9 @@ def state() -> tuple[object, ...]:
     )
 
 
-def timeless(said: tuple[int, str, str]) -> tuple[int, str, str]:
+def timeless(result: tuple[int, str, str]) -> tuple[int, str, str]:
     """What a run said without how long it took."""
-    code, out, error = said
+    code, out, error = result
     return code, re.sub(r'[\d.]+ s(, [\d,]+ tokens/s)?|"seconds":[\d.e-]+', "", out), error
 
 
@@ -66,8 +66,8 @@ def test_a_call_says_what_it_says_alone_whatever_ran_before_it() -> None:
     expected = [timeless(alone(*call)) for call in CALLS]
     before = state()
     for calls in (CALLS, CALLS[::-1]):
-        said = {call: timeless(run(*call)) for call in calls}
-        assert [said[call] for call in CALLS] == expected
+        results = {call: timeless(run(*call)) for call in calls}
+        assert [results[call] for call in CALLS] == expected
     assert state() == before
 
 

@@ -60,8 +60,8 @@ def environment(place: Path, **more: str) -> dict[str, str]:
 
 def printed(place: Path, **more: str) -> str:
     """What the command says to a shell that asks."""
-    asked = [str(place / "bin" / "tito-audit")]
-    return subprocess.run(asked, env=environment(place, **more), capture_output=True, text=True, check=True).stdout
+    words = [str(place / "bin" / "tito-audit")]
+    return subprocess.run(words, env=environment(place, **more), capture_output=True, text=True, check=True).stdout
 
 
 def typed(terminal: int, line: str, pattern: str) -> str:
@@ -103,9 +103,9 @@ def test_tab_completes_the_last_word(shell: str, place: Path) -> None:
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed here")
 @pytest.mark.parametrize("line", LINES)
 def test_fish_offers_the_last_word(line: str, place: Path) -> None:
-    asked = ["fish", "--no-config", "-c", "source complete.fish; complete -C $argv[1]", line]
-    done = subprocess.run(asked, env=environment(place), cwd=place, capture_output=True, text=True, check=True)
-    offered = [said.partition("\t")[0].replace("\\ ", " ") for said in done.stdout.splitlines()]
+    command = ["fish", "--no-config", "-c", "source complete.fish; complete -C $argv[1]", line]
+    done = subprocess.run(command, env=environment(place), cwd=place, capture_output=True, text=True, check=True)
+    offered = [offer.partition("\t")[0].replace("\\ ", " ") for offer in done.stdout.splitlines()]
     assert LINES[line][-1] in offered
 
 
@@ -122,7 +122,7 @@ def test_every_name_is_offered() -> None:
 def test_a_name_that_stands_in_the_list_is_not_offered_again() -> None:
     assert "TOK,SEQ" in _complete.codes("TOK,")
     assert "TOK,TOK" not in _complete.codes("TOK,")
-    assert all(one.startswith("mask,splice,") for one in _complete.repairs("mask,splice,"))
+    assert all(name.startswith("mask,splice,") for name in _complete.repairs("mask,splice,"))
 
 
 def test_a_shell_that_asks_for_names_imports_no_plugins(place: Path) -> None:
@@ -131,10 +131,10 @@ def test_a_shell_that_asks_for_names_imports_no_plugins(place: Path) -> None:
         "atexit.register(lambda: print(' '.join(sys.modules), file=sys.stderr)); main()"
     )
     for line in ("scan --format n", "scan --report j", "scan --select TOK,", "repair --with m", "explain T"):
-        asked = environment(
+        shell = environment(
             place, _TITO_AUDIT_COMPLETE="complete_bash", COMP_WORDS=f"tito-audit {line}", COMP_CWORD="3"
         )
-        asked["COMP_CWORD"] = str(len(line.split()))
-        done = subprocess.run([sys.executable, "-c", code], env=asked, cwd=ROOT, capture_output=True, text=True)
+        shell["COMP_CWORD"] = str(len(line.split()))
+        done = subprocess.run([sys.executable, "-c", code], env=shell, cwd=ROOT, capture_output=True, text=True)
         assert done.stdout.strip(), line
         assert not HEAVY & set(done.stderr.split()), line

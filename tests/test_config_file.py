@@ -307,7 +307,7 @@ def test_a_circle_of_extends_is_named_in_full(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("base", "said"),
+    ("base", "message"),
     [
         ("gone.toml", "extend names {base}, which cannot be read (No such file or directory)."),
         (".", "extend names {folder}, which cannot be read (Is a directory)."),
@@ -315,13 +315,13 @@ def test_a_circle_of_extends_is_named_in_full(project: Path) -> None:
     ],
 )
 def test_a_file_to_extend_that_says_nothing_is_one_line_with_both_names(
-    project: Path, base: str, said: str
+    project: Path, base: str, message: str
 ) -> None:
     says(project.parent, "[project]\nname = 'tito-audit-user'\n", "pyproject.toml")
     path = says(project, f"extend = '{base}'")
     with pytest.raises(SetupError) as caught:
         read_config(path)
-    expected = said.format(base=project / base, folder=project, parent=project.parent)
+    expected = message.format(base=project / base, folder=project, parent=project.parent)
     assert str(caught.value).splitlines()[0] == f"{path}: {expected}"
 
 

@@ -53,7 +53,7 @@ VALUES: tuple[Any, ...] = (
 
 def toml(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(name)} = {toml(one)}" for name, one in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(name)} = {toml(entry)}" for name, entry in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(toml, value)) + "]"
     return (
@@ -65,7 +65,7 @@ def valid(table: dict[str, Any]) -> bool:
     return schema().is_valid(table)
 
 
-def taken(folder: Path, text: str, name: str = "tito-audit.toml") -> bool:
+def takes(folder: Path, text: str, name: str = "tito-audit.toml") -> bool:
     path = folder / name
     path.write_text(text, encoding="utf-8")
     try:
@@ -97,9 +97,9 @@ def test_the_schema_is_one_and_describes_every_key() -> None:
     properties = schema().schema["properties"]
     assert set(properties) == {*KEYS, "extend", "overrides"}
     assert not set(properties) & set(FLAG_ONLY)
-    for name, said in properties.items():
-        assert said["title"] == name
-        assert len(said["description"]) > 20, name
+    for name, entry in properties.items():
+        assert entry["title"] == name
+        assert len(entry["description"]) > 20, name
     inside = properties["overrides"]["items"]["properties"]
     assert set(inside) == {"paths", *(name for name, key in KEYS.items() if key.per_log)}
 
@@ -108,11 +108,11 @@ def test_the_schema_is_one_and_describes_every_key() -> None:
 def test_the_schema_takes_the_values_of_a_key_that_the_file_takes_and_no_others(tmp_path: Path, name: str) -> None:
     accepted = refused = 0
     for value in VALUES:
-        took = taken(tmp_path, f"{name} = {toml(value)}\n")
+        took = takes(tmp_path, f"{name} = {toml(value)}\n")
         assert valid({name: value}) == took, f"{name} = {toml(value)}: taken by the file: {took}"
         accepted, refused = accepted + took, refused + (not took)
         table = {"overrides": [{"paths": "x", name: value}]}
-        inside = taken(tmp_path, f"overrides = {toml(table['overrides'])}\n")
+        inside = takes(tmp_path, f"overrides = {toml(table['overrides'])}\n")
         assert valid(table) == inside == (took and KEYS[name].per_log)
     assert accepted
     assert refused
@@ -121,7 +121,7 @@ def test_the_schema_takes_the_values_of_a_key_that_the_file_takes_and_no_others(
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
 @pytest.mark.parametrize("name", ["jobs", "sample", "template-seconds", "sentinel", "worst", "max-rate.TOK"])
 def test_no_key_takes_a_number_that_json_cannot_write(tmp_path: Path, name: str, number: str) -> None:
-    assert not taken(tmp_path, f"{name} = {number}\n")
+    assert not takes(tmp_path, f"{name} = {number}\n")
 
 
 TABLES = (
@@ -163,8 +163,8 @@ TABLES = (
 def test_schema_and_file_take_the_same_tables_in_either_file(tmp_path: Path, text: str, right: bool) -> None:
     for name in ("base.toml", "pyproject-of-old.toml"):
         (tmp_path / name).write_text("jobs = 1\n", encoding="utf-8")
-    assert taken(tmp_path, text) == right
-    assert taken(tmp_path, f"[tool.tito-audit]\n{text}\n", "pyproject.toml") == right
+    assert takes(tmp_path, text) == right
+    assert takes(tmp_path, f"[tool.tito-audit]\n{text}\n", "pyproject.toml") == right
     document = tomllib.loads((tmp_path / "pyproject.toml").read_text(encoding="utf-8"))
     assert valid(document["tool"]["tito-audit"]) == right
 
@@ -176,12 +176,12 @@ def first_good(name: str) -> Any:
 def test_every_key_together_is_taken_by_both(tmp_path: Path) -> None:
     table = {name: first_good(name) for name in KEYS}
     assert valid(table)
-    assert taken(tmp_path, "".join(f"{name} = {toml(value)}\n" for name, value in table.items()))
+    assert takes(tmp_path, "".join(f"{name} = {toml(value)}\n" for name, value in table.items()))
 
 
 def test_the_value_of_every_key_reaches_its_option_in_each_command_that_has_it(tmp_path: Path) -> None:
     table = {name: first_good(name) for name in KEYS}
-    assert taken(tmp_path, "".join(f"{name} = {toml(value)}\n" for name, value in table.items()))
+    assert takes(tmp_path, "".join(f"{name} = {toml(value)}\n" for name, value in table.items()))
     config = read_config(tmp_path / "tito-audit.toml")
     for command in ("scan", "repair", "convert", "show", "inspect"):
         assert config.parameters(command) == {

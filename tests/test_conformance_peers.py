@@ -194,13 +194,13 @@ each."""
 
 def as_chatlint_says(world: World, prompts: Sequence[Any], tools: Sequence[Any]) -> str:
     """Its definition, with our rendering."""
-    chats, known = [as_messages(prompt, "messages") for prompt in prompts], as_tools(tools, "tools")
+    chats, tool_list = [as_messages(prompt, "messages") for prompt in prompts], as_tools(tools, "tools")
     try:
-        texts = [world.text(chat, known, opens=True) for chat in chats]
+        texts = [world.text(chat, tool_list, opens=True) for chat in chats]
         for chat, (before, after) in zip(chats, pairwise(texts), strict=False):
             if not after.startswith(before):
                 lost = before[common_start(before, after) :]
-                closed = world.text(chat, known, opens=False)
+                closed = world.text(chat, tool_list, opens=False)
                 inside = before.startswith(closed) and before.removeprefix(closed).endswith(lost)
                 marker = inside or (not before.startswith(closed) and len(lost) <= 64)
                 return "tail_marker" if marker else "history_rewrite"

@@ -34,15 +34,15 @@ def agent(name: str, seed: int, **choices) -> Agent:
 def test_a_prompt_is_what_was_sampled_and_what_the_template_adds(name, tmp_path):
     rows, counts = [], {}
     for seed in range(examples(2, 60)):
-        one = agent(name, seed, prefix=f"s{seed}")
-        one.talk(14)
-        rows += one.rows
-        counts = {key: counts.get(key, 0) + value for key, value in one.counts.items()} | {
-            key: value for key, value in counts.items() if key not in one.counts
+        client = agent(name, seed, prefix=f"s{seed}")
+        client.talk(14)
+        rows += client.rows
+        counts = {key: counts.get(key, 0) + value for key, value in client.counts.items()} | {
+            key: value for key, value in counts.items() if key not in client.counts
         }
     assert counts.get("continues", 0) > 5, counts
-    found = scanned(tmp_path, rows, STYLES[name].source, TOY)
-    assert found == [], found[:3]
+    findings = scanned(tmp_path, rows, STYLES[name].source, TOY)
+    assert findings == [], findings[:3]
 
 
 def scanned(folder: Path, rows, template: str, tokenizer: Path) -> list[object]:
@@ -94,7 +94,7 @@ def check_folder(folder: Path, tmp_path: Path, **choices: bool) -> None:
     source = tokenizer.chat_templates["default"]
     rows, counts = [], {}
     for seed in range(examples(2, 20)):
-        one = Agent(
+        client = Agent(
             random.Random(seed),
             Conversations(tokenizer, renderer).open("s"),
             source,
@@ -107,9 +107,9 @@ def check_folder(folder: Path, tmp_path: Path, **choices: bool) -> None:
             reasons=bool(seed % 2),
             prefix=f"s{seed}",
         )
-        one.talk(10)
-        rows += one.rows
-        counts = {key: counts.get(key, 0) + one.counts.get(key, 0) for key in {*counts, *one.counts}}
+        client.talk(10)
+        rows += client.rows
+        counts = {key: counts.get(key, 0) + client.counts.get(key, 0) for key in {*counts, *client.counts}}
     assert counts.get("continues", 0) > 5, counts
-    found = scanned(tmp_path, rows, source, folder)
-    assert found == [], found[:3]
+    findings = scanned(tmp_path, rows, source, folder)
+    assert findings == [], findings[:3]

@@ -32,19 +32,19 @@ def converted(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What comes out of the logs of a case, under the keys that expect it."""
     logs = [written(folder / f"{number}.jsonl", rows) for number, rows in enumerate(case["logs"])]
     settings, out = Settings(**case.get("settings", {})), folder / "out.jsonl"
-    found: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     try:
         survey = convert_rollouts(logs, case["to"], settings=settings)
-        found["carried"] = named(survey.carried)
+        outcome["carried"] = named(survey.carried)
         if survey.notices:
-            found["notices"] = survey.notices
+            outcome["notices"] = survey.notices
         if survey.carried.rows_made:
-            made = convert_rollouts(logs, case["to"], out, settings, lossy=True)
-            assert made.carried == survey.carried
-            found["rows"] = lines_of(out)
+            conversion = convert_rollouts(logs, case["to"], out, settings, lossy=True)
+            assert conversion.carried == survey.carried
+            outcome["rows"] = lines_of(out)
     except TitoAuditError as error:
-        found["error"] = str(error)
-    return json.loads(json.dumps(found).replace(json.dumps(f"{folder}/")[1:-1], ""))  # type: ignore[no-any-return]
+        outcome["error"] = str(error)
+    return json.loads(json.dumps(outcome).replace(json.dumps(f"{folder}/")[1:-1], ""))  # type: ignore[no-any-return]
 
 
 def named(carried: ConversionOutcome) -> dict[str, Any]:
@@ -74,8 +74,8 @@ CASES = list(every_case())
 def test_rows_are_converted_as_their_case_says(
     case: dict[str, Any], gives: dict[str, Any], of: dict[str, Any] | None, tmp_path: Path
 ) -> None:
-    found = converted(case, tmp_path)
-    assert shown(found if of is None else differences(expected(of), found)) == shown(gives)
+    outcome = converted(case, tmp_path)
+    assert shown(outcome if of is None else differences(expected(of), outcome)) == shown(gives)
 
 
 if __name__ == "__main__":

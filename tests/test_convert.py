@@ -84,8 +84,8 @@ def said_by_row(row: TrainingRow) -> Said:
     weights = weights_of(row)
     logprobs = [None] * len(row.token_ids) if row.logprobs is None else list(map(number_or_none, row.logprobs))
     trained = [not weights or weight > 0 for weight in weights or [1.0] * len(logprobs)]
-    kept = tuple(value if keep else None for value, keep in zip(logprobs, trained, strict=True))
-    return tuple(map(int, row.token_ids)), weights, kept
+    trained_logprobs = tuple(value if keep else None for value, keep in zip(logprobs, trained, strict=True))
+    return tuple(map(int, row.token_ids)), weights, trained_logprobs
 
 
 def said_by_calls(rollout: Rollout) -> list[Said]:
@@ -102,14 +102,14 @@ def said_by_calls(rollout: Rollout) -> list[Said]:
         fits = [j for j in range(k) if calls[j][0] + calls[j][1] == prompt[: len(calls[j][0]) + len(calls[j][1])]]
         fits = [j for j in fits if calls[j][0] + calls[j][1]]
         parents.append(max(fits, key=lambda j: (len(calls[j][0]) + len(calls[j][1]), j), default=None))
-    said = [k for k in range(len(calls)) if calls[k][1]]
+    sampled = [k for k in range(len(calls)) if calls[k][1]]
     ancestors: set[int | None] = set()
-    for k in said:
+    for k in sampled:
         at = parents[k]
         while at is not None:
             ancestors.add(at)
             at = parents[at]
-    leaves = [k for k in said if k not in ancestors]
+    leaves = [k for k in sampled if k not in ancestors]
     done: set[int] = set()
     rows = []
     for leaf in leaves:
@@ -134,22 +134,22 @@ def said_by_calls(rollout: Rollout) -> list[Said]:
 
 def said_as_rows(rollouts: Sequence[Rollout]) -> Counter[Said]:
     """Everything that a log says, as training rows, in any order."""
-    found: Counter[Said] = Counter()
+    counts: Counter[Said] = Counter()
     for rollout in rollouts:
         if rollout.training_row is not None:
-            found[said_by_row(rollout.training_row)] += 1
+            counts[said_by_row(rollout.training_row)] += 1
         else:
-            found.update(said_by_calls(rollout))
-    return found
+            counts.update(said_by_calls(rollout))
+    return counts
 
 
 def read_all(log: Path) -> list[Rollout]:
     """The rollouts of a log's readable rows."""
-    found: list[Rollout] = []
+    rollouts: list[Rollout] = []
     for raw in open_log(log):
         with suppress(RecordError):
-            found += pick_format(raw.value or {}).read(raw.value or {}, Place(str(log), raw.index))
-    return found
+            rollouts += pick_format(raw.value or {}).read(raw.value or {}, Place(str(log), raw.index))
+    return rollouts
 
 
 def place_of(rollout: Rollout) -> tuple[int, int]:
@@ -179,9 +179,9 @@ def test_a_converted_log_says_what_was_read_and_the_rest_is_listed(log: Path, fo
     rollouts = read_all(log)
     refused = {(place.row, place.item) for place, _ in carried.refused}
     if all_makers()[form][1].holds is Holds.CALLS:
-        rollouts = [replace(one, training_row=None) if one.turns else one for one in rollouts]
-    whole = said_as_rows([one for one in rollouts if place_of(one) not in refused])
-    parts = said_as_rows([one for one in rollouts if holds_all_ids(one)])
+        rollouts = [replace(rollout, training_row=None) if rollout.turns else rollout for rollout in rollouts]
+    whole = said_as_rows([rollout for rollout in rollouts if place_of(rollout) not in refused])
+    parts = said_as_rows([rollout for rollout in rollouts if holds_all_ids(rollout)])
     # Of a rollout of several chains one may be left out and the others not.
     assert not whole - said_as_rows(again)
     assert not said_as_rows(again) - parts
@@ -292,8 +292,8 @@ def test_training_rows_come_back_from_every_form_of_training_rows(rows: list[Jso
 
 @few
 @given(training_rows(), facts, st.sampled_from(FORMS))
-def test_whatever_else_a_row_says_is_carried_or_listed_by_name(rows: list[Json], said: Json, form: str) -> None:
-    row = {**said, **rows[0]}
+def test_whatever_else_a_row_says_is_carried_or_listed_by_name(rows: list[Json], extra: Json, form: str) -> None:
+    row = {**extra, **rows[0]}
     with TemporaryDirectory() as folder:
         log, out = written(Path(folder) / "rows.jsonl", [row]), Path(folder) / "out.jsonl"
         try:
@@ -302,32 +302,32 @@ def test_whatever_else_a_row_says_is_carried_or_listed_by_name(rows: list[Json],
         except RecordError:
             return
         lost = conversion.carried.lost
-        (made,) = lines_of(out)
-        known = {column.name for column in read[0].training_row.columns} if read[0].training_row else set()
-        for name, value in said.items():
-            if value in (None, [], {}) or name in known or name in rows[0]:
+        (out_row,) = lines_of(out)
+        columns = {column.name for column in read[0].training_row.columns} if read[0].training_row else set()
+        for name, value in extra.items():
+            if value in (None, [], {}) or name in columns or name in rows[0]:
                 continue
             if form == "atropos_group" and name in GROUPS:
                 continue  # what stands in one row is one group, whatever it was called
             partly = any(path.startswith((f"{name}.", f"{name}[")) for path in lost)
-            assert name in lost or partly or holds(made, name, value) or is_read(row, read, name), name
+            assert name in lost or partly or holds(out_row, name, value) or is_read(row, read, name), name
         assert said_as_rows(list(read_rollouts(out))) == said_as_rows(read)
 
 
-def holds(made: Json, name: str, value: object) -> bool:
+def holds(out_row: Json, name: str, value: object) -> bool:
     """Whether a value stands in a made row, under its name or another that the form has for it, wrapped or not."""
-    candidates = [made, *(inner for inner in made.values() if isinstance(inner, dict))]
+    candidates = [out_row, *(inner for inner in out_row.values() if isinstance(inner, dict))]
     return any(
-        entry == value or entry == [value] or (name == "finish_reason" and "calls" in made)
-        for one in candidates
-        for entry in one.values()
+        entry == value or entry == [value] or (name == "finish_reason" and "calls" in out_row)
+        for candidate in candidates
+        for entry in candidate.values()
     )
 
 
 def is_read(row: Json, rollouts: Sequence[Rollout], name: str) -> bool:
     """Whether the value is nothing but what the rollout holds (messages, tools, a length)."""
     account = row_facts(row, rollouts, format_named(rollouts[0].format).sources(row, rollouts))
-    return all(name not in one for one in account.facts)
+    return all(name not in fact for fact in account.facts)
 
 
 # What is lost, by name
@@ -353,18 +353,18 @@ def test_a_row_of_a_branch_has_the_messages_of_its_own_branch(tmp_path: Path) ->
     episode = json.loads((ROOT / "fixtures/formats/verifiers_v1.jsonl").read_text().splitlines()[2])
     log, out = tmp_path / "log.jsonl", tmp_path / "out.jsonl"
     log.write_text(json.dumps(episode) + "\n")
-    code, said, _ = run("convert", log, "-o", out, "--to", "rows", "--lossy")
+    code, page, _ = run("convert", log, "-o", out, "--to", "rows", "--lossy")
     assert code == 0
-    assert "messages of single calls" not in said
+    assert "messages of single calls" not in page
     nodes = episode["traces"][0]["nodes"]
     paths = []
     for leaf in (4, 7):
         path = [leaf]
         while (above := nodes[path[-1]].get("parent")) is not None:
             path.append(above)
-        paths.append([nodes[one]["message"].get("content") or "" for one in reversed(path)])
+        paths.append([nodes[number]["message"].get("content") or "" for number in reversed(path)])
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [[one["content"] or "" for one in row["messages"]] for row in rows] == paths
+    assert [[message["content"] or "" for message in row["messages"]] for row in rows] == paths
 
 
 # The file and the command
@@ -400,8 +400,8 @@ def test_the_suffix_chooses_the_file_and_all_say_the_same(
     convert_rollouts(log, form, plain)
     ours, theirs = list(read_rollouts(out, ALONE)), list(read_rollouts(plain, ALONE))
     assert said_as_rows(ours) == said_as_rows(theirs)
-    assert [one.messages for one in ours] == [one.messages for one in theirs]
-    assert [one.tools for one in ours] == [one.tools for one in theirs]
+    assert [rollout.messages for rollout in ours] == [rollout.messages for rollout in theirs]
+    assert [rollout.tools for rollout in ours] == [rollout.tools for rollout in theirs]
     if name.endswith(".parquet"):
         assert pq.read_table(out).num_rows == len(ours)  # type: ignore[no-untyped-call]
     if name.endswith(".arrow"):
@@ -460,11 +460,11 @@ def test_a_mistake_is_one_message_and_exit_2(tmp_path: Path, arguments: list[str
     before = sorted(tmp_path.rglob("*"))
     names = {"LOG": log, "LINK": tmp_path / "link.jsonl", "FOLDER": tmp_path / "folder"}
     names["INSIDE"] = tmp_path / "folder" / "b.jsonl"
-    given = [
-        str(names.get(one, tmp_path / one if one.startswith(("OUT", "THERE", "no-f")) else one))
-        for one in arguments
+    words = [
+        str(names.get(word, tmp_path / word if word.startswith(("OUT", "THERE", "no-f")) else word))
+        for word in arguments
     ]
-    code, page, err = run("convert", *given)
+    code, page, err = run("convert", *words)
     assert code == 2
     assert page == ""
     assert says in err
@@ -521,7 +521,7 @@ def test_a_log_of_several_batches_keeps_its_order_in_a_table(
     rows = [{"index": n, **ROW, "token_ids": [1, 2, rng.randrange(3, 99), n]} for n in range(examples(50, 3000))]
     log, out = written(tmp_path / "log.jsonl", rows), tmp_path / "out.parquet"
     convert_rollouts(log, "rows", out)
-    again = [one.training_row.token_ids.tolist() for one in read_rollouts(out) if one.training_row is not None]
+    again = [row.training_row.token_ids.tolist() for row in read_rollouts(out) if row.training_row is not None]
     assert again == [row["token_ids"] for row in rows]
 
 

@@ -45,28 +45,28 @@ def rows_of(path: Path) -> list[Json]:
 
 
 def call(session: object, prompt: Sequence[int], completion: Sequence[int], **more: Any) -> Json:
-    said = {"prompt_ids": [*prompt], "completion_ids": [*completion], "logprobs": [-0.5 * t for t in completion]}
-    return {"session_id": session, **said, **more}
+    tokens = {"prompt_ids": [*prompt], "completion_ids": [*completion], "logprobs": [-0.5 * t for t in completion]}
+    return {"session_id": session, **tokens, **more}
 
 
 def sampled(calls: Iterable[Json]) -> Trained:
-    found: Trained = Counter()
-    for one in calls:
-        seen = tuple(one["prompt_ids"])
-        for token, logprob in zip(one["completion_ids"], one["logprobs"], strict=True):
-            found[seen, token, logprob] += 1
+    counts: Trained = Counter()
+    for row in calls:
+        seen = tuple(row["prompt_ids"])
+        for token, logprob in zip(row["completion_ids"], row["logprobs"], strict=True):
+            counts[seen, token, logprob] += 1
             seen += (token,)
-    return found
+    return counts
 
 
 def trained(rows: Iterable[Json]) -> Trained:
-    found: Trained = Counter()
+    counts: Trained = Counter()
     for row in rows:
         ids = tuple(row["token_ids"])
         for at, (token, mask) in enumerate(zip(ids, row["loss_mask"], strict=True)):
             if mask:
-                found[ids[:at], token, row["logprobs"][at] if "logprobs" in row else None] += 1
-    return found
+                counts[ids[:at], token, row["logprobs"][at] if "logprobs" in row else None] += 1
+    return counts
 
 
 def converted(
@@ -86,25 +86,25 @@ def conversations(draw: st.DrawFn) -> list[list[Json]]:
     """Calls of some conversations, over some files: continued, retried, drifted, of sub-agents, in any order."""
     calls: list[Json] = []
     for session in range(draw(st.integers(1, 3))):
-        known: list[Json] = []
+        earlier: list[Json] = []
         for _ in range(draw(st.integers(1, 6))):
             how = (
                 draw(st.sampled_from(["continued", "continued", "retried", "drifted", "agent"]))
-                if known
+                if earlier
                 else "agent"
             )
-            one = draw(st.sampled_from(known)) if known else {}
+            base = draw(st.sampled_from(earlier)) if earlier else {}
             if how == "agent":
                 prompt = [*draw(ids)]
             elif how == "retried":
-                prompt = one["prompt_ids"]
+                prompt = base["prompt_ids"]
             elif how == "continued":
-                prompt = [*one["prompt_ids"], *one["completion_ids"], *draw(ids)]
+                prompt = [*base["prompt_ids"], *base["completion_ids"], *draw(ids)]
             else:
-                prompt = [*one["prompt_ids"], *(9 for _ in one["completion_ids"]), *draw(ids)]
+                prompt = [*base["prompt_ids"], *(9 for _ in base["completion_ids"]), *draw(ids)]
             completion = draw(st.lists(st.integers(1, 4), max_size=3))
-            known.append(call(f"s{session}", prompt, completion, number=len(calls)))
-            calls.append(known[-1])
+            earlier.append(call(f"s{session}", prompt, completion, number=len(calls)))
+            calls.append(earlier[-1])
     calls += [call(None, draw(ids), draw(ids), number=-1) for _ in range(draw(st.integers(0, 2)))]
     calls = draw(st.permutations(calls))
     cut = draw(st.integers(0, len(calls)))
@@ -116,10 +116,10 @@ def conversations(draw: st.DrawFn) -> list[list[Json]]:
 def test_every_sampled_token_is_trained_once_in_the_context_that_it_saw(
     parts: list[list[Json]], form: str
 ) -> None:
-    calls = [one for part in parts for one in part]
+    calls = [row for part in parts for row in part]
     with TemporaryDirectory() as folder:
         logs = [written(Path(folder) / f"{at}.jsonl", part) for at, part in enumerate(parts)]
-        if not any(one["completion_ids"] for one in calls):
+        if not any(row["completion_ids"] for row in calls):
             with pytest.raises(RecordError, match="none of"):
                 converted(logs, form)
             return
@@ -134,15 +134,15 @@ def test_every_sampled_token_is_trained_once_in_the_context_that_it_saw(
 @few
 @given(conversations())
 def test_the_calls_of_a_conversation_are_listed_and_become_the_same_rows(parts: list[list[Json]]) -> None:
-    calls = [one for part in parts for one in part]
+    calls = [row for part in parts for row in part]
     with TemporaryDirectory() as folder:
         logs = [written(Path(folder) / f"{at}.jsonl", part) for at, part in enumerate(parts)]
         conversion, rows = converted(logs, "calls")
         assert conversion.carried.not_converted == 0
-        assert sampled(one for row in rows for one in row["calls"]) == sampled(calls)
+        assert sampled(turn for row in rows for turn in row["calls"]) == sampled(calls)
         named = [row["session_id"] for row in rows if row.get("session_id") is not None]
-        assert sorted(named) == sorted({one["session_id"] for one in calls} - {None})
-        if any(one["completion_ids"] for one in calls):
+        assert sorted(named) == sorted({row["session_id"] for row in calls} - {None})
+        if any(row["completion_ids"] for row in calls):
             listed = written(Path(folder) / "listed.jsonl", rows)
             again = converted(listed, chosen=Settings(join=False))[1]
             assert Counter(map(row_key, again)) == Counter(map(row_key, converted(logs)[1]))
@@ -167,11 +167,11 @@ def test_several_logs_become_one_and_each_loss_is_counted_in_each(tmp_path: Path
     assert "Lost, with the number of rows and conversations that have it" in page
     assert [line.split() for line in page.splitlines() if line.startswith("  id")] == [["id", "3"]]
     assert [row["session_id"] for row in rows_of(out)] == ["0", "1", "2"]
-    one, two, three = (folder / f"{k}.jsonl" for k in range(3))
+    first, two, three = (folder / f"{k}.jsonl" for k in range(3))
     named = tmp_path / "named.jsonl"
     arguments = (
         "convert",
-        one,
+        first,
         two,
         three,
         "--to",
@@ -245,21 +245,21 @@ def test_calls_of_real_models_become_the_rows_of_their_rollouts(model: str, mode
         whole = [json.loads(line) for line in lines][:60]
     calls = []
     for row in whole:
-        answers = [k for k, one in enumerate(row["messages"]) if one["role"] == "assistant"]
-        for at, one in zip(answers, row["calls"], strict=True):
+        answers = [k for k, message in enumerate(row["messages"]) if message["role"] == "assistant"]
+        for at, turn in zip(answers, row["calls"], strict=True):
             sent, answer = row["messages"][:at], row["messages"][at]
-            calls.append({"session_id": row["id"], "messages": [*sent, answer], "tools": row["tools"], **one})
+            calls.append({"session_id": row["id"], "messages": [*sent, answer], "tools": row["tools"], **turn})
     random.Random(0).shuffle(calls)
     conversion, rows = converted(written(tmp_path / "calls.jsonl", calls))
     assert conversion.carried.not_converted == 0
     joined = {
         (row["session_id"], tuple(row["token_ids"]), tuple(row["loss_mask"]), str(row["logprobs"])) for row in rows
     }
-    _, made = converted(written(tmp_path / "whole.jsonl", whole), chosen=Settings())
+    _, whole_rows = converted(written(tmp_path / "whole.jsonl", whole), chosen=Settings())
     assert joined == {
-        (row["id"], tuple(row["token_ids"]), tuple(row["loss_mask"]), str(row["logprobs"])) for row in made
+        (row["id"], tuple(row["token_ids"]), tuple(row["loss_mask"]), str(row["logprobs"])) for row in whole_rows
     }
-    assert len(joined) == len(rows) == len(made)
+    assert len(joined) == len(rows) == len(whole_rows)
     assert (mode == "retok") == (conversion.carried.forked > 0)
     ends = {row["id"]: row["messages"] for row in whole}
     last = {
@@ -267,7 +267,7 @@ def test_calls_of_real_models_become_the_rows_of_their_rollouts(model: str, mode
     }
     assert last == ends
     # Without a key they are joined by what they saw and said, and the same tokens are trained.
-    nameless = [{key: value for key, value in one.items() if key != "session_id"} for one in calls]
+    nameless = [{key: value for key, value in row.items() if key != "session_id"} for row in calls]
     by_history, rows = converted(written(tmp_path / "nameless.jsonl", nameless), chosen=Settings())
     assert by_history.carried.joined > 0
     names = {
@@ -275,7 +275,7 @@ def test_calls_of_real_models_become_the_rows_of_their_rollouts(model: str, mode
         "completion_ids": "generation_token_ids",
         "logprobs": "generation_log_probs",
     }
-    assert trained(rows) == sampled({ours: one[theirs] for ours, theirs in names.items()} for one in calls)
+    assert trained(rows) == sampled({ours: row[theirs] for ours, theirs in names.items()} for row in calls)
 
 
 def test_each_log_is_read_with_its_own_settings(tmp_path: Path) -> None:

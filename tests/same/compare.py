@@ -68,17 +68,17 @@ class Difference:
 
 def snapshot(folder: Path) -> dict[str, bytes]:
     """Every file below a folder, with its rights; links as where they point, and not followed."""
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     for path in sorted(folder.rglob("*")):
         name, mode = path.relative_to(folder).as_posix(), path.lstat().st_mode
         if stat.S_ISLNK(mode):
-            found[f"{name} (link)"] = str(path.readlink()).encode()
+            contents[f"{name} (link)"] = str(path.readlink()).encode()
         elif stat.S_ISREG(mode):
-            found[name] = path.read_bytes()
-            found[f"{name} (rights)"] = oct(stat.S_IMODE(mode)).encode()
+            contents[name] = path.read_bytes()
+            contents[f"{name} (rights)"] = oct(stat.S_IMODE(mode)).encode()
         else:
-            found[f"{name} (kind)"] = oct(stat.S_IFMT(mode)).encode()
-    return found
+            contents[f"{name} (kind)"] = oct(stat.S_IFMT(mode)).encode()
+    return contents
 
 
 def masked(data: bytes) -> bytes:
@@ -93,8 +93,8 @@ def differences(old: Ran, new: Ran) -> Iterator[Difference]:
     for before, now in zip(old.steps, new.steps, strict=True):
         if before.code != now.code:
             yield Difference(now.command, "exit code", (f"-{before.code}", f"+{now.code}"))
-        for place, one, other in (("stdout", before.out, now.out), ("stderr", before.err, now.err)):
-            yield from _output(now.command, place, masked(one), masked(other))
+        for place, earlier, later in (("stdout", before.out, now.out), ("stderr", before.err, now.err)):
+            yield from _output(now.command, place, masked(earlier), masked(later))
     whole = " && ".join(step.command for step in new.steps)
     for name in sorted(old.files.keys() | new.files.keys()):
         if name not in new.files:
@@ -102,9 +102,9 @@ def differences(old: Ran, new: Ran) -> Iterator[Difference]:
         elif name not in old.files:
             yield Difference(whole, name, ("-no file", "+file written"))
         else:
-            one, other = old.files[name], new.files[name]
+            earlier, later = old.files[name], new.files[name]
             is_report = Path(name).name.startswith(_REPORT)
-            yield from _output(whole, name, *((masked(one), masked(other)) if is_report else (one, other)))
+            yield from _output(whole, name, *((masked(earlier), masked(later)) if is_report else (earlier, later)))
 
 
 def _output(command: str, place: str, old: bytes, new: bytes) -> Iterator[Difference]:
@@ -129,8 +129,8 @@ def _changed(old: list[str], new: list[str]) -> Iterator[str]:
         return
     for kind, a, b, c, d in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if kind == "replace" and b - a == d - c:
-            for one, other in zip(old[a:b], new[c:d], strict=True):
-                yield from _pair(one, other)
+            for left, right in zip(old[a:b], new[c:d], strict=True):
+                yield from _pair(left, right)
         elif kind != "equal":
             yield from (f"-{line[:_SHOWN]}" for line in old[a:b])
             yield from (f"+{line[:_SHOWN]}" for line in new[c:d])

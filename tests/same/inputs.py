@@ -119,10 +119,10 @@ def _joined(inputs: Inputs) -> None:
     folder.mkdir()
     rows = rows_of((inputs.folder / "formats" / "generic.jsonl").read_text(encoding="utf-8"))
     apart = [{key: value for key, value in row.items() if key not in ("messages", "tools")} for row in rows]
-    said = [{"id": row["id"], "messages": row["messages"]} for row in rows if "messages" in row]
+    conversations = [{"id": row["id"], "messages": row["messages"]} for row in rows if "messages" in row]
     tools = next(row["tools"] for row in rows if "tools" in row)
     write_rows(folder / "rows.jsonl", apart)
-    write_rows(folder / "messages.jsonl", said[::-1])
+    write_rows(folder / "messages.jsonl", conversations[::-1])
     (folder / "tools.json").write_text(json.dumps(tools), encoding="utf-8")
     (folder / "deep.json").write_text(json.dumps({"data": {"rollouts": rows}}), encoding="utf-8")
 

@@ -55,31 +55,31 @@ class Module:
     @cached_property
     def defined(self) -> set[str]:
         """Names that its top level defines: functions, classes and values."""
-        found: set[str] = set()
+        names: set[str] = set()
         for node in self.tree.body:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                found.add(node.name)
+                names.add(node.name)
             elif isinstance(node, ast.Assign):
-                found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+                names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                found.add(node.target.id)
-        return {name for name in found if not name.startswith("__")}
+                names.add(node.target.id)
+        return {name for name in names if not name.startswith("__")}
 
-    def imports(self, known: set[str]) -> Iterator[Import]:
+    def imports(self, names: set[str]) -> Iterator[Import]:
         """What it imports of the package."""
         top = set(map(id, _running(self.tree.body)))
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    if alias.name in known:
+                    if alias.name in names:
                         yield Import(alias.name, "", id(node) in top)
             elif isinstance(node, ast.ImportFrom):
                 base = self._base(node)
                 for alias in node.names:
                     inner = f"{base}.{alias.name}"
-                    if inner in known:
+                    if inner in names:
                         yield Import(inner, "", id(node) in top)
-                    elif base in known:
+                    elif base in names:
                         yield Import(base, alias.name, id(node) in top)
 
     def _base(self, node: ast.ImportFrom) -> str:
@@ -87,8 +87,8 @@ class Module:
         if not node.level:
             return node.module or ""
         parts = self.name.split(".")
-        kept = parts[: len(parts) - node.level + self.is_package]
-        return ".".join([*kept, *([node.module] if node.module else [])])
+        above = parts[: len(parts) - node.level + self.is_package]
+        return ".".join([*above, *([node.module] if node.module else [])])
 
 
 def _running(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
@@ -108,14 +108,14 @@ def _running(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 def modules(checkout: Path) -> list[Module]:
     """All modules of a checkout's package."""
-    package, found = checkout / PACKAGE, []
+    package, sources = checkout / PACKAGE, []
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package).with_suffix("").parts
         text, is_package = path.read_text(encoding="utf-8"), parts[-1] == "__init__"
         name = ".".join([PACKAGE, *(parts[:-1] if is_package else parts)])
         room = parts[0] if len(parts) > 1 else ROOT
-        found.append(Module(name, room, ast.parse(text), len(text.splitlines()), is_package))
-    return found
+        sources.append(Module(name, room, ast.parse(text), len(text.splitlines()), is_package))
+    return sources
 
 
 def circles(edges: dict[str, set[str]]) -> list[list[str]]:
@@ -124,7 +124,7 @@ def circles(edges: dict[str, set[str]]) -> list[list[str]]:
     low: dict[str, int] = {}
     stack: list[str] = []
     on: set[str] = set()
-    found: list[list[str]] = []
+    groups: list[list[str]] = []
     for start in sorted(edges):
         if start in index:
             continue
@@ -141,7 +141,7 @@ def circles(edges: dict[str, set[str]]) -> list[list[str]]:
                     low[work[-1][0]] = min(low[work[-1][0]], low[here])
                 if low[here] == index[here]:
                     at = stack.index(here)
-                    found.append(sorted(stack[at:]))
+                    groups.append(sorted(stack[at:]))
                     on.difference_update(stack[at:])
                     del stack[at:]
             elif there not in index:
@@ -151,62 +151,62 @@ def circles(edges: dict[str, set[str]]) -> list[list[str]]:
                 work.append((there, iter(sorted(edges.get(there, ())))))
             elif there in on:
                 low[here] = min(low[here], index[there])
-    return sorted((group for group in found if len(group) > 1), key=lambda group: (-len(group), group))
+    return sorted((group for group in groups if len(group) > 1), key=lambda group: (-len(group), group))
 
 
 def figures(checkout: Path) -> Iterator[str]:
     """All figures, a line each."""
-    found = modules(checkout)
-    yield from _sizes(found)
-    yield from _functions(found)
-    known = {module.name for module in found}
-    yield from _private(found, known)
+    sources = modules(checkout)
+    yield from _sizes(sources)
+    yield from _functions(sources)
+    names = {module.name for module in sources}
+    yield from _private(sources, names)
     for what, top_only in (("at any level", False), ("at top level only", True)):
         edges = {
-            module.name: {one.module for one in module.imports(known) if one.top or not top_only} - {module.name}
-            for module in found
+            module.name: {use.module for use in module.imports(names) if use.top or not top_only} - {module.name}
+            for module in sources
         }
         groups = circles(edges)
         yield f"import circles, {what}: {len(groups)}, of {[len(group) for group in groups]} modules"
         yield from (f"  {', '.join(_short(name) for name in group[:_SHOWN])}" for group in groups[:_SHOWN])
-    yield from _names(found)
+    yield from _names(sources)
 
 
 def _short(name: str) -> str:
     return name.removeprefix(f"{PACKAGE}.")
 
 
-def _sizes(found: list[Module]) -> Iterator[str]:
+def _sizes(sources: list[Module]) -> Iterator[str]:
     rooms: Counter[str] = Counter()
     files: Counter[str] = Counter()
-    for module in found:
+    for module in sources:
         rooms[module.room] += module.lines
         files[module.room] += 1
     yield f"{rooms.total()} lines in {files.total()} modules"
     yield from (f"  {room:16}{lines:7} lines{files[room]:5} modules" for room, lines in rooms.most_common())
-    long = sorted((module for module in found if module.lines > _MOST), key=lambda module: -module.lines)
+    long = sorted((module for module in sources if module.lines > _MOST), key=lambda module: -module.lines)
     yield f"modules of more than {_MOST} lines: {len(long)}"
     yield from (f"  {_short(module.name)} {module.lines}" for module in long)
 
 
-def _functions(found: list[Module]) -> Iterator[str]:
-    lengths = [lines for module in found for lines in module.functions]
+def _functions(sources: list[Module]) -> Iterator[str]:
+    lengths = [lines for module in sources for lines in module.functions]
     if len(lengths) > 1:
         p90 = quantiles(lengths, n=10, method="inclusive")[-1]
         yield f"{len(lengths)} functions: median {median(lengths):g}, 90th {p90:g}, longest {max(lengths)} lines"
 
 
-def _private(found: list[Module], known: set[str]) -> Iterator[str]:
+def _private(sources: list[Module], names: set[str]) -> Iterator[str]:
     """Imports of another room's private module or private name."""
-    rooms = {module.name: module.room for module in found}
+    rooms = {module.name: module.room for module in sources}
     crossed: Counter[tuple[str, str]] = Counter()
     kinds: Counter[str] = Counter()
-    for module in found:
-        for one in module.imports(known):
-            path = one.module.split(".")[1:]
+    for module in sources:
+        for imported in module.imports(names):
+            path = imported.module.split(".")[1:]
             hidden = [part for part in path if part.startswith("_")]
-            if rooms[one.module] != module.room and (hidden or one.name.startswith("_")):
-                crossed[module.room, rooms[one.module]] += 1
+            if rooms[imported.module] != module.room and (hidden or imported.name.startswith("_")):
+                crossed[module.room, rooms[imported.module]] += 1
                 kinds["module" if hidden else "name"] += 1
     yield (
         f"imports of another room's private parts: {crossed.total()} names "
@@ -215,9 +215,9 @@ def _private(found: list[Module], known: set[str]) -> Iterator[str]:
     yield from (f"  {room} -> {other}: {count}" for (room, other), count in crossed.most_common(_SHOWN))
 
 
-def _names(found: list[Module]) -> Iterator[str]:
+def _names(sources: list[Module]) -> Iterator[str]:
     rooms: dict[str, set[str]] = defaultdict(set)
-    for module in found:
+    for module in sources:
         for name in module.defined:
             rooms[name].add(module.room)
     shared = {name: where for name, where in rooms.items() if len(where) > 1}

@@ -87,7 +87,7 @@ def _lists(row: Any, least: int = 2) -> list[list[Any]]:
         for _, value in _walk(row)
         if isinstance(value, list)
         and len(value) >= least
-        and all(isinstance(one, (int, float)) or one is None for one in value)
+        and all(isinstance(number, (int, float)) or number is None for number in value)
     ]
 
 
@@ -125,7 +125,7 @@ def _numbers(row: Any, vocabulary: Vocabulary, dice: random.Random) -> None:
     elif kind == 4:
         column[:] = [dice.choice((0, 1, 0.0, None))] * len(column)
     elif kind == 5:
-        column[:] = [1 - one if one in (0, 1) else one for one in column]
+        column[:] = [1 - flag if flag in (0, 1) else flag for flag in column]
     elif kind == 6:
         column.reverse()
     elif kind == 7:

@@ -94,13 +94,13 @@ def run(
 
 
 def _count(outcome: Outcome, case: Case, old: Ran, new: Ran, aside: Path) -> None:
-    found = list(differences(old, new))
-    outcome.different += found
-    if found:
+    unequal = list(differences(old, new))
+    outcome.different += unequal
+    if unequal:
         _write(old, aside / "old")
         _write(new, aside / "new")
     outcome.commands += len(case.steps)
-    outcome.equal += len(case.steps) if not found else 0
+    outcome.equal += len(case.steps) if not unequal else 0
     outcome.crashed += [step.command for step in new.steps if b"Traceback (most recent" in step.err]
     outcome.codes.update(step.code for step in new.steps)
     outcome.files += sum(not name.endswith(")") for name in new.files) - len(case.files)

@@ -41,9 +41,9 @@ def conversation(random: random.Random, *, system: bool = True, turns: int = 3) 
     if system and random.random() < 0.5:
         messages.append({"role": "system", "content": random.choice(SYSTEM)})
     for _ in range(random.randint(1, turns)):
-        asked = " ".join(random.sample(ASKED, random.randint(1, 2)))
-        said = "\n\n".join(random.sample(SAID, random.randint(1, 3)))
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+        question = " ".join(random.sample(ASKED, random.randint(1, 2)))
+        answer = "\n\n".join(random.sample(SAID, random.randint(1, 3)))
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return messages
 
 

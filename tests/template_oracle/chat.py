@@ -31,15 +31,15 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
 
-    def _said(self, caller: Any) -> str:
+    def _body(self, caller: Any) -> str:
         return str(caller())
 
 
 def environment() -> ImmutableSandboxedEnvironment:
     """The environment of transformers."""
-    made = ImmutableSandboxedEnvironment(
+    sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
 
@@ -49,10 +49,10 @@ def environment() -> ImmutableSandboxedEnvironment:
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    made.filters["tojson"] = tojson
-    made.globals["raise_exception"] = raise_exception
-    made.globals["strftime_now"] = NOON.strftime
-    return made
+    sandbox.filters["tojson"] = tojson
+    sandbox.globals["raise_exception"] = raise_exception
+    sandbox.globals["strftime_now"] = NOON.strftime
+    return sandbox
 
 
 class Template:
@@ -72,10 +72,10 @@ class Template:
         **arguments: Any,
     ) -> str:
         """What it writes; `opened`: with the generation prompt. Refusal if it raises."""
-        given = {**self.tokens, **arguments, "documents": None, "add_generation_prompt": opened}
+        variables = {**self.tokens, **arguments, "documents": None, "add_generation_prompt": opened}
         try:
             return self._compiled.render(
-                messages=deepcopy(list(messages)), tools=deepcopy(list(tools)) if tools else None, **given
+                messages=deepcopy(list(messages)), tools=deepcopy(list(tools)) if tools else None, **variables
             )
         except Exception as error:
             raise Refusal(f"{type(error).__name__}: {error}") from error

@@ -33,35 +33,35 @@ def user(number: int = 1) -> Message:
 
 def answer(number: int = 1, *, reasoning: bool = False, inline: bool = False) -> Message:
     """A plain answer; with reasoning in a field of its own, or inside of the text."""
-    said: Message = {"role": "assistant", "content": f"Answer {number}, certainly."}
+    message: Message = {"role": "assistant", "content": f"Answer {number}, certainly."}
     thought = f"Thought {number} about it."
     if inline:
-        said["content"] = f"<think>\n{thought}\n</think>\n\n{said['content']}"
+        message["content"] = f"<think>\n{thought}\n</think>\n\n{message['content']}"
     elif reasoning:
-        said |= {"reasoning_content": thought}
-    return said
+        message |= {"reasoning_content": thought}
+    return message
 
 
 def asking(number: int = 1, *, calls: int = 1, reasoning: bool = False, text: bool = False) -> Message:
     """An assistant message that calls the tool so many times."""
     called = [
         {
-            "id": f"call{number:04}{one}",
+            "id": f"call{number:04}{index}",
             "type": "function",
-            "function": {"name": "look_up", "arguments": {"word": f"word-{number}-{one}"}},
+            "function": {"name": "look_up", "arguments": {"word": f"word-{number}-{index}"}},
         }
-        for one in range(calls)
+        for index in range(calls)
     ]
-    said = {"role": "assistant", "content": f"Looking, {number}." if text else "", "tool_calls": called}
-    return said | ({"reasoning_content": f"Thought {number} about it."} if reasoning else {})
+    message = {"role": "assistant", "content": f"Looking, {number}." if text else "", "tool_calls": called}
+    return message | ({"reasoning_content": f"Thought {number} about it."} if reasoning else {})
 
 
-def result(number: int = 1, one: int = 0) -> Message:
+def result(number: int = 1, index: int = 0) -> Message:
     return {
         "role": "tool",
         "name": "look_up",
-        "tool_call_id": f"call{number:04}{one}",
-        "content": f"Result {number}-{one}.",
+        "tool_call_id": f"call{number:04}{index}",
+        "content": f"Result {number}-{index}.",
     }
 
 
@@ -72,9 +72,9 @@ def forms(chat: Chat) -> Iterator[Chat]:
         return
     for empty in ("", None, "absent"):
         for parsed in (True, False):
-            made = [_form(message, empty, parsed) for message in chat]
-            if made != chat:
-                yield made
+            variant = [_form(message, empty, parsed) for message in chat]
+            if variant != chat:
+                yield variant
 
 
 def _form(message: Mapping[str, Any], empty: str | None, parsed: bool) -> Message:
@@ -84,12 +84,12 @@ def _form(message: Mapping[str, Any], empty: str | None, parsed: bool) -> Messag
         {**call, "function": {**call["function"], "arguments": _arguments(call["function"]["arguments"], parsed)}}
         for call in message["tool_calls"]
     ]
-    made = {**message, "tool_calls": calls}
-    if made["content"] == "" and empty == "absent":
-        del made["content"]
-    elif made["content"] == "":
-        made["content"] = empty
-    return made
+    variant = {**message, "tool_calls": calls}
+    if variant["content"] == "" and empty == "absent":
+        del variant["content"]
+    elif variant["content"] == "":
+        variant["content"] = empty
+    return variant
 
 
 def _arguments(value: Any, parsed: bool) -> Any:

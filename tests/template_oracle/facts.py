@@ -56,8 +56,8 @@ def tools_for(chat: Chat) -> list[Mapping[str, Any]] | None:
 def step(template: Template, before: Chat, after: Sequence[Any], *, opened: bool = True, **arguments: Any) -> Step:
     """Whether what was rendered up to an answer is still there in the next prompt; `opened`: which ends with a
     generation prompt."""
-    found = outcomes(template, before, after, opened=opened, **arguments)
-    return next((one for one in found if one.outcome != "refused"), found[0])
+    results = outcomes(template, before, after, opened=opened, **arguments)
+    return next((result for result in results if result.outcome != "refused"), results[0])
 
 
 def outcomes(
@@ -66,26 +66,26 @@ def outcomes(
     """The same for each form of the conversation."""
     whole = [*before, *after]
     tools = tools_for(whole)
-    found = []
+    results = []
     for form in forms(whole):
         try:
-            asked = template.text(form[: len(before) - 1], tools, opened=True, **arguments)
+            prompt = template.text(form[: len(before) - 1], tools, opened=True, **arguments)
             first = template.text(form[: len(before)], tools, **arguments)
             then = template.text(form, tools, opened=opened, **arguments)
         except Refusal as error:
-            found.append(Step("refused", why=str(error)))
+            results.append(Step("refused", why=str(error)))
             continue
         outcome = outcome_of(first, then, last_words(form[len(before) - 1]))
-        found.append(Step(outcome, first, then, opened=then.startswith(asked)))
-    return found
+        results.append(Step(outcome, first, then, opened=then.startswith(prompt)))
+    return results
 
 
 def last_words(message: Mapping[str, Any]) -> tuple[str, ...]:
     """Everything that an answer says, each as a text that is in no other place."""
     calls = message.get("tool_calls", ())
     named = (word for call in calls for word in re.findall(r"word-\d-\d", str(call["function"]["arguments"])))
-    said = (piece.strip() for piece in re.split(r"</?think>", message.get("content") or ""))
-    return tuple(filter(None, (*said, message.get("reasoning_content"), *named)))
+    texts = (piece.strip() for piece in re.split(r"</?think>", message.get("content") or ""))
+    return tuple(filter(None, (*texts, message.get("reasoning_content"), *named)))
 
 
 def outcome_of(first: str, then: str, words: Sequence[str]) -> Outcome:
@@ -103,15 +103,15 @@ def steps(template: Template, **arguments: Any) -> dict[str, Step]:
     return {name: step(template, before, after, **arguments) for name, (before, after) in STEPS.items()}
 
 
-def append_only(found: Mapping[str, Step], role: str, *, reasoning: bool | None = None) -> bool | None:
+def append_only(results: Mapping[str, Step], role: str, *, reasoning: bool | None = None) -> bool | None:
     """Whether all steps to a message of this role keep what was there; None if it renders none of them."""
     outcomes = [
-        one.outcome
-        for name, one in found.items()
+        result.outcome
+        for name, result in results.items()
         if name.split()[0] == role and (reasoning is None or ("reasoning" in name) == reasoning)
     ]
-    rendered = [one for one in outcomes if one != "refused"]
-    return all(one == "kept" for one in rendered) if rendered else None
+    rendered = [outcome for outcome in outcomes if outcome != "refused"]
+    return all(outcome == "kept" for outcome in rendered) if rendered else None
 
 
 def writes_reasoning(template: Template, **arguments: Any) -> bool:
@@ -144,19 +144,19 @@ ANSWERS: dict[str, tuple[Chat, Any]] = {
 
 def opens_answers(template: Template, **arguments: Any) -> dict[str, bool | None]:
     """Whether each answer is rendered as what follows the prompt that it was sampled from; None if refused."""
-    found: dict[str, bool | None] = {}
-    for name, (prompt, said) in ANSWERS.items():
-        found[name] = None
-        for form in forms([*prompt, said]):
+    verdicts: dict[str, bool | None] = {}
+    for name, (prompt, message) in ANSWERS.items():
+        verdicts[name] = None
+        for form in forms([*prompt, message]):
             tools = tools_for(form)
             try:
                 opened = template.text(form[:-1], tools, opened=True, **arguments)
                 whole = template.text(form, tools, **arguments)
             except Refusal:
                 continue
-            found[name] = whole.startswith(opened)
+            verdicts[name] = whole.startswith(opened)
             break
-    return found
+    return verdicts
 
 
 def has_generation_prompt(template: Template, **arguments: Any) -> bool:
@@ -172,13 +172,13 @@ def between(template: Template, **arguments: Any) -> dict[str, str | None]:
         "assistant to user": [user(), answer(), user(2)],
         "tool to assistant": [user(), asking(), result(), answer()],
     }
-    found: dict[str, str | None] = {}
+    gaps: dict[str, str | None] = {}
     for name, chat in pairs.items():
         text = written(template, chat, **arguments)
         left, right = chat[-2]["content"], chat[-1]["content"]
         start, end = text.rfind(left), text.rfind(right)
-        found[name] = text[start + len(left) : end] if 0 <= start < end else None
-    return found
+        gaps[name] = text[start + len(left) : end] if 0 <= start < end else None
+    return gaps
 
 
 SHAPES: dict[str, Chat] = {
@@ -231,6 +231,6 @@ def writes_bos(template: Template, **arguments: Any) -> bool:
 
 def trims(template: Template, **arguments: Any) -> bool | None:
     """Whether it drops whitespace at the ends of an answer; None if the answer is not there at all."""
-    said = {"role": "assistant", "content": "  \nspaced\n  "}
-    text = written(template, [user(), said, user(2)], **arguments)
-    return None if "spaced" not in text else said["content"] not in text
+    message = {"role": "assistant", "content": "  \nspaced\n  "}
+    text = written(template, [user(), message, user(2)], **arguments)
+    return None if "spaced" not in text else message["content"] not in text

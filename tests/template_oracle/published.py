@@ -73,8 +73,8 @@ def as_trl_says(template: Template) -> bool | None:
 
 def as_renderers_say(template: Template) -> bool:
     """Renderers' definition, for the conversations of the oracle that the template accepts."""
-    found = [step(template, before, after, opened=False) for before, after in STEPS.values()]
-    return all(one.outcome in ("kept", "refused") for one in found)
+    results = [step(template, before, after, opened=False) for before, after in STEPS.values()]
+    return all(result.outcome in ("kept", "refused") for result in results)
 
 
 @cache
@@ -97,24 +97,24 @@ class Verdicts:
     miles: Mapping[str, Mapping[str, str | None]]
     renderers: bool | None
 
-    def kept(self, role: str, *, reasoning: bool | None = None) -> bool | None:
+    def keeps_before(self, role: str, *, reasoning: bool | None = None) -> bool | None:
         """The oracle's verdict on what comes before messages of a role."""
         return append_only(self.steps, role, reasoning=reasoning)
 
     def failed(self, roles: str) -> list[str]:
         """Why checks of miles failed."""
-        return [one for one in self.miles[roles].values() if one is not None]
+        return [failure for failure in self.miles[roles].values() if failure is not None]
 
 
 @cache
 def verdicts() -> Sequence[Verdicts]:
     """What everyone says of each published template."""
-    found = []
+    rows = []
     for name, trl, miles in zip(needed(), said()["trl"], said()["miles"], strict=True):
         template = published(name)
         declared = said()["renderers"].get(FAMILIES.get(name, ""))
-        found.append(Verdicts(name, steps(template), as_renderers_say(template), trl, miles, declared))
-    return found
+        rows.append(Verdicts(name, steps(template), as_renderers_say(template), trl, miles, declared))
+    return rows
 
 
 NOTES = {
@@ -134,35 +134,35 @@ NOTES = {
 """Why one verdict is not another."""
 
 
-def notes(one: Verdicts) -> Iterable[str]:
+def notes(verdict: Verdicts) -> Iterable[str]:
     """The explanations of the differences between the oracle's verdict on a template and what others say of it."""
-    tool, user = one.kept("tool"), one.kept("user")
-    if one.trl is True and (tool is False or user is False):
-        yield "h" if tool is False and _only(one, "tool", "tool after a call with text") else "a"
-    if one.trl is None:
+    tool, user = verdict.keeps_before("tool"), verdict.keeps_before("user")
+    if verdict.trl is True and (tool is False or user is False):
+        yield "h" if tool is False and _only(verdict, "tool", "tool after a call with text") else "a"
+    if verdict.trl is None:
         yield "b"
-    if any(step.outcome == "ended" for step in one.steps.values()):
+    if any(step.outcome == "ended" for step in verdict.steps.values()):
         yield "c"
-    failed = one.failed("tool and user")
+    failed = verdict.failed("tool and user")
     if any("Prefix mismatch" not in why for why in failed):
         yield "d"
     if tool is not False and user is not False and any("Prefix mismatch" in why for why in failed):
         yield "e"
     if not failed and user is False:
         yield "i"
-    if one.renderers is not None and one.renderers != one.stable:
-        yield "f" if not one.renderers else "g"
+    if verdict.renderers is not None and verdict.renderers != verdict.stable:
+        yield "f" if not verdict.renderers else "g"
 
 
-def _only(one: Verdicts, role: str, name: str) -> bool:
-    changed = [key for key, step in one.steps.items() if key.startswith(role) and step.outcome == "rewritten"]
+def _only(verdict: Verdicts, role: str, name: str) -> bool:
+    changed = [key for key, step in verdict.steps.items() if key.startswith(role) and step.outcome == "rewritten"]
     return changed == [name]
 
 
-def page(found: Sequence[Verdicts]) -> str:
+def page(templates: Sequence[Verdicts]) -> str:
     """The table of the documentation: for how many templates verdicts differ, and why."""
-    differing = [set(notes(one)) for one in found]
+    differing = [set(notes(verdict)) for verdict in templates]
     agreed = f"| {differing.count(set())} | nothing differs |\n"
     counts = Counter(note for each in differing for note in each)
     rows = "".join(f"| {counts[note]} | {text} |\n" for note, text in NOTES.items() if counts[note])
-    return f"| of {len(found)} templates | |\n| ---: | --- |\n{agreed}{rows}"
+    return f"| of {len(templates)} templates | |\n| ---: | --- |\n{agreed}{rows}"

@@ -16,25 +16,25 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def tokenizer_folders() -> list[Path]:
     """The real tokenizers that have a template; none where tests have none."""
-    kept = os.environ.get("TITO_AUDIT_TOKENIZERS")
-    folders = sorted(Path(kept).iterdir()) if kept else []
+    root = os.environ.get("TITO_AUDIT_TOKENIZERS")
+    folders = sorted(Path(root).iterdir()) if root else []
     return [folder for folder in folders if _source(folder) is not None]
 
 
 def _source(folder: Path) -> str | None:
     file = folder / "tokenizer_config.json"
-    said = json.loads(file.read_text(encoding="utf-8")).get("chat_template") if file.is_file() else None
-    return said if isinstance(said, str) else None
+    source = json.loads(file.read_text(encoding="utf-8")).get("chat_template") if file.is_file() else None
+    return source if isinstance(source, str) else None
 
 
 def of_tokenizer(folder: Path) -> Template:
     """The template of a tokenizer, with its special tokens."""
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     named = {key: value for key, value in config.items() if key.endswith("_token")}
-    tokens = {key: one["content"] if isinstance(one, dict) else one for key, one in named.items()}
+    tokens = {key: token["content"] if isinstance(token, dict) else token for key, token in named.items()}
     source = _source(folder)
     assert source is not None
-    return Template(source, {key: one for key, one in tokens.items() if isinstance(one, str)})
+    return Template(source, {key: token for key, token in tokens.items() if isinstance(token, str)})
 
 
 def frameworks() -> Path:
@@ -44,8 +44,8 @@ def frameworks() -> Path:
 
 def published_files() -> dict[str, Path]:
     """The templates in the package TRL, by name; read from its folder, so that nothing of it is imported."""
-    found = frameworks().glob("templates/lib/python*/site-packages/trl/chat_templates/*.jinja")
-    return {path.stem: path for path in sorted(found)}
+    files = frameworks().glob("templates/lib/python*/site-packages/trl/chat_templates/*.jinja")
+    return {path.stem: path for path in sorted(files)}
 
 
 def needed() -> dict[str, Path]:
