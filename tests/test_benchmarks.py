@@ -46,6 +46,7 @@ from tito_audit.settings.model import Settings  # noqa: E402
 
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 SHAPE = Shape(turns=(2, 5), words=30, faulty=0.4)
+TOKENS = examples(6_000, 12_000)
 ONE = Measured(1000, 10, 1, seconds=0.5, wall=1.0, cpu=0.8, process_mb=50.0, all_mb=70.0)
 
 
@@ -54,7 +55,7 @@ deep = pytest.mark.skipif(not DEEP, reason="a process of a benchmark; in `make d
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return Factory(TOY, tmp_path_factory.mktemp("corpus")).corpus(SHAPE, 12_000)
+    return Factory(TOY, tmp_path_factory.mktemp("corpus")).corpus(SHAPE, TOKENS)
 
 
 def rows_of(corpus: Corpus) -> list[dict]:
@@ -64,7 +65,7 @@ def rows_of(corpus: Corpus) -> list[dict]:
 def test_a_corpus_has_the_tokens_and_the_lengths_that_were_asked_for(corpus: Corpus) -> None:
     rows = rows_of(corpus)
     assert len(rows) == corpus.rows
-    assert sum(len(row["token_ids"]) for row in rows) == corpus.tokens >= 12_000
+    assert sum(len(row["token_ids"]) for row in rows) == corpus.tokens >= TOKENS
     lengths = {sum(message["role"] == "assistant" for message in row["messages"]) for row in rows}
     assert lengths == {2, 5} == set(map(int, corpus.prompt_tokens))
     assert 0 < len(corpus.faulty) < corpus.rows
@@ -98,50 +99,50 @@ def test_each_length_of_conversation_gets_its_share_of_the_turns() -> None:
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_the_linear_engine_finds_the_rows_that_were_changed(corpus: Corpus, kind: str) -> None:
-    found = engines.linear(Path(getattr(corpus, kind)), TOY)
-    assert (found.tokens, found.rows, found.different) == (corpus.tokens, corpus.rows, len(corpus.faulty))
-    assert found.seconds > 0
+    measured = engines.linear(Path(getattr(corpus, kind)), TOY)
+    assert (measured.tokens, measured.rows, measured.different) == (corpus.tokens, corpus.rows, len(corpus.faulty))
+    assert measured.seconds > 0
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_the_floor_reads_every_token(corpus: Corpus, kind: str) -> None:
-    found = engines.floor(Path(getattr(corpus, kind)))
-    assert (found.tokens, found.rows) == (corpus.tokens, corpus.rows)
+    measured = engines.floor(Path(getattr(corpus, kind)))
+    assert (measured.tokens, measured.rows) == (corpus.tokens, corpus.rows)
 
 
 def test_a_part_of_a_log_ends_with_a_row(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "PART_BYTES", 5000)
-    found = engines.linear(Path(corpus.jsonl), TOY)
-    assert (found.tokens, found.different) == (corpus.tokens, len(corpus.faulty))
+    measured = engines.linear(Path(corpus.jsonl), TOY)
+    assert (measured.tokens, measured.different) == (corpus.tokens, len(corpus.faulty))
     first = engines.linear(Path(corpus.jsonl), TOY, tokens=4000)
     assert 4000 <= first.tokens < corpus.tokens
     assert first.different == sum(row < first.rows for row in corpus.faulty)
 
 
 def test_a_scan_in_a_process_of_its_own_finds_the_rows_that_were_changed(corpus: Corpus) -> None:
-    found = measure.scan(corpus.jsonl, TOY, 1, watch=True)
-    assert (found.tokens, found.rows, found.different) == (corpus.tokens, corpus.rows, len(corpus.faulty))
-    assert 0 < found.seconds < found.wall
-    assert found.cpu > 0
-    assert 20 < found.process_mb < 4000
+    measured = measure.scan(corpus.jsonl, TOY, 1, watch=True)
+    assert (measured.tokens, measured.rows, measured.different) == (corpus.tokens, corpus.rows, len(corpus.faulty))
+    assert 0 < measured.seconds < measured.wall
+    assert measured.cpu > 0
+    assert 20 < measured.process_mb < 4000
     if Path("/proc/self/smaps_rollup").exists():
-        assert found.all_mb is not None
-        assert found.all_mb > 10
+        assert measured.all_mb is not None
+        assert measured.all_mb > 10
 
 
 @deep
 def test_two_processes_find_what_one_finds(corpus: Corpus) -> None:
-    found, _ = measure.engine("linear", corpus.parquet, TOY, workers=2)
-    assert (found.tokens, found.rows, found.different) == (corpus.tokens, corpus.rows, len(corpus.faulty))
+    measured, _ = measure.engine("linear", corpus.parquet, TOY, workers=2)
+    assert (measured.tokens, measured.rows, measured.different) == (corpus.tokens, corpus.rows, len(corpus.faulty))
 
 
 @deep
 def test_the_frameworks_way_is_sampled_for_every_length(corpus: Corpus) -> None:
     for workers in some((2, 1), 1):
-        found, out = measure.engine("per-turn", corpus.jsonl, TOY, workers=workers, tokens=500)
+        measured, out = measure.engine("per-turn", corpus.jsonl, TOY, workers=workers, tokens=500)
         assert set(out["encoded"]) == set(out["spent"]) == {"2", "5"}
         assert all(tokens >= 250 * workers for tokens in out["encoded"].values()), "as much for each process"
-        assert 0 < found.rows < corpus.rows
+        assert 0 < measured.rows < corpus.rows
 
 
 @deep
@@ -149,9 +150,9 @@ def test_the_prompts_that_are_counted_are_those_that_the_frameworks_way_encodes(
     corpus: Corpus, tmp_path: Path
 ) -> None:
     clean = Factory(TOY, tmp_path).corpus(replace(SHAPE, turns=(2,), faulty=0.0), 1000)
-    found, out = measure.engine("per-turn", clean.jsonl, TOY, tokens=10**9)
+    measured, out = measure.engine("per-turn", clean.jsonl, TOY, tokens=10**9)
     assert out["encoded"] == clean.prompt_tokens
-    assert (found.rows, found.different) == (clean.rows, 0)
+    assert (measured.rows, measured.different) == (clean.rows, 0)
 
 
 def test_what_is_measured_keeps_its_byte_code_as_for_users(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,9 +172,9 @@ def test_engines_take_turns_and_the_round_ahead_is_the_watched_one() -> None:
     def runner(name: str):
         return lambda watch: order.append((name, watch)) or ONE
 
-    found = measure.alternately({"a": runner("a"), "b": runner("b")}, 2, lambda line: None)
+    measured = measure.alternately({"a": runner("a"), "b": runner("b")}, 2, lambda line: None)
     assert order == [("a", True), ("b", True)] + [("a", False), ("b", False)] * 2
-    assert {name: len(runs) for name, runs in found.items()} == {"a": 3, "b": 3}
+    assert {name: len(runs) for name, runs in measured.items()} == {"a": 3, "b": 3}
 
 
 def test_an_exponent_is_that_of_the_power_law() -> None:
@@ -184,7 +185,7 @@ def test_an_exponent_is_that_of_the_power_law() -> None:
 
 def test_ratios_are_taken_within_a_round_and_without_the_round_ahead(corpus: Corpus) -> None:
     def taking(*seconds: float) -> list[Measured]:
-        return [replace(ONE, seconds=one) for one in seconds]
+        return [replace(ONE, seconds=value) for value in seconds]
 
     runs = {(SCAN, 1): taking(9.0, 1.0, 2.0, 4.0), (LINEAR, 1): taking(1.0, 10.0, 30.0, 80.0)}
     compared = Comparison("jsonl", corpus, runs, ())
@@ -223,7 +224,7 @@ def test_a_run_writes_its_tables(
 ) -> None:
     output = tmp_path / "out" / "RESULTS.md"
     wanted = ["sizes", "cold", *(["ordinary", "compare", "budget", "users", "lengths"] if DEEP else [])]
-    asked = ["--quick", "--max-tokens", "4000", "--studies", *wanted, "--tokenizer", str(TOY)]
+    arguments = ["--quick", "--max-tokens", "4000", "--studies", *wanted, "--tokenizer", str(TOY)]
     monkeypatch.setattr(measure, "knows_jobs", lambda: DEEP)
     if not DEEP:  # each of these starts a process
         first, start, words = studies.Studies._first, measure.run, [sys.executable, "-m", "tito_audit"]
@@ -235,10 +236,10 @@ def test_a_run_writes_its_tables(
             ),
         )
         built = studies.built
-        monkeypatch.setattr(studies, "built", lambda *given, jobs: built(*given, jobs=1))
+        monkeypatch.setattr(studies, "built", lambda *values, jobs: built(*values, jobs=1))
         monkeypatch.setattr(studies, "_STARTS", {studies.LOADING: studies._STARTS[studies.LOADING]})
-        monkeypatch.setattr(studies.Studies, "_first", lambda *given: {"JSONL": first(*given)["JSONL"]})
-    main([*asked, "--scratch", str(tmp_path / "scratch"), "--output", str(output)])
+        monkeypatch.setattr(studies.Studies, "_first", lambda *values: {"JSONL": first(*values)["JSONL"]})
+    main([*arguments, "--scratch", str(tmp_path / "scratch"), "--output", str(output)])
     text = output.read_text(encoding="utf-8")
     assert text == capsys.readouterr().out.removesuffix("\n")
     more = ("## Where the time goes", "## Logs as users have them", "## JSONL: ") if DEEP else ()
@@ -252,15 +253,19 @@ def test_a_run_writes_its_tables(
 
 
 @pytest.mark.parametrize("log", ["clean", "drift", "rows", "bare rows", "rows of 300 ids"])
-def test_an_ordinary_log_costs_what_its_rows_cost(log: str, tmp_path: Path) -> None:
-    cost = ordinary.cost_of(log, str(TOY), 16, tmp_path)
+def test_an_ordinary_log_costs_what_its_rows_cost(
+    log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordinary, "_SCANS", examples(1, 3))
+    rows = examples(8, 16)
+    cost = ordinary.cost_of(log, str(TOY), rows, tmp_path)
     assert cost.log == log
     assert cost.ids > 100
     assert cost.calls > 100
     assert cost.encode > 0
     assert (cost.findings > 0) is (log == "drift")
-    lines = (tmp_path / f"{log}-16.jsonl").read_text().splitlines()
-    assert len(lines) == 16
+    lines = (tmp_path / f"{log}-{rows}.jsonl").read_text().splitlines()
+    assert len(lines) == rows
     assert ('"messages"' in lines[0]) is (log != "bare rows")
 
 
@@ -309,18 +314,17 @@ def test_a_stage_does_not_count_what_it_calls_of_other_stages(monkeypatch: pytes
 
 @deep
 def test_the_stages_of_a_scan_add_up(corpus: Corpus, tmp_path: Path) -> None:
-    kept = {"TITO_AUDIT_CACHE": str(tmp_path)}
+    cache = {"TITO_AUDIT_CACHE": str(tmp_path)}
     command = [sys.executable, "-m", "benchmarks.stages", corpus.jsonl, str(TOY)]
-    marks = stages.Marks(**orjson.loads(measure.run([*command, "--clocks"], variables=kept)[0]))
+    marks = stages.Marks(**orjson.loads(measure.run([*command, "--clocks"], variables=cache)[0]))
     assert 0 < marks.tokens < corpus.tokens
     assert marks.rows == corpus.rows - 1
     assert set(marks.stages) == set(stages.ROW_STAGES)
     assert sum(marks.stages.values()) + marks.faulty == pytest.approx(marks.scan, rel=0.2, abs=0.05)
     assert marks.stages["encoding"] > 0
-    if DEEP:
-        begun = stages.Marks(**orjson.loads(measure.run([*command, "--start"], variables=kept)[0]))
-        assert begun.start > 0
-        assert begun.scan == begun.rows == 0
+    begun = stages.Marks(**orjson.loads(measure.run([*command, "--start"], variables=cache)[0]))
+    assert begun.start > 0
+    assert begun.scan == begun.rows == 0
 
 
 def test_a_floor_is_what_a_library_takes_for_the_same_work(corpus: Corpus) -> None:
@@ -337,13 +341,13 @@ def test_a_floor_is_what_a_library_takes_for_the_same_work(corpus: Corpus) -> No
 def test_a_budget_shows_each_stage_beside_the_least_it_could_take() -> None:
     spent = dict.fromkeys(stages.ROW_STAGES, 1.0)
     marks = stages.Marks(tokens=10**9, rows=5, start=0.4, scan=8.0, stages=spent, faulty=2.0)
-    found = Budget("training rows, JSONL", (marks,), (replace(marks, start=1.5),), (marks,), ({"reading": 0.5},))
-    text = budget_section([found])
+    budget = Budget("training rows, JSONL", (marks,), (replace(marks, start=1.5),), (marks,), ({"reading": 0.5},))
+    text = budget_section([budget])
     assert "| reading | 1.0 | 0.5 |" in text
     assert "| faulty rows | 2.0 |  |" in text
     assert "| a scan without clocks | 8.0 |  |" in text
-    assert (found.rate, found.start_up, found.times_reading) == (10**9 / 8, (0.4, 1.5), 16)
-    goals = goals_section(Reached(budgets=[found]))
+    assert (budget.rate, budget.start_up, budget.times_reading) == (10**9 / 8, (0.4, 1.5), 16)
+    goals = goals_section(Reached(budgets=[budget]))
     assert "| training rows, JSONL, one process | at least 6 M tokens a CPU second | 125 M tokens" in goals
     assert "| start-up with a full cache | at most 0.5 CPU s | 0.4 CPU s | yes |" in goals
     assert "| start-up with an empty cache | at most 1.2 CPU s | 1.5 CPU s | **no** |" in goals
@@ -354,38 +358,38 @@ def test_a_budget_shows_each_stage_beside_the_least_it_could_take() -> None:
 
 
 def test_logs_of_users_hold_the_rows_of_the_corpus(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = list(logs._of_corpus("rows", Path(corpus.jsonl), Path(corpus.parquet), str(TOY)))
-    assert len(made) == 6
+    user_logs = list(logs._of_corpus("rows", Path(corpus.jsonl), Path(corpus.parquet), str(TOY)))
+    assert len(user_logs) == 6
     expected = findings_of(corpus.jsonl)
     assert expected
-    for log in made:
+    for log in user_logs:
         assert findings_of(log.path) == expected, log.name
         assert engines.floor(Path(log.path)).rows == log.rows == corpus.rows
 
 
 def findings_of(log: str, tokenizer: Path = TOY) -> list[tuple[int, str, int]]:
     results = scan_rollouts(log, Settings(tokenizer=str(tokenizer), jobs=1))
-    return [(one.place.row, one.code, one.hit.start) for result in results for one in result.findings]
+    return [(finding.place.row, finding.code, finding.hit.start) for row in results for finding in row.findings]
 
 
 def test_a_copy_of_a_recorded_row_is_right_where_the_row_was(tmp_path: Path) -> None:
     """Digits and the first question differ; what a scan says of a copy does not."""
     tokenizer = toy.toy_tokenizer()
-    asked, said = "What is 17 and 23 ?", "17 and 23 is 40"
+    question, answer = "What is 17 and 23 ?", "17 and 23 is 40"
 
     def text(opened: str) -> list[int]:
-        return [int(one) for one in tokenizer.encode(opened)]
+        return [int(token) for token in tokenizer.encode(opened)]
 
-    head = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
-    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
-    call = {"prompt_token_ids": text(head), "generation_token_ids": text(f"{said}<|im_end|>"), "text": said}
+    head = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    call = {"prompt_token_ids": text(head), "generation_token_ids": text(f"{answer}<|im_end|>"), "text": answer}
     row = {"id": "r", "messages": messages, "calls": [call]}
     varied = logs.Varied(str(TOY))
     copies = [varied.copy(row, number) for number in range(4)]
-    assert len({one["messages"][0]["content"] for one in copies}) == 4
-    assert all(one["messages"][0]["content"].endswith(f" [{n}]") for n, one in enumerate(copies))
+    assert len({copy["messages"][0]["content"] for copy in copies}) == 4
+    assert all(copy["messages"][0]["content"].endswith(f" [{n}]") for n, copy in enumerate(copies))
     path = tmp_path / "copies.jsonl"
-    path.write_bytes(b"".join(orjson.dumps(one) + b"\n" for one in copies))
+    path.write_bytes(b"".join(orjson.dumps(copy) + b"\n" for copy in copies))
     assert findings_of(str(path)) == []
 
 
@@ -397,11 +401,11 @@ def test_copies_of_real_rollouts_have_the_findings_of_the_originals(tmp_path: Pa
     once = sum(recorded_ids(orjson.loads(line)["calls"]) for line in few.read_bytes().splitlines())
     log = logs._repeated(name, model, [few], tmp_path, examples(2 * once, 600_000))
     rows = [orjson.loads(line)["id"].rpartition("-")[2] for line in Path(log.path).read_bytes().splitlines()]
-    found = findings_of(log.path, Path(log.tokenizer))
-    codes = [Counter(code for row, code, _ in found if rows[row] == copy) for copy in dict.fromkeys(rows)]
+    findings = findings_of(log.path, Path(log.tokenizer))
+    codes = [Counter(code for row, code, _ in findings if rows[row] == copy) for copy in dict.fromkeys(rows)]
     assert len(codes) > 1
     assert codes[0]
-    assert all(one == codes[0] for one in codes)
+    assert all(counted == codes[0] for counted in codes)
 
 
 def test_users_are_told_what_was_not_measured_and_what_repeats() -> None:
@@ -439,30 +443,30 @@ def test_every_fault_can_be_planted_and_is_told(what: str, kind: str, tmp_path: 
     truth = planted_log(
         log,
         str(TOY),
-        tokens=examples(150_000, 300_000) if "rows" in form else 300_000,
+        tokens=examples(150_000 if what == "rows" else 200_000, 300_000),
         rate=1.0,
         seed=(1, 2),
         jobs=1,
     )
-    found = planted.Piece(0, form)
+    piece = planted.Piece(0, form)
     fast = list(said(scan_rollouts(log, Settings(tokenizer=str(TOY), jobs=1))))
-    planted._judge(fast, truth, found)
-    possible = {one.name for one in CATALOGUE.values() if (one.calls if "calls" in form else one.rows)}
+    planted._judge(fast, truth, piece)
+    possible = {fault.name for fault in CATALOGUE.values() if (fault.calls if "calls" in form else fault.rows)}
     refused = {"a token that is two today", "an image opened twice"}  # no such tokens
     refused |= {"reasoning that is inserted"}  # no such template
-    assert possible - set(found.planted) <= refused
-    assert found.false == []
-    assert found.told == found.planted
-    named = sum(found.named.values()) / sum(found.planted.values())
+    assert possible - set(piece.planted) <= refused
+    assert piece.false == []
+    assert piece.told == piece.planted
+    named = sum(piece.named.values()) / sum(piece.planted.values())
     assert named > 0.9
 
 
 def test_a_log_of_another_vocabulary_is_said_to_be_one(tmp_path: Path) -> None:
     order = planted.Order(str(TOY), str(tmp_path), 600_000, 0.5, 0, 1)
-    found = planted.piece(order, planted.FORMS.index("foreign.jsonl"))
-    assert found.tokens < 100_000
-    assert found.told == found.planted == {planted.FOREIGN: 1}
-    assert not found.bad
+    piece = planted.piece(order, planted.FORMS.index("foreign.jsonl"))
+    assert piece.tokens < 100_000
+    assert piece.told == piece.planted == {planted.FOREIGN: 1}
+    assert not piece.bad
 
 
 def test_a_run_goes_on_where_it_was_and_leaves_no_log(
@@ -470,13 +474,13 @@ def test_a_run_goes_on_where_it_was_and_leaves_no_log(
 ) -> None:
     if not DEEP:  # each piece starts a process
         monkeypatch.setattr(planted, "ProcessPoolExecutor", lambda number, _: ThreadPoolExecutor(number))
-    asked = ["--tokens", "60000", "--rate", "0.5", "--jobs", "1", "--tokenizer", str(TOY)]
-    asked += ["--scratch", str(tmp_path)]
-    assert planted.main(asked) == 0
+    arguments = ["--tokens", "60000", "--rate", "0.5", "--jobs", "1", "--tokenizer", str(TOY)]
+    arguments += ["--scratch", str(tmp_path)]
+    assert planted.main(arguments) == 0
     first = capsys.readouterr().out
     assert "0 pieces differ, 0 planted faults were missed, 0 findings on rows that are right" in first
     assert {path.suffix for path in tmp_path.iterdir()} == {".json"}
-    assert planted.main(asked) == 0
+    assert planted.main(arguments) == 0
     again = capsys.readouterr().out
     assert again.count(", done before") == first.count("piece ") >= 2
     assert again.splitlines()[-1] == first.splitlines()[-1]
@@ -485,10 +489,10 @@ def test_a_run_goes_on_where_it_was_and_leaves_no_log(
 def test_a_difference_between_the_engines_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.reference.by_reference", lambda *_: iter([("another",)]))
     order = planted.Order(str(TOY), str(tmp_path), 3000, 0.5, 0, 1)
-    found = planted.piece(order, 0)
-    assert found.bad
-    assert "result 0" in str(found.difference)
-    assert "another" in str(found.difference)
+    piece = planted.piece(order, 0)
+    assert piece.bad
+    assert "result 0" in str(piece.difference)
+    assert "another" in str(piece.difference)
 
 
 @pytest.mark.parametrize("keyed", [False, True])
@@ -507,10 +511,10 @@ def test_logs_of_calls_hold_the_calls_that_were_asked_for(kind: str, keyed: bool
 @deep
 def test_what_joining_took_is_on_its_page(tmp_path: Path) -> None:
     many, few = (call_log(joining.SHORT, rows, "jsonl", tmp_path, keyed=True) for rows in (120, 20))
-    found = [joining.study(log, few, TOY, whole=False) for log in (few, many)]
-    assert all(one.seconds > 0 for one in found)
-    assert found[1].held > 0  # the small log was joined before, and may need no more memory
-    text = joining.page([replace(found[0], scans=(ONE, replace(ONE, cpu=0.6))), found[1]], TOY, None)
+    results = [joining.study(log, few, TOY, whole=False) for log in (few, many)]
+    assert all(result.seconds > 0 for result in results)
+    assert results[1].held > 0  # the small log was joined before, and may need no more memory
+    text = joining.page([replace(results[0], scans=(ONE, replace(ONE, cpu=0.6))), results[1]], TOY, None)
     assert text.startswith("# How fast calls are joined\n")
     assert "## Short calls joined by their key, jsonl\n" in text
     assert "| 120 | " in text

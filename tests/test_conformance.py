@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -25,7 +26,7 @@ import yaml
 from tests.command import run
 from tests.tables import stored
 from tests.template_oracle.sources import frameworks, needed, tokenizer_folders
-from tests.tiers import DEEP
+from tests.tiers import DEEP, some
 from tests.vllm.server import HOME as VLLM
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,6 +42,7 @@ CHATML = (
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"
 )
 KEEPS, STRIPS = CHATML.replace("SHOWN", "true"), CHATML.replace("SHOWN", "loop.last")
+ALONE = {"keeps": KEEPS, "strips": STRIPS, "asks": CHATML.replace("SHOWN", "keep or loop.last")}
 
 
 def template(folder: Path, source: str, name: str = "mine") -> Path:
@@ -60,8 +62,24 @@ def of(rows: list[dict[str, Any]], builder: str, conversation: str) -> dict[str,
     return row
 
 
-def test_a_template_that_only_appends_keeps_what_was_sampled_as_it_writes_it(tmp_path: Path) -> None:
-    rows = cells("--chat-template", template(tmp_path, KEEPS))
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "drift.jsonl").read_text("utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By template, the folder of its table; beside the four files, `page` is what the command printed."""
+    folders = {name: tmp_path_factory.mktemp(name) / "table" for name in ALONE}
+    for name, folder in folders.items():
+        path = template(folder.parent, ALONE[name], name)
+        code, page, _ = run("conformance", "--chat-template", path, "-o", folder)
+        assert code == 0
+        (folder / "page").write_text(page, "utf-8")
+    return folders
+
+
+def test_a_template_that_only_appends_keeps_what_was_sampled_as_it_writes_it(tables: dict[str, Path]) -> None:
+    rows = rows_in(tables["keeps"])
     rendered = Counter(row["outcome"] for row in rows if row["builder"] == "render")
     assert rendered["kept"] > 30
     assert set(rendered) <= {"kept", "broken", "not sampled"}
@@ -78,7 +96,7 @@ def test_a_break_is_where_plain_jinja_shows_it_and_names_the_line(tmp_path: Path
     rows = cells("--chat-template", template(tmp_path, lines))
     row = of(rows, "render", "answer with reasoning, then the user")
     write = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(lines).render
-    asked, answer, again = (
+    question, answer, again = (
         {"role": "user", "content": "What is the weather in Paris?"},
         {
             "role": "assistant",
@@ -87,8 +105,8 @@ def test_a_break_is_where_plain_jinja_shows_it_and_names_the_line(tmp_path: Path
         },
         {"role": "user", "content": "And in Rome?"},
     )
-    sampled = write(messages=[asked, answer], add_generation_prompt=False)
-    after = write(messages=[asked, answer, again], add_generation_prompt=True)
+    sampled = write(messages=[question, answer], add_generation_prompt=False)
+    after = write(messages=[question, answer, again], add_generation_prompt=True)
     shared = next(at for at, (left, right) in enumerate(zip(sampled, after, strict=False)) if left != right)
     controls = r"<\|im_start\|>|<\|im_end\|>|</?think>"
     tokens = len(re.sub(controls, "", sampled[:shared])) + len(re.findall(controls, sampled[:shared]))
@@ -103,8 +121,8 @@ def test_a_break_is_where_plain_jinja_shows_it_and_names_the_line(tmp_path: Path
     assert of(rows, "splice", "answer with reasoning, then the user")["outcome"] == "forked"
 
 
-def test_a_cut_answer_without_its_end_is_off_template(tmp_path: Path) -> None:
-    rows = cells("--chat-template", template(tmp_path, KEEPS))
+def test_a_cut_answer_without_its_end_is_off_template(tables: dict[str, Path]) -> None:
+    rows = rows_in(tables["keeps"])
     row = of(rows, "verl", "an answer cut by the limit")
     assert row["outcome"] == "off template"
     assert row["sampled"].startswith("<|im_end|>")
@@ -112,8 +130,8 @@ def test_a_cut_answer_without_its_end_is_off_template(tmp_path: Path) -> None:
     assert of(rows, "nemo-rl", "an answer cut by the limit")["outcome"] == "kept"
 
 
-def test_a_builder_that_takes_results_of_tools_only_says_so(tmp_path: Path) -> None:
-    rows = cells("--chat-template", template(tmp_path, KEEPS))
+def test_a_builder_that_takes_results_of_tools_only_says_so(tables: dict[str, Path]) -> None:
+    rows = rows_in(tables["keeps"])
     plain, tools = of(rows, "trl", "answer, then the user"), of(rows, "trl", "tool call, then its result")
     assert (plain["outcome"], plain["cause"]) == ("not taken", "it appends results of tools only")
     assert tools["outcome"] == "kept"
@@ -132,7 +150,7 @@ def test_a_template_that_reads_parts_is_given_texts_as_parts(tmp_path: Path) -> 
     assert of(rows, "render", "tool call, then its result")["outcome"] == "kept"
 
 
-@pytest.mark.parametrize("end", ["[|endofturn|]", "[e~[", "</turn>"])
+@pytest.mark.parametrize("end", some(["[|endofturn|]", "[e~[", "</turn>"], 2))
 def test_a_turn_may_end_with_a_token_of_another_form_and_after_trimmed_text(end: str, tmp_path: Path) -> None:
     source = KEEPS.replace("<|im_end|>", f"\\n{end}").replace("m.content or ''", "(m.content or '') | trim")
     rows = cells("--chat-template", template(tmp_path, source))
@@ -141,21 +159,18 @@ def test_a_turn_may_end_with_a_token_of_another_form_and_after_trimmed_text(end:
     assert outcomes["answer, then the user"] == outcomes["an answer with white space around it"] == "kept"
 
 
-def test_a_verdict_says_where_a_template_forks_why_and_the_way_out(tmp_path: Path) -> None:
+def test_a_verdict_says_where_a_template_forks_why_and_the_way_out(tables: dict[str, Path]) -> None:
     verdicts = {}
-    for name, shown in (("keeps", "true"), ("strips", "loop.last"), ("asks", "keep or loop.last")):
-        path = template(tmp_path, CHATML.replace("SHOWN", shown), name)
-        code, page, _ = run("conformance", "--chat-template", path, "-o", tmp_path / name)
-        assert code == 0
-        (verdicts[name],) = re.findall(rf"^{name}: (.*)$", page, re.MULTILINE)
-        assert verdicts[name] in (tmp_path / name / "index.html").read_text("utf-8").replace("&#x27;", "'")
+    for name, folder in tables.items():
+        (verdicts[name],) = re.findall(rf"^{name}: (.*)$", (folder / "page").read_text("utf-8"), re.MULTILINE)
+        assert verdicts[name] in (folder / "index.html").read_text("utf-8").replace("&#x27;", "'")
     assert verdicts["keeps"].startswith("safe with splice")
     assert "forks" not in verdicts["keeps"]
     why = "splice forks at some user turns and some results of tools because it drops earlier reasoning (line 2)"
     assert why in verdicts["strips"]
     assert verdicts["strips"].endswith("no argument helps: seek a variant with `template --training`")
     assert verdicts["asks"].endswith("set --template-arg keep=true")
-    badges = [(tmp_path / name / "badge.svg").read_text("utf-8") for name in ("keeps", "strips")]
+    badges = [(tables[name] / "badge.svg").read_text("utf-8") for name in ("keeps", "strips")]
     assert re.search(r"token-in, token-out: tokens kept \((\d+) of \1\)", badges[0])
     assert re.search(r"token-in, token-out: forks \(\d+ \+ \d+ of \d+\)", badges[1])
     assert all(
@@ -242,39 +257,39 @@ def test_the_package_renderers_is_run_with_its_renderer_for_the_template(tmp_pat
     assert cell["other", "answer, then the user"] == ("kept", "")
 
 
-def test_two_runs_give_the_same_bytes_and_a_folder_holds_what_is_shown(tmp_path: Path) -> None:
-    folder = tmp_path / "templates"
-    folder.mkdir()
-    template(folder, KEEPS, "keeps")
-    template(folder, STRIPS, "strips")
-    for out in ("one", "two"):
-        assert run("conformance", "--chat-template", folder, "-o", tmp_path / out)[0] == 0
+def test_two_runs_give_the_same_bytes_and_a_folder_holds_what_is_shown(
+    tmp_path: Path, tables: dict[str, Path]
+) -> None:
+    again = ("conformance", "--chat-template", template(tmp_path, KEEPS, "keeps"), "-o", tmp_path / "again")
+    assert run(*again)[0] == 0
     for name in ("drift.jsonl", "drift.parquet", "index.html", "badge.svg"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-    rows = [json.loads(line) for line in (tmp_path / "one" / "drift.jsonl").read_text("utf-8").splitlines()]
-    assert {row["template"] for row in rows} == {"keeps", "strips"}
+        assert (tmp_path / "again" / name).read_bytes() == (tables["keeps"] / name).read_bytes()
+    code, _, error = run(*again)
+    assert code == 2
+    assert "--force" in error
+    template(tmp_path, STRIPS, "strips")
+    assert run("conformance", "--chat-template", tmp_path, "-o", tmp_path / "both")[0] == 0
+    rows = rows_in(tmp_path / "both")
+    assert rows == rows_in(tables["keeps"]) + rows_in(tables["strips"])
     assert {row["template_sha256"] for row in rows} == {
         sha256(text.encode()).hexdigest() for text in (KEEPS, STRIPS)
     }
-    code, _, error = run("conformance", "--chat-template", folder, "-o", tmp_path / "one")
-    assert code == 2
-    assert "--force" in error
 
 
-def test_a_change_for_the_worse_fails_and_is_named(tmp_path: Path) -> None:
-    path = template(tmp_path, KEEPS)
-    run("conformance", "--chat-template", path, "-o", tmp_path / "old")
-    old = tmp_path / "old" / "drift.jsonl"
+def test_a_change_for_the_worse_fails_and_is_named(tmp_path: Path, tables: dict[str, Path]) -> None:
+    path, old = template(tmp_path, KEEPS, "keeps"), tmp_path / "drift.jsonl"
+    shutil.copy(tables["keeps"] / "drift.jsonl", old)
     code, page, _ = run("conformance", "--chat-template", path, "--against", old)
     assert (code, page.splitlines()[-1]) == (0, "passed: nothing got worse")
-    template(tmp_path, STRIPS)
+    template(tmp_path, STRIPS, "keeps")
     code, page, _ = run("conformance", "--chat-template", path, "--against", old)
     assert code == 1
     assert (
-        "worse: mine, render, answer with reasoning, then the user: kept → broken; drops earlier reasoning" in page
+        "worse: keeps, render, answer with reasoning, then the user: kept → broken; drops earlier reasoning"
+        in page
     )
     assert re.fullmatch(r"failed: \d+ cells got worse", page.splitlines()[-1])
-    template(tmp_path, KEEPS)
+    template(tmp_path, KEEPS, "keeps")
     old.write_text(old.read_text("utf-8").replace('"outcome": "kept"', '"outcome": "off template"'), "utf-8")
     assert run("conformance", "--chat-template", path, "--against", old)[0] == 0, "better is not worse"
 
@@ -448,14 +463,14 @@ def way_out(name: str, verdict: str) -> str:
 SEEK = "no argument helps: seek a variant with `template --training`"
 
 
-def proved(kept: str) -> str:
+def proved(share: str) -> str:
     """The way out of a template that no argument helps."""
-    if not kept:
+    if not share:
         return (
             "neither an argument nor a variant for training helps: splice keeps what it forks in rows of its own"
         )
     train = "no argument helps: train with the variant of `template --training`, which is proved"
-    return f"{train}; splice then keeps {kept}"
+    return f"{train}; splice then keeps {share}"
 
 
 def family_lines(tried: dict[str, Any]) -> list[str]:
@@ -491,27 +506,29 @@ def splices(*templates: Path) -> list[tuple[int, int, int]]:
 @pytest.mark.skipif(not DEEP, reason="seconds for each: in make deep")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_what_the_docs_say_of_variants_is_proved(name: str, tmp_path: Path) -> None:
-    original, variant, kept = {**needed(), **collected()}[name], tmp_path / "variant.jinja", ""
+    original, variant, share = {**needed(), **collected()}[name], tmp_path / "variant.jinja", ""
     run("template", "--chat-template", original, "--training", variant)
     if variant.is_file():
         (before, _, _), (whole, forked, total) = splices(original, variant)
-        kept = f"{whole}{f' + {forked}' if forked else ''} of {total}" if whole > before else ""
+        share = f"{whole}{f' + {forked}' if forked else ''} of {total}" if whole > before else ""
     if os.environ.get("UPDATE_GOLDENS"):
-        changed = {**json.loads(VARIANTS_FILE.read_text(encoding="utf-8")), name: kept}
+        changed = {**json.loads(VARIANTS_FILE.read_text(encoding="utf-8")), name: share}
         VARIANTS_FILE.write_text(json.dumps(changed, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     else:
-        assert kept == VARIANTS[name]
+        assert share == VARIANTS[name]
 
 
-def test_the_workflow_of_the_docs_fails_when_a_template_changes(tmp_path: Path) -> None:
+def test_the_workflow_of_the_docs_fails_when_a_template_changes(tmp_path: Path, tables: dict[str, Path]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     workflow = yaml.safe_load(text.partition("<!-- workflow -->\n```yaml\n")[2].partition("```")[0])
     (command,) = [
         step["run"] for step in workflow["jobs"]["template"]["steps"] if "conformance" in step.get("run", "")
     ]
     arguments = [str(tmp_path / word) if "." in word else word for word in shlex.split(command)[1:]]
-    path = template(tmp_path, KEEPS, "chat_template")
-    assert run("conformance", "--chat-template", path, "-o", tmp_path / "drift")[0] == 0
+    template(tmp_path, KEEPS, "chat_template")
+    (tmp_path / "drift").mkdir()
+    drift = (tables["keeps"] / "drift.jsonl").read_text("utf-8").replace('"keeps"', '"chat_template"')
+    (tmp_path / "drift" / "drift.jsonl").write_text(drift, "utf-8")
     assert run(*arguments)[0] == 0
     template(tmp_path, STRIPS, "chat_template")
     assert run(*arguments)[0] == 1
