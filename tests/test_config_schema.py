@@ -67,6 +67,7 @@ def valid(table: dict[str, Any]) -> bool:
 
 def takes(folder: Path, text: str, name: str = "tito-audit.toml") -> bool:
     path = folder / name
+    path.unlink(missing_ok=True)  # to cut a file that is there takes milliseconds
     path.write_text(text, encoding="utf-8")
     try:
         read_config(path)

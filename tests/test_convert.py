@@ -6,6 +6,7 @@ token after the other; nothing of the conversion is used for it.
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import random
@@ -545,7 +546,9 @@ def test_every_form_that_the_help_names_can_be_made_and_all_are_named(tmp_path: 
 @pytest.mark.parametrize("mode", ["tito", "retok"])
 @pytest.mark.parametrize("model", some(["smollm2", "gemma-3", "qwen2.5-coder"], 1))
 def test_sampled_calls_of_real_models_go_into_every_form_and_back(model: str, mode: str, tmp_path: Path) -> None:
-    log = SHARED / "rollouts" / model / f"{mode}.jsonl.gz"
+    source, log = SHARED / "rollouts" / model / f"{mode}.jsonl.gz", tmp_path / "log.jsonl.gz"
+    with gzip.open(source) as lines, gzip.open(log, "w") as part:
+        part.writelines(some(list(lines), 12))
     expected = said_as_rows(list(read_rollouts(log)))
     for form in ("rows", "nemo_rl", "nemo_rl_message_log", "slime", "tito_sample"):
         out = tmp_path / f"{form}.jsonl.gz"
