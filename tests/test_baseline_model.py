@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.command import written
+from tests.tiers import examples
 from tests.world import CLEAN
 from tito_audit import Gate, GateSettings, Settings, gate_rollouts
 from tito_audit.gate.baseline import read_baseline
@@ -95,7 +96,9 @@ def fingerprints(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert len(FINGERPRINTS) == len(KINDS)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(16, 40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(steps)
 def test_a_baseline_knows_what_a_bag_of_accepted_findings_knows(
     tmp_path: Path, steps: list[tuple[dict[str, str], set[str], bool, bool]]

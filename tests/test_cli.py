@@ -91,7 +91,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("command", ["scan", "repair", "convert"])
 def test_the_help_names_every_kind_of_file(command: str) -> None:
-    shown = " ".join(python(LOADED, command, "--help").stdout.replace("│", " ").split())
+    shown = " ".join(run(command, "--help")[1].replace("│", " ").split())
     for suffix in (".jsonl", ".json", ".parquet", ".gz", ".zst", ".pt"):
         assert re.search(rf"{re.escape(suffix)}\b", shown.partition("Options")[0]), suffix
 
