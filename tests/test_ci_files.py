@@ -54,17 +54,22 @@ class Run:
     place: Path
 
 
+def with_command(folder: Path) -> Path:
+    """The folder, with the command in its `bin`."""
+    command = folder / "bin" / "tito-audit"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec {shlex.join(program())} "$@"\n')
+    command.chmod(0o755)
+    return folder
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A checkout of somebody's: two logs, one of them with a space in its name, and the command on the path."""
     (tmp_path / "logs of May").mkdir()
     shutil.copy(FORMATS / DRIFTED, tmp_path / "logs of May")
     shutil.copy(FORMATS / CLEAN, tmp_path / "clean.jsonl")
-    command = tmp_path / "bin" / "tito-audit"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec {shlex.join(program())} "$@"\n')
-    command.chmod(0o755)
-    return tmp_path
+    return with_command(tmp_path)
 
 
 def filled(text: str, inputs: Mapping[str, str]) -> str:
@@ -240,10 +245,11 @@ def git(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=place / "repository", env=environment, capture_output=True, text=True)
 
 
-@pytest.fixture
-def repository(place: Path) -> Path:
+@pytest.fixture(scope="module")
+def hooked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository in which the hooks of this project are installed and run with what is on the path."""
     pytest.importorskip("pre_commit", reason="pre-commit is in the extra dev")
+    place = with_command(tmp_path_factory.mktemp("hooked"))
     (place / "home").mkdir()
     folder = place / "repository"
     folder.mkdir()
@@ -263,7 +269,15 @@ def repository(place: Path) -> Path:
     git(place, "add", ".")
     first = git(place, "commit", "-q", "-m", "The gate")
     assert first.returncode == 0, first.stdout + first.stderr
+    git(place, "tag", "gate")
     return folder
+
+
+@pytest.fixture
+def repository(hooked: Path) -> Path:
+    """It, at its first commit."""
+    assert git(hooked.parent, "reset", "-q", "--hard", "gate").returncode == 0
+    return hooked
 
 
 def test_the_hooks_are_a_manifest_of_pre_commit() -> None:
@@ -272,8 +286,9 @@ def test_the_hooks_are_a_manifest_of_pre_commit() -> None:
 
 
 def test_a_commit_of_a_log_that_drifted_is_refused_and_one_of_a_log_that_passes_is_not(
-    place: Path, repository: Path
+    repository: Path,
 ) -> None:
+    place = repository.parent
     shutil.copy(FORMATS / DRIFTED, repository / "new rollouts.jsonl")
     git(place, "add", ".")
     refused = git(place, "commit", "-m", "Rollouts")
@@ -289,7 +304,8 @@ def test_a_commit_of_a_log_that_drifted_is_refused_and_one_of_a_log_that_passes_
     assert git(place, "log", "--format=%s").stdout.split("\n")[:2] == ["Rollouts", "The gate"]
 
 
-def test_a_commit_of_a_configuration_that_cannot_be_is_refused(place: Path, repository: Path) -> None:
+def test_a_commit_of_a_configuration_that_cannot_be_is_refused(repository: Path) -> None:
+    place = repository.parent
     (repository / "tito-audit.toml").write_text('tokeniser = "models/toy"\n')
     git(place, "add", ".")
     refused = git(place, "commit", "-m", "A setting")
