@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("openai")
 
-from tests.command import run
+from tests.command import run, written
 from tests.scripted import END, Scripted, ids_of, spelled
 from tests.world import ROOT, TOY
 from tito_audit import (
@@ -109,8 +109,7 @@ def test_an_agent_runs_through_an_environment_to_one_row(agent: Any) -> None:
 
 def test_a_sample_is_a_line_of_a_log_that_scans_clean(tmp_path: Path) -> None:
     sample, _ = run_agent(asks, Game())
-    log = tmp_path / "samples.jsonl"
-    log.write_text(json.dumps(sample.to_dict()) + "\n")
+    log = written(tmp_path / "samples.jsonl", [sample.to_dict()])
     code, printed, _ = run("scan", log, "-t", TOY, "-r", "json")
     report = json.loads(printed)
     assert (code, list(report["summary"]["formats"])) == (0, ["tito_sample"])
@@ -520,8 +519,7 @@ def test_a_node_of_a_managed_server_is_a_sample(track_tree: bool, tmp_path: Path
         assert node.full_text.endswith(sample.response)
         text = sample.prompt if isinstance(sample.prompt, str) else sample.prompt[-1]["content"]
         assert text == ("2 + 2 =" if not sample.messages else QUESTION)
-        log = tmp_path / "sample.jsonl"
-        log.write_text(json.dumps(sample.to_dict()) + "\n")
+        log = written(tmp_path / "sample.jsonl", [sample.to_dict()])
         code, printed, _ = run("scan", log, "-t", TOY, "-r", "json")
         assert (code, list(json.loads(printed)["summary"]["formats"])) == (0, ["tito_sample"]), printed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from difflib import SequenceMatcher
 from functools import cache
 from itertools import pairwise
@@ -57,14 +58,11 @@ def rows(blocks: Blocks) -> list[Row]:
     ]
 
 
-def slow_cuts(a: Pieces, b: Pieces) -> list[Row]:
-    """The blocks by walking over every byte of the string."""
+def blocks_up_to(ends: Iterable[tuple[int, int]], a: Pieces, b: Pieces) -> list[Row]:
+    """The blocks that end where both sides have had so many tokens, kind by kind."""
     out: list[Row] = []
     i = j = 0
-    for byte in range(1, len(a.data) + 1):
-        if byte not in a.end or byte not in b.end:
-            continue
-        m, n = sum(end <= byte for end in a.end), sum(end <= byte for end in b.end)
+    for m, n in ends:
         if a.ids[i:m].tolist() == b.ids[j:n].tolist():
             kind = SAME
         else:
@@ -75,26 +73,20 @@ def slow_cuts(a: Pieces, b: Pieces) -> list[Row]:
             out.append((kind, i, m, j, n))
         i, j = m, n
     return out
+
+
+def slow_cuts(a: Pieces, b: Pieces) -> list[Row]:
+    """The blocks by walking over every byte of the string."""
+    common = (byte for byte in range(1, len(a.data) + 1) if byte in a.end and byte in b.end)
+    return blocks_up_to(((sum(a.end <= byte), sum(b.end <= byte)) for byte in common), a, b)
 
 
 def plain_cuts(a: Pieces, b: Pieces) -> list[Row]:
-    """The blocks by the sets of ends, kind by kind, for long sequences."""
+    """The blocks by the sets of ends, for long sequences."""
     common = np.intersect1d(a.end, b.end)
     common = common[common > 0]
     ends = (np.searchsorted(side.end, common, side="right").tolist() for side in (a, b))
-    out: list[Row] = []
-    i = j = 0
-    for m, n in zip(*ends, strict=True):
-        if a.ids[i:m].tolist() == b.ids[j:n].tolist():
-            kind = SAME
-        else:
-            kind = {(False, True): MERGE, (True, False): SPLIT}.get((m - i == 1, n - j == 1), RESPLIT)
-        if kind is SAME and out and out[-1][0] is SAME:
-            out[-1] = (SAME, out[-1][1], m, out[-1][3], n)
-        else:
-            out.append((kind, i, m, j, n))
-        i, j = m, n
-    return out
+    return blocks_up_to(zip(*ends, strict=True), a, b)
 
 
 def plain_cut(a: Pieces, b: Pieces, length: int) -> tuple[int, int]:

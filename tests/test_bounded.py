@@ -123,11 +123,8 @@ def _merged(several: int) -> dict[str, Any]:
 
 def _above_zero(several: int) -> dict[str, Any]:
     """A row of logprobs above 0, with tokens between them that have none."""
-    return {
-        "token_ids": [262] * (2 * several),
-        "loss_mask": [1] * (2 * several),
-        "logprobs": [0.5, -0.25] * several,
-    }
+    size = 2 * several
+    return {"token_ids": [262] * size, "loss_mask": [1] * size, "logprobs": [0.5, -0.25] * several}
 
 
 def _outside(several: int) -> dict[str, Any]:
@@ -137,32 +134,22 @@ def _outside(several: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("make", [_merged, _above_zero, _outside])
 def test_a_row_with_very_many_findings_takes_little_memory(make: Callable[[int], Any], tmp_path: Path) -> None:
-    several = examples(5_000, 100_000)
+    several, reset = examples(5_000, 100_000), Path("/proc/self/clear_refs")
+    if not os.access(reset, os.W_OK):
+        pytest.skip("the peak of this process cannot be measured here")
     log = written(tmp_path / "many.jsonl", [make(several)])
     scan = ("scan", log, "-t", TOKENIZER, "--jobs", "1", "--report", f"json={tmp_path / 'found.json'}")
     for command in (("scan", written(tmp_path / "one.jsonl", [make(1)]), "-t", TOKENIZER), scan):
-        _reset_peak()
+        reset.write_text("5")
         before = _peak()
         run(*command)
         grown = _peak() - before
     report = json.loads((tmp_path / "found.json").read_text())
-    assert (
-        sum(
-            sum(counts[word] for word in ("error", "warning", "note"))
-            for counts in report["summary"]["findings"].values()
-        )
-        >= several
-    )
+    counts = report["summary"]["findings"].values()
+    assert sum(count[word] for count in counts for word in ("error", "warning", "note")) >= several
     assert len(report["findings"]) < 1_000
     assert (tmp_path / "found.json").stat().st_size < 2 << 20
     assert grown < (24 << 20) + 1_800 * several, f"{grown >> 20} MB for {several:,} findings"
-
-
-def _reset_peak() -> None:
-    path = Path("/proc/self/clear_refs")
-    if not os.access(path, os.W_OK):
-        pytest.skip("the peak of this process cannot be measured here")
-    path.write_text("5")
 
 
 def _peak() -> int:

@@ -7,7 +7,8 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -169,21 +170,10 @@ def test_a_bug_is_a_traceback() -> None:
     assert isinstance(CliRunner().invoke(small, ["fail"]).exception, ZeroDivisionError)
 
 
-def endless() -> Iterator[Result]:
-    row = 0
-    while True:
-        yield Result(Place("a", row), None)
-        row += 1
-
-
-def failing_after(count: int, error: BaseException) -> Iterator[Result]:
-    for row in range(count):
+def failing_after(rows: int, error: BaseException) -> Iterator[Result]:
+    for row in range(rows):
         yield Result(Place("a", row), None)
     raise error
-
-
-def report_of(write: Callable[..., ResultSink[None]]) -> Report:
-    return Report("made-up", "", write)
 
 
 @pytest.mark.parametrize("others", [0, 2])
@@ -205,9 +195,10 @@ def test_a_report_that_fails_ends_the_run_with_its_error(tmp_path: Path) -> None
         yield
         raise BrokenPipeError
 
-    wanted = [ReportTarget(report_of(fail), None), ReportTarget(report_named("jsonl"), tmp_path / "out")]
+    wanted = {Report("made-up", "", fail): None, report_named("jsonl"): tmp_path / "out"}
+    endless = (Result(Place("a", row), None) for row in count())
     with pytest.raises(BrokenPipeError):
-        write_reports(endless(), Summary(), wanted, ReportOptions())
+        write_reports(endless, Summary(), [ReportTarget(*each) for each in wanted.items()], ReportOptions())
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,6 +16,7 @@ import pytest
 from tests.command import run, written
 from tests.identified import writer
 from tests.identified.writer import Case, log_of, rows_of
+from tests.world import lines_of
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZERS = ROOT / "fixtures" / "tokenizers"
@@ -114,7 +115,7 @@ def test_a_date_is_read_out_of_the_prompts_and_a_file_is_a_template_to_try(tmp_p
 
 
 def test_how_the_log_was_read_is_part_of_the_command(tmp_path: Path) -> None:
-    rows = [json.loads(line) for line in log_at(tmp_path / "log.jsonl", form="binary").read_text().splitlines()]
+    rows = lines_of(log_at(tmp_path / "log.jsonl", form="binary"))
     log = written(tmp_path / "named.jsonl", ({"toks": row.pop("token_ids"), **row} for row in rows))
     command = reply(log, "-t", TOY, "--map", "token_ids=toks", "--map", "loss_mask=loss_mask")["command"]
     assert command.endswith("--map token_ids=toks --map loss_mask=loss_mask")
@@ -205,7 +206,7 @@ def test_a_broken_tokenizer_in_the_cache_is_no_mistake_of_the_user(tmp_path: Pat
 
 
 def test_what_the_log_names_is_looked_for_beside_it_and_in_the_cache(tmp_path: Path) -> None:
-    rows = [json.loads(line) for line in log_at(tmp_path / "plain.jsonl").read_text().splitlines()]
+    rows = lines_of(log_at(tmp_path / "plain.jsonl"))
     log = written(tmp_path / "log.jsonl", ({**row, "model": "org/policy"} for row in rows))
     answer = reply(log)
     (only,) = answer["passed_over"]
@@ -224,7 +225,7 @@ def test_what_the_log_names_is_looked_for_beside_it_and_in_the_cache(tmp_path: P
 def test_a_name_in_a_log_leads_nowhere_else(name: str, tmp_path: Path) -> None:
     shutil.copytree(TOY, tmp_path / "toy")
     (tmp_path / "logs").mkdir()
-    rows = [json.loads(line) for line in log_at(tmp_path / "plain.jsonl").read_text().splitlines()]
+    rows = lines_of(log_at(tmp_path / "plain.jsonl"))
     log = written(tmp_path / "logs" / "log.jsonl", ({**row, "model": name} for row in rows))
     answer = reply(log)
     assert (answer["tokenizers"], answer["passed_over"]) == ([], [])
@@ -250,7 +251,7 @@ def test_of_two_tokenizers_the_one_that_wrote_the_log_is_named(tmp_path: Path) -
 
 
 def test_rows_without_messages_or_ids_say_so(tmp_path: Path) -> None:
-    rows = [json.loads(line) for line in log_at(tmp_path / "plain.jsonl", form="binary").read_text().splitlines()]
+    rows = lines_of(log_at(tmp_path / "plain.jsonl", form="binary"))
     ids = [{key: value for key, value in row.items() if key != "messages"} for row in rows]
     assert reply(written(tmp_path / "ids.jsonl", ids), "-t", TOY)["because"] == "no messages"
     texts = [{"messages": row["messages"]} for row in rows]

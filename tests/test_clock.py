@@ -12,7 +12,7 @@ import jinja2
 import pytest
 
 from tests import toy
-from tests.command import run
+from tests.command import run, written
 from tito_audit import Settings, scan_rollouts
 
 BPE = str(toy.TOKENIZERS / "toy_bpe")
@@ -50,9 +50,7 @@ def row(number: int, at: datetime, *, written_with: bool = False) -> dict[str, A
 
 def log_of(folder: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     (folder / "dated.jinja").write_text(DATED)
-    log = folder / "log.jsonl"
-    log.write_text("".join(json.dumps(value) + "\n" for value in rows))
-    return str(log)
+    return str(written(folder / "log.jsonl", rows))
 
 
 def verdict(page: str) -> str:

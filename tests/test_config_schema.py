@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import tomllib
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -196,7 +195,10 @@ def test_the_value_of_every_key_reaches_its_option_in_each_command_that_has_it(t
 def test_what_is_shown_of_a_value_reads_as_that_value(tmp_path: Path, name: str) -> None:
     kind = KEYS[name].kind
     for value, folder in itertools.product(VALUES, (tmp_path, tmp_path / "below", tmp_path.parent)):
-        read = read_or_none(kind.read, value, folder)
+        try:
+            read = kind.read(value, folder)
+        except ValueError:
+            continue
         if read is not None and read != []:
             assert kind.read(kind.to_toml(read, tmp_path), tmp_path) == read
 
@@ -205,10 +207,3 @@ def test_rates_with_blanks_and_a_last_comma_are_shown_as_a_file_may_hold_them(tm
     kind = KEYS["max-rate"].kind
     shown = kind.to_toml(["TOK = 0.001,", "SEQ=0.1 / rollout"], tmp_path)
     assert kind.read(shown, tmp_path) == ["TOK=0.001", "SEQ=0.1/rollout"]
-
-
-def read_or_none(read: Callable[[Any, Path], Any], value: Any, folder: Path) -> Any:
-    try:
-        return read(value, folder)
-    except ValueError:
-        return None

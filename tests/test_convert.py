@@ -153,10 +153,6 @@ def read_all(log: Path) -> list[Rollout]:
     return rollouts
 
 
-def place_of(rollout: Rollout) -> tuple[int, int]:
-    return rollout.place.row, rollout.place.item
-
-
 def holds_all_ids(rollout: Rollout) -> bool:
     return all(turn.prompt_ids is not None and turn.completion_ids is not None for turn in rollout.turns)
 
@@ -181,8 +177,8 @@ def test_a_converted_log_says_what_was_read_and_the_rest_is_listed(log: Path, fo
     refused = {(place.row, place.item) for place, _ in carried.refused}
     if all_makers()[form][1].holds is Holds.CALLS:
         rollouts = [replace(rollout, training_row=None) if rollout.turns else rollout for rollout in rollouts]
-    whole = said_as_rows([rollout for rollout in rollouts if place_of(rollout) not in refused])
-    parts = said_as_rows([rollout for rollout in rollouts if holds_all_ids(rollout)])
+    whole = said_as_rows([row for row in rollouts if (row.place.row, row.place.item) not in refused])
+    parts = said_as_rows([row for row in rollouts if holds_all_ids(row)])
     # Of a rollout of several chains one may be left out and the others not.
     assert not whole - said_as_rows(again)
     assert not said_as_rows(again) - parts
@@ -352,8 +348,7 @@ ROW = {
 
 def test_a_row_of_a_branch_has_the_messages_of_its_own_branch(tmp_path: Path) -> None:
     episode = json.loads((ROOT / "fixtures/formats/verifiers_v1.jsonl").read_text().splitlines()[2])
-    log, out = tmp_path / "log.jsonl", tmp_path / "out.jsonl"
-    log.write_text(json.dumps(episode) + "\n")
+    log, out = written(tmp_path / "log.jsonl", [episode]), tmp_path / "out.jsonl"
     code, page, _ = run("convert", log, "-o", out, "--to", "rows", "--lossy")
     assert code == 0
     assert "messages of single calls" not in page
@@ -364,7 +359,7 @@ def test_a_row_of_a_branch_has_the_messages_of_its_own_branch(tmp_path: Path) ->
         while (above := nodes[path[-1]].get("parent")) is not None:
             path.append(above)
         paths.append([nodes[number]["message"].get("content") or "" for number in reversed(path)])
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    rows = lines_of(out)
     assert [[message["content"] or "" for message in row["messages"]] for row in rows] == paths
 
 

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from tests.command import run, written
 from tests.tiers import examples, some
+from tests.world import lines_of
 from tito_audit import RecordError, Settings, StorageError, convert_rollouts
 from tito_audit.convert.run import Conversion
 from tito_audit.settings.model import Override
@@ -38,10 +39,6 @@ BY_SESSION = Settings(session="session_id")
 Json = dict[str, Any]
 Trained = Counter[tuple[tuple[int, ...], int, float | None]]
 """Sampled tokens: what came before, the token, its logprob."""
-
-
-def rows_of(path: Path) -> list[Json]:
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def call(session: object, prompt: Sequence[int], completion: Sequence[int], **more: Any) -> Json:
@@ -75,7 +72,7 @@ def converted(
     first = log if isinstance(log, Path) else log[0]
     out = first.with_name(f"{first.stem}.{to}.jsonl")
     conversion = convert_rollouts(log, to, out, chosen, lossy=True, overwrite=True)
-    return conversion, rows_of(out)
+    return conversion, lines_of(out)
 
 
 ids = st.lists(st.integers(1, 4), min_size=1, max_size=3)
@@ -166,7 +163,7 @@ def test_several_logs_become_one_and_each_loss_is_counted_in_each(tmp_path: Path
     assert "by `session_id`" in page
     assert "Lost, with the number of rows and conversations that have it" in page
     assert [line.split() for line in page.splitlines() if line.startswith("  id")] == [["id", "3"]]
-    assert [row["session_id"] for row in rows_of(out)] == ["0", "1", "2"]
+    assert [row["session_id"] for row in lines_of(out)] == ["0", "1", "2"]
     logs, named = [folder / f"{k}.jsonl" for k in range(3)], tmp_path / "named.jsonl"
     words = (*logs, "--to", "rows", "--session", "session_id", "-o", named, "--lossy", "-q")
     assert run("convert", *words) == (0, "", "")
@@ -213,7 +210,7 @@ def test_joined_or_not_the_same_tokens_of_every_example_log_are_trained(log: Pat
     def rows(settings: Settings) -> list[Json]:
         out = tmp_path / "out.jsonl"
         convert_rollouts(log, "rows", out, settings, lossy=True, overwrite=True)
-        return [row for row in rows_of(out) if "loss_mask" in row]
+        return [row for row in lines_of(out) if "loss_mask" in row]
 
     try:
         alone = rows(Settings(join=False))
