@@ -125,16 +125,25 @@ def test_a_name_that_stands_in_the_list_is_not_offered_again() -> None:
     assert all(name.startswith("mask,splice,") for name in _complete.repairs("mask,splice,"))
 
 
+ASKS = """
+import os, sys
+from contextlib import suppress
+from tito_audit.cli import main
+for line in sys.argv[1:]:
+    os.environ.update(COMP_WORDS=f"tito-audit {line}", COMP_CWORD=str(len(line.split())))
+    sys.argv = ["tito-audit"]
+    with suppress(SystemExit):
+        main()
+    print(f"-- {line}:", *sys.modules, flush=True)
+"""
+
+
 def test_a_shell_that_asks_for_names_imports_no_plugins(place: Path) -> None:
-    code = (
-        "import atexit, sys; from tito_audit.cli import main; sys.argv = ['tito-audit']; "
-        "atexit.register(lambda: print(' '.join(sys.modules), file=sys.stderr)); main()"
-    )
-    for line in ("scan --format n", "scan --report j", "scan --select TOK,", "repair --with m", "explain T"):
-        shell = environment(
-            place, _TITO_AUDIT_COMPLETE="complete_bash", COMP_WORDS=f"tito-audit {line}", COMP_CWORD="3"
-        )
-        shell["COMP_CWORD"] = str(len(line.split()))
-        done = subprocess.run([sys.executable, "-c", code], env=shell, cwd=ROOT, capture_output=True, text=True)
-        assert done.stdout.strip(), line
-        assert not HEAVY & set(done.stderr.split()), line
+    lines = ("scan --format n", "scan --report j", "scan --select TOK,", "repair --with m", "explain T")
+    asking = environment(place, _TITO_AUDIT_COMPLETE="complete_bash")
+    words = [sys.executable, "-c", ASKS, *lines]
+    page = subprocess.run(words, env=asking, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    answers = re.findall(r"((?:^\w.*\n)+)-- (.*?): (.*)$", page, re.MULTILINE)
+    assert [line for _, line, _ in answers] == list(lines), "each is offered something"
+    for _, line, modules in answers:
+        assert not HEAVY & set(modules.split()), line

@@ -172,7 +172,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=examples(40, 400))
+@settings(max_examples=examples(20, 400))
 @given(st.dictionaries(st.text(), values, max_size=4))
 def test_toml_that_is_written_is_read_back(table: dict[str, Any]) -> None:
     text = "".join(f"{toml_key(name)} = {toml_value(value)}\n" for name, value in table.items())
