@@ -208,7 +208,7 @@ class OpenEnv:
 
 @pytest.mark.parametrize("environment", [SkyRL(), SkyRL, OpenEnv()], ids=["SkyRL", "a class", "OpenEnv"])
 def test_environments_of_other_stacks_fit(environment: Any) -> None:
-    sample, provider = run_agent(asks, environment, prompt=QUESTION if environment is not OpenEnv else ())
+    sample, provider = run_agent(asks, environment, prompt=QUESTION)
     check_columns(sample, provider)
     assert (sample.rewards, sample.status, sample.others) == ([0.0, 0.0, 1.0], SampleStatus.COMPLETED, [])
 

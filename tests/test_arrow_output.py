@@ -15,6 +15,7 @@ import pytest
 
 from tests.command import run
 from tests.test_parquet_output import put, rich_table, same_values
+from tests.tiers import examples
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.record.edits import Edit, apply_edits
 from tito_audit.storage import open_log, open_output
@@ -237,8 +238,9 @@ def test_a_repair_holds_two_record_batches_one_to_read_and_one_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: str
 ) -> None:
     monkeypatch.setattr("tito_audit.storage.table_rows.BATCH_BYTES", 1 << 20)
-    table = pa.table({"ids": pa.array([np.arange(10_000)] * 800), "text": ["a"] * 800})
-    path = store(tmp_path / "a.arrow", table, new, rows=200)
+    size = examples(400, 800)
+    table = pa.table({"ids": pa.array([np.arange(10_000)] * size), "text": ["a"] * size})
+    path = store(tmp_path / "a.arrow", table, new, rows=size // 4)
     each = table.nbytes / 4
     usual = pa.default_memory_pool()
     pa.set_memory_pool(POOL)
