@@ -33,20 +33,8 @@ TOOLS = [
     }
 ]
 WORDS = [
-    "tokens",
-    " drift",
-    "  two",
-    "\n\n",
-    "{}",
-    '"quoted"',
-    " naïve",
-    " 東京",
-    " 🎉",
-    "<b>",
-    " a\tb",
-    "'s",
-    " 12345",
-    ".",
+    *("tokens", " drift", "  two", "\n\n", "{}", '"quoted"', " naïve", " 東京", " 🎉", "<b>", " a\tb"),
+    *("'s", " 12345", "."),
 ]
 CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 INTENDED = {
@@ -153,11 +141,7 @@ def write(source: str, messages: Sequence[Wire], tools: Sequence[Any], *, opens:
     """What plain jinja2 writes."""
     wires = [_parsed({key: value for key, value in message.items() if value is not None}) for message in messages]
     return compiled(source).render(
-        messages=wires,
-        tools=list(tools) or None,
-        documents=None,
-        add_generation_prompt=opens,
-        **variables,
+        messages=wires, tools=list(tools) or None, documents=None, add_generation_prompt=opens, **variables
     )
 
 

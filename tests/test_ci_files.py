@@ -285,9 +285,7 @@ def test_the_hooks_are_a_manifest_of_pre_commit() -> None:
     assert code == 0, page
 
 
-def test_a_commit_of_a_log_that_drifted_is_refused_and_one_of_a_log_that_passes_is_not(
-    repository: Path,
-) -> None:
+def test_a_commit_of_a_log_that_drifted_is_refused_and_one_of_a_log_that_passes_is_not(repository: Path) -> None:
     place = repository.parent
     shutil.copy(FORMATS / DRIFTED, repository / "new rollouts.jsonl")
     git(place, "add", ".")

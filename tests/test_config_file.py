@@ -334,10 +334,7 @@ def test_a_file_to_extend_that_says_nothing_is_one_line_with_both_names(
         ("[[overrides]]\npath = 'x'", 'unknown key "overrides[0].path": did you mean paths?'),
         ("[[overrides]]\npaths = 'x'\n[[overrides]]\npaths = []", "overrides[1].paths is an empty list.\n"),
         ("[[overrides]]\npaths = ['x', 3]", "overrides[0].paths is a list with the number 3 in it.\n"),
-        (
-            "[[overrides]]\npaths = 'x'\nigmore = 'TOK'",
-            'unknown key "overrides[0].igmore": did you mean ignore?',
-        ),
+        ("[[overrides]]\npaths = 'x'\nigmore = 'TOK'", 'unknown key "overrides[0].igmore": did you mean ignore?'),
         ("[[overrides]]\npaths = 'x'\njobs = 2", "overrides[0].jobs applies to a whole run, so it cannot differ"),
         ("[[overrides]]\npaths = 'x'\nextend = 'y'", "overrides[0].extend applies to a whole run"),
         ("[[overrides]]\npaths = 'x'\nforce = true", "overrides[0].force cannot be set in a file: it gives up"),

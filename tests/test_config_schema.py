@@ -20,23 +20,8 @@ from tools.config_schema import config_schema
 
 SHIPPED = Path(__file__).resolve().parents[1] / "tito_audit" / "schemas" / "config.schema.json"
 VALUES: tuple[Any, ...] = (
-    *(
-        "x",
-        "",
-        "auto",
-        "error",
-        "none",
-        "span",
-        "null",
-        "labels",
-        "never",
-        "fastokens",
-        "ray",
-        "object",
-        "text",
-        "text=",
-        "L2",
-    ),
+    *("x", "", "auto", "error", "none", "span", "null", "labels", "never", "fastokens", "ray", "object"),
+    *("text", "text=", "L2"),
     *("json=a/b.json", "Json", "json=-", "TOK", "TOK=1", "TOK=0.1%", "SEQ=1e-3/rollout", "TOK=", "TOK1=.5", "é=1"),
     *("5%", "0.5%", "100%", "100.0%", "0%", "0.0%", "101%", "100.1%", "-1%", "5 %", "%"),
     *(True, False, 0, 1, -1, 7, 0.0, 0.01, 0.009, 0.5, 1.0, 1.5, 2.0, -0.5, 10**12),

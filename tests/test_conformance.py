@@ -494,11 +494,7 @@ def splices(*templates: Path) -> list[tuple[int, int, int]]:
     rows = [row for path in templates for row in cells("--chat-template", path) if row["builder"] == "splice"]
     counts = Counter((row["template"], row["outcome"]) for row in rows)
     return [
-        (
-            counts[path.stem, "kept"],
-            counts[path.stem, "forked"],
-            sum(counts[path.stem, each] for each in COMPARED),
-        )
+        (counts[path.stem, "kept"], counts[path.stem, "forked"], sum(counts[path.stem, each] for each in COMPARED))
         for path in templates
     ]
 

@@ -28,15 +28,7 @@ from hypothesis import strategies as st
 from tests.command import run, written
 from tests.tiers import DEEP, examples, some
 from tests.world import lines_of
-from tito_audit import (
-    RecordError,
-    Rollout,
-    SetupError,
-    StorageError,
-    TrainingRow,
-    convert_rollouts,
-    read_rollouts,
-)
+from tito_audit import RecordError, Rollout, SetupError, StorageError, TrainingRow, convert_rollouts, read_rollouts
 from tito_audit.convert.makers import Holds, all_makers
 from tito_audit.convert.run import GROUPS, Conversion, digest_of
 from tito_audit.convert.unread import row_facts

@@ -31,15 +31,7 @@ LIBRARIES = (
         "rich.console",
         "rich.progress",
     ),
-    *(
-        "huggingface_hub",
-        "multiprocessing.connection",
-        "gzip",
-        "tomllib",
-        "difflib",
-        "html",
-        "statistics",
-    ),
+    *("huggingface_hub", "multiprocessing.connection", "gzip", "tomllib", "difflib", "html", "statistics"),
 )
 """What costs time to import. Importing starts no threads, so the process can be forked."""
 LATE = -9

@@ -9,17 +9,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from tests.template_oracle.chat import Refusal, Template
-from tests.template_oracle.conversations import (
-    STEPS,
-    TOOL,
-    Chat,
-    answer,
-    asking,
-    forms,
-    result,
-    system,
-    user,
-)
+from tests.template_oracle.conversations import STEPS, TOOL, Chat, answer, asking, forms, result, system, user
 
 Outcome = Literal["kept", "spaced", "ended", "rewritten", "refused"]
 """What comes of text that was there: still there; but for whitespace at its end; but for what stands after the
