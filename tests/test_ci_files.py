@@ -21,14 +21,12 @@ from tests.checkers import checked
 from tests.ready import program
 from tests.tables import table
 from tests.tiers import DEEP
+from tests.world import FORMATS, ROOT, TOY
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is in the extra dev")
 
-ROOT = Path(__file__).resolve().parents[1]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 HOOKS = {hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
-FORMATS = ROOT / "fixtures" / "formats"
-TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 DRIFTED = "nemo_gym.jsonl"
 CLEAN = "tito_sample.jsonl"
 BIN = Path(sys.executable).parent

@@ -16,11 +16,8 @@ import pytest
 from tests.command import run, written
 from tests.identified import writer
 from tests.identified.writer import Case, log_of, rows_of
-from tests.world import lines_of
+from tests.world import TOKENIZERS, TOY, lines_of
 
-ROOT = Path(__file__).resolve().parents[1]
-TOKENIZERS = ROOT / "fixtures" / "tokenizers"
-TOY = TOKENIZERS / "toy_bpe"
 OTHER = TOKENIZERS / "toy_metaspace"
 
 DATED = """{{- '<|im_start|>system\\nToday is ' + strftime_now('%Y-%m-%d') + '.<|im_end|>\\n' }}

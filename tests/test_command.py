@@ -14,10 +14,9 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from tests.command import run, written
+from tests.world import ROOT, TOY
 from tito_audit.cli import app
 
-ROOT = Path(__file__).resolve().parents[1]
-TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 LOG = ROOT / "fixtures" / "formats" / "nemo_gym.jsonl"
 CALLS = (
     ("scan", LOG, "-t", TOY, "--report", "jsonl", "--fail-on", "never"),

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.tables import stored
+from tests.world import ROOT
 from tito_audit.cli import _complete
 from tito_audit.cli.repair import REPORTS
 from tito_audit.convert.makers import all_makers
@@ -24,7 +25,6 @@ from tito_audit.repairs import all_repairs
 from tito_audit.reports import all_reports
 from tito_audit.rules import FAMILIES, all_rules
 
-ROOT = Path(__file__).resolve().parents[1]
 COMMAND = f"""#!/bin/sh
 test -n "$_TITO_AUDIT_COMPLETE" || {{ printf '<%s>' "$@"; echo done; exit; }}
 PYTHONPATH='{ROOT}' exec '{sys.executable}' -c 'import sys; from tito_audit.cli import main

@@ -11,15 +11,12 @@ import typer
 
 from tests.command import run, written
 from tests.tables import table
-from tests.world import BROKEN, CLEAN
+from tests.world import BROKEN, CLEAN, ROOT, TOY
 from tito_audit.cli import app
 from tito_audit.errors import SetupError
 from tito_audit.settings.file import read_config
 from tito_audit.settings.model import Override, Settings
 from tito_audit.settings.options import COMMANDS, FLAG_ONLY, KEYS
-
-ROOT = Path(__file__).resolve().parents[1]
-TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 
 
 @pytest.fixture
@@ -39,11 +36,11 @@ def says(folder: Path, text: str, name: str = "tito-audit.toml") -> Path:
 
 
 def test_paths_in_the_file_are_relative_to_the_file(project: Path) -> None:
-    folder = os.path.relpath(TOKENIZER, project.parent)
+    folder = os.path.relpath(TOY, project.parent)
     says(project.parent, f"tokenizer = '{folder}'\nchat-template = 'own.jinja'\ntemplate-args = {{think = false}}")
     (project.parent / "own.jinja").write_text("{{ think }}", encoding="utf-8")
     values = read_config(project.parent / "tito-audit.toml").values
-    assert Path(values["tokenizer"]).resolve() == TOKENIZER
+    assert Path(values["tokenizer"]).resolve() == TOY
     assert values["chat-template"] == str(project.parent / "own.jinja")
     assert values["template-args"] == ["think=false"]
     code, out, _ = run("scan", "run.jsonl", "--fail-on", "never")

@@ -28,8 +28,8 @@ from tests.tables import stored
 from tests.template_oracle.sources import frameworks, needed, tokenizer_folders
 from tests.tiers import DEEP, some
 from tests.vllm.server import HOME as VLLM
+from tests.world import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "conformance.md"
 CHATML = (
     "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from tests.command import run, written
 from tests.tiers import DEEP, examples, some
-from tests.world import lines_of
+from tests.world import ROOT, lines_of
 from tito_audit import RecordError, Rollout, SetupError, StorageError, TrainingRow, convert_rollouts, read_rollouts
 from tito_audit.convert.makers import Holds, all_makers
 from tito_audit.convert.run import GROUPS, Conversion, digest_of
@@ -37,7 +37,6 @@ from tito_audit.record.rollout import Place
 from tito_audit.settings.model import Settings
 from tito_audit.storage import new_log, open_log
 
-ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 LOGS = sorted(
     path for path in (ROOT / "fixtures" / "formats").iterdir() if path.suffix in (".jsonl", ".json", ".parquet")

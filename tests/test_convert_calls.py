@@ -22,12 +22,11 @@ from hypothesis import strategies as st
 
 from tests.command import run, written
 from tests.tiers import examples, some
-from tests.world import lines_of
+from tests.world import ROOT, lines_of
 from tito_audit import RecordError, Settings, StorageError, convert_rollouts
 from tito_audit.convert.run import Conversion
 from tito_audit.settings.model import Override
 
-ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 LOGS = sorted(
     path
