@@ -56,9 +56,9 @@ UNREADABLE = {"token_ids": [5, "x"]}
 FAMILIES = ("LPR", "MSK", "REC", "SEQ", "TOK", "TPL")
 
 
-def said(log: Any, *required: str, options: Mapping[str, Any] | None = None, **more: Any) -> Gate:
+def gate_of(log: Any, *required: str, options: Mapping[str, Any] | None = None, **more: Any) -> Gate:
     """What the gate says of a log that required rules have to cover."""
-    named = tuple(Requirement(one) for one in required)
+    named = tuple(Requirement(codes) for codes in required)
     scan = gate_rollouts(log, Settings(**(options or {})), GateSettings(**{"required": named, **more}))
     for _ in scan:
         pass
@@ -98,11 +98,11 @@ def test_every_need_says_what_it_means_to_lack_it() -> None:
 def test_families_cover_what_holds_all_that_they_check_without_a_tokenizer(
     row: dict[str, Any], covers: set[str], tmp_path: Path
 ) -> None:
-    gate = said(written(tmp_path / "a.jsonl", [row]), *FAMILIES)
-    found = {one.codes for one in gate.required if one.covered}
+    gate = gate_of(written(tmp_path / "a.jsonl", [row]), *FAMILIES)
+    covered = {count.codes for count in gate.required if count.covered}
     # A row without images does not need the tokenizer to count them.
-    assert found - {"REC"} == covers
-    assert ("REC" in found) == (row is not TEXT)
+    assert covered - {"REC"} == covers
+    assert ("REC" in covered) == (row is not TEXT)
     assert gate.failed
 
 
@@ -147,7 +147,7 @@ def test_a_rule_covers_where_it_ran_or_has_nothing_to_check(
     code: str, rows: list[dict[str, Any]], covered: int, idle: int, tmp_path: Path
 ) -> None:
     log = written(tmp_path / "a.jsonl", rows)
-    (count,) = said(log, "" if code == "ALL" else code).required
+    (count,) = gate_of(log, "" if code == "ALL" else code).required
     assert numbers(count) == (covered, idle, len(rows))
     assert count.codes == code
     assert count.failed == (covered < len(rows))
@@ -155,7 +155,7 @@ def test_a_rule_covers_where_it_ran_or_has_nothing_to_check(
 
 def test_calls_that_lack_what_others_have_are_said_to(tmp_path: Path) -> None:
     log = written(tmp_path / "a.jsonl", [CALLS, PARTLY, UNPROMPTED])
-    lpr, seq = said(log, "LPR", "SEQ").required
+    lpr, seq = gate_of(log, "LPR", "SEQ").required
     assert (lpr.because, lpr.first) == ("no logprobs in some calls", Place(str(log), 1))
     assert (seq.because, seq.first) == ("no prompt ids in some calls", Place(str(log), 2))
 
@@ -163,14 +163,14 @@ def test_calls_that_lack_what_others_have_are_said_to(tmp_path: Path) -> None:
 def test_images_need_a_tokenizer_that_is_known_to_write_them(tmp_path: Path) -> None:
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a.png"}}]}, TALK[1]]
     log = written(tmp_path / "a.jsonl", [{**ROW, "messages": image}])
-    (bare,) = said(log, "REC010").required
-    (toy,) = said(log, "REC010", options={"tokenizer": TOY}).required
+    (bare,) = gate_of(log, "REC010").required
+    (toy,) = gate_of(log, "REC010", options={"tokenizer": TOY}).required
     assert (numbers(bare), bare.because) == ((0, 0, 1), describe_missing(Needs.TOKENIZER))
     assert (numbers(toy), toy.because) == ((0, 0, 1), describe_missing(Needs.IMAGE_TOKENS))
 
 
 def test_what_a_rule_needs_and_has_is_never_nothing_to_check() -> None:
-    everything = Needs(sum(one.value for one in Needs))
+    everything = Needs(sum(need.value for need in Needs))
     assert all(applies(rule.needs, everything) for rule in all_rules())
     assert all(applies(rule.needs, Needs.NOTHING) for rule in all_rules() if Needs.MASK in rule.needs)
 
@@ -194,7 +194,7 @@ def test_a_template_that_is_missing_covers_nothing(tmp_path: Path) -> None:
         if file.suffix != ".jinja":
             (folder / file.name).write_text(text, encoding="utf-8")
     log = written(tmp_path / "a.jsonl", [{**CALLS, "messages": TALK}, {**CALL, "messages": TALK}])
-    tpl, tok = said(log, "TPL", "TOK", options={"tokenizer": str(folder)}).required
+    tpl, tok = gate_of(log, "TPL", "TOK", options={"tokenizer": str(folder)}).required
     assert (numbers(tpl), numbers(tok)) == ((0, 0, 2), (2, 0, 2))
     assert tpl.because in (
         describe_missing(Needs.TEMPLATE),
@@ -204,11 +204,11 @@ def test_a_template_that_is_missing_covers_nothing(tmp_path: Path) -> None:
 
 def test_rules_that_were_held_back_cover_nothing_and_say_so(tmp_path: Path) -> None:
     log = written(tmp_path / "a.jsonl", [fitting("toy_bpe", number) for number in range(16)])
-    fits = said(log, "TOK", "TPL", "LPR", options={"tokenizer": TOY})
-    assert [one.covered for one in fits.required] == [16, 16, 16]
-    wrong = said(log, "TOK", "TPL", "LPR", options={"tokenizer": OTHER}, min_audited=0.5)
-    assert [one.covered for one in wrong.required] == [0, 0, 16]
-    assert {one.because for one in wrong.required[:2]} == {"the tokenizer does not fit the log (REC007)"}
+    fits = gate_of(log, "TOK", "TPL", "LPR", options={"tokenizer": TOY})
+    assert [count.covered for count in fits.required] == [16, 16, 16]
+    wrong = gate_of(log, "TOK", "TPL", "LPR", options={"tokenizer": OTHER}, min_audited=0.5)
+    assert [count.covered for count in wrong.required] == [0, 0, 16]
+    assert {count.because for count in wrong.required[:2]} == {"the tokenizer does not fit the log (REC007)"}
     assert wrong.failed
 
 
@@ -222,7 +222,7 @@ REASONS = ("no logprobs", "no messages", "only one call")
 @st.composite
 def made_up(draw: st.DrawFn) -> list[Result]:
     """Results of two logs, as any audit might give them."""
-    found = []
+    results = []
     for row in range(draw(st.integers(0, 12))):
         place = Place(draw(st.sampled_from(("a", "b"))), row)
         kind = draw(st.sampled_from(("rollout", "rollout", "rollout", "unreadable", "log")))
@@ -236,10 +236,10 @@ def made_up(draw: st.DrawFn) -> list[Result]:
         )
         counts = {"tokens": draw(st.sampled_from((0, 9))), "uncompared": draw(st.sampled_from((0, 1)))}
         if kind == "rollout":
-            found.append(Result(place, Rollout(place, "slime"), skips=skips, partial=partial, counts=counts))
+            results.append(Result(place, Rollout(place, "slime"), skips=skips, partial=partial, counts=counts))
         else:
-            found.append(Result(place, None, of_log=kind == "log"))
-    return found
+            results.append(Result(place, None, of_log=kind == "log"))
+    return results
 
 
 SHARES = st.sampled_from((0.07, 0.1, 0.3333, 0.5, 0.95, 1.0))
@@ -247,23 +247,23 @@ SHARES = st.sampled_from((0.07, 0.1, 0.3333, 0.5, 0.95, 1.0))
 
 def naively(results: list[Result], prefix: str, codes: Callable[[str], frozenset[str]]) -> list[tuple[str, Place]]:
     """Reason and place of each rollout; "" where it is covered, "-" where none had anything to check."""
-    found = []
+    words = []
     for result in results:
-        mine = {code for code in codes(result.place.file) if code.startswith(prefix) and code in CODES}
-        if result.of_log or not mine:
+        checked = {code for code in codes(result.place.file) if code.startswith(prefix) and code in CODES}
+        if result.of_log or not checked:
             continue
-        lacking = [one for one in (*result.skips, *result.partial) if one.code in mine and one.applies]
-        idle = {one.code for one in result.skips} >= mine
+        lacking = [skip for skip in (*result.skips, *result.partial) if skip.code in checked and skip.applies]
+        idle = {skip.code for skip in result.skips} >= checked
         if result.rollout is None:
             word = "the row cannot be read"
         elif lacking:
             word = lacking[0].because
-        elif not result.counts["tokens"] and not mine <= {"REC001", "REC005"}:
+        elif not result.counts["tokens"] and not checked <= {"REC001", "REC005"}:
             word = "no token ids"
         else:
             word = "-" if idle else ""
-        found.append((word, result.place))
-    return found
+        words.append((word, result.place))
+    return words
 
 
 @settings(max_examples=examples(30, 2000), deadline=None)
@@ -295,14 +295,14 @@ def test_counts_are_those_of_a_naive_counter(
     assert count.first == next((place for word, place in lacking if word == count.because), None)
     audited = coverage.min_audited()
     assert audited is not None
-    rows = [one for one in results if not one.of_log]
+    rows = [result for result in results if not result.of_log]
     looked = [
-        one
-        for one in rows
-        if one.rollout
-        and one.counts["tokens"]
-        and not one.counts["uncompared"]
-        and codes(one.place.file) - {skip.code for skip in one.skips}
+        result
+        for result in rows
+        if result.rollout
+        and result.counts["tokens"]
+        and not result.counts["uncompared"]
+        and codes(result.place.file) - {skip.code for skip in result.skips}
     ]
     assert (audited.covered, audited.of, audited.idle) == (len(looked), len(rows), 0)
     if count.failed and count.of:
@@ -333,7 +333,7 @@ def test_several_processes_a_sample_and_a_limit_count_the_rows_that_were_audited
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     log = written(tmp_path / "a.jsonl", [*MIXED, UNREADABLE])
-    required = tuple(Requirement(one) for one in FAMILIES)
+    required = tuple(Requirement(codes) for codes in FAMILIES)
     gates = []
     for jobs in (1, 2) if can_fork() else (1,):
         gated = gate_rollouts(
@@ -342,7 +342,7 @@ def test_several_processes_a_sample_and_a_limit_count_the_rows_that_were_audited
         gated.scan.chunk_bytes = 1_000 if jobs > 1 else None
         rows = sum(not result.of_log for result in gated)
         assert gated.summary.gate is not None
-        assert {one.of for one in gated.summary.gate.coverage} == {rows}
+        assert {count.of for count in gated.summary.gate.coverage} == {rows}
         gates.append(gated.summary.gate)
     assert all(gate == gates[0] for gate in gates)
     assert options or rows == len(MIXED) + 1
@@ -352,15 +352,15 @@ def test_joined_calls_are_one_rollout(tmp_path: Path) -> None:
     rows = [
         {
             "session_id": "s",
-            "input_ids": one["prompt_token_ids"],
-            "output_ids": one["generation_token_ids"],
-            "logprobs": one["generation_log_probs"],
+            "input_ids": call["prompt_token_ids"],
+            "output_ids": call["generation_token_ids"],
+            "logprobs": call["generation_log_probs"],
         }
-        for one in (FIRST, NEXT)
+        for call in (FIRST, NEXT)
     ]
     log = written(tmp_path / "a.jsonl", rows)
-    (joined,) = said(log, "SEQ301").required
-    (apart,) = said(log, "SEQ301", options={"join": False}).required
+    (joined,) = gate_of(log, "SEQ301").required
+    (apart,) = gate_of(log, "SEQ301", options={"join": False}).required
     assert (numbers(joined), numbers(apart)) == ((1, 0, 1), (2, 2, 2))
 
 
@@ -372,11 +372,11 @@ def test_the_reason_says_what_was_missing_where_and_how_often(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "rollouts.jsonl", [*[ROW] * 14, BARE, *[ROW] * 47, *[BARE] * 10])
-    gate = said("rollouts.jsonl", "LPR")
+    gate = gate_of("rollouts.jsonl", "LPR")
     assert gate.because == (
         "LPR ran on 61 of 72 rollouts (85 %), 100 % required: no logprobs in 11, first rollouts.jsonl:14",
     )
-    assert [coverage_words(one) for one in gate.required] == [
+    assert [coverage_words(count) for count in gate.required] == [
         "require LPR: ran on 61 of 72 rollouts (85 %): too few"
     ]
 
@@ -435,8 +435,8 @@ def test_python_callers_cannot_require_what_is_no_share(share: float, tmp_path: 
 
 def test_a_rate_and_a_requirement_that_are_missed_are_both_said(tmp_path: Path) -> None:
     log = written(tmp_path / "a.jsonl", [BROKEN, BARE])
-    gate = said(log, "LPR", max_rates=(MaxRate("LPR", 0.0),))
-    assert [one.partition(" ")[0] for one in gate.because] == ["LPR:", "LPR"]
+    gate = gate_of(log, "LPR", max_rates=(MaxRate("LPR", 0.0),))
+    assert [reason.partition(" ")[0] for reason in gate.because] == ["LPR:", "LPR"]
 
 
 def test_logs_that_are_let_off_or_have_other_rules_take_no_part(tmp_path: Path) -> None:
@@ -447,19 +447,19 @@ def test_logs_that_are_let_off_or_have_other_rules_take_no_part(tmp_path: Path) 
     off = Override((str(folder / "b.jsonl"),), {"fail_on": "never"})
     other = replace(off, changes={"ignore": ("LPR",)})
     for override in (off, other):
-        gate = said(folder, "LPR", options={"overrides": (override,)})
+        gate = gate_of(folder, "LPR", options={"overrides": (override,)})
         assert (numbers(gate.required[0]), gate.failed) == ((3, 0, 3), False)
-        alone = said(folder / "b.jsonl", "LPR", options={"overrides": (override,)})
+        alone = gate_of(folder / "b.jsonl", "LPR", options={"overrides": (override,)})
         assert (numbers(alone.required[0]), alone.failed) == ((0, 0, 0), False)
-    audited = said(folder, min_audited=1.0, options={"overrides": (off,)}).min_audited
+    audited = gate_of(folder, min_audited=1.0, options={"overrides": (off,)}).min_audited
     assert audited is not None
     assert audited.of == 3
-    whole = said(folder, "LPR", options={"overrides": (off,), "fail_on": "never"})
+    whole = gate_of(folder, "LPR", options={"overrides": (off,), "fail_on": "never"})
     assert whole.required[0].of == 8
     chosen = {"select": ("TOK",), "overrides": (replace(off, changes={"select": ("LPR",)}),)}
-    assert numbers(said(folder, "LPR", options=chosen).required[0]) == (0, 0, 5)
+    assert numbers(gate_of(folder, "LPR", options=chosen).required[0]) == (0, 0, 5)
     with pytest.raises(SetupError, match="exclude every rule of it"):
-        said(folder / "a.jsonl", "LPR", options=chosen)
+        gate_of(folder / "a.jsonl", "LPR", options=chosen)
 
 
 # The configuration file

@@ -73,12 +73,12 @@ def test_a_damaged_footer_ends_no_process(tmp_path: Path, name: str) -> None:
         ("inspect", log),
         ("repair", log, "-t", TOY, "-o", tmp_path / "out.parquet"),
     ):
-        code, out, said = run(*words, "--no-config")
-        assert "Traceback" not in said, words
-        assert "bug" not in said, words
-        assert out or said
+        code, out, err = run(*words, "--no-config")
+        assert "Traceback" not in err, words
+        assert "bug" not in err, words
+        assert out or err
         if code == 2:
-            assert str(log) in said
+            assert str(log) in err
     assert log.read_bytes() == before
 
 
@@ -87,15 +87,15 @@ def test_a_damaged_footer_ends_no_process(tmp_path: Path, name: str) -> None:
 )
 def test_a_file_that_another_one_cannot_be_like_is_not_written(tmp_path: Path, name: str) -> None:
     log, out = damaged(tmp_path / "log.parquet", DAMAGE[name]), tmp_path / "out.parquet"
-    code, _, said = run("repair", log, "-t", TOY, "-o", out, "--no-config")
+    code, _, err = run("repair", log, "-t", TOY, "-o", out, "--no-config")
     assert code in (1, 2)
-    assert not out.exists(), said
-    assert str(log) in said
+    assert not out.exists(), err
+    assert str(log) in err
 
 
 def test_the_same_file_without_damage_is_written(tmp_path: Path) -> None:
     log, out = damaged(tmp_path / "log.parquet", lambda footer: None), tmp_path / "out.parquet"
-    code, _, said = run("repair", log, "-t", TOY, "-o", out, "--no-config")
+    code, _, err = run("repair", log, "-t", TOY, "-o", out, "--no-config")
     assert code in (0, 1)
-    assert not said
+    assert not err
     assert not pq.read_table(out).equals(pq.read_table(log))

@@ -78,8 +78,8 @@ def test_a_data_set_of_splits_is_their_shards_in_the_order_of_the_splits(tmp_pat
     saved(tmp_path / "ds" / "test", [[CLEAN]], "test")
     saved(tmp_path / "ds" / "stale", [[CLEAN]], "stale")
     (tmp_path / "ds" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    found = [str(path.relative_to(tmp_path)) for path in find_logs([str(tmp_path / "ds")])]
-    assert found == [
+    shards = [str(path.relative_to(tmp_path)) for path in find_logs([str(tmp_path / "ds")])]
+    assert shards == [
         "ds/train/data-00000-of-00002.arrow",
         "ds/train/data-00001-of-00002.arrow",
         "ds/test/data-00000-of-00001.arrow",
@@ -193,8 +193,8 @@ def test_an_arrow_file_is_scanned_shown_inspected_and_converted_as_a_table_is(tm
     page = run("inspect", log)[1]
     assert "Arrow · 4 rows" in page
     assert " (int64)" in page
-    found = inspect_log(log, settings=Settings())
-    assert {column.path: column.storage_type for column in found.columns}["note"] == "string"
+    inspection = inspect_log(log, settings=Settings())
+    assert {column.path: column.storage_type for column in inspection.columns}["note"] == "string"
     assert run("convert", log, "--to", "rows", "-o", tmp_path / "out.jsonl")[0] == 0
 
 

@@ -69,11 +69,11 @@ def loud(name: str, rollout: Rollout) -> list[Finding]:
     """The findings above a note."""
     tokenizer, rules = loaded(name), all_rules()
     evidence = gather(rollout, tokenizer, make_renderer(tokenizer))
-    found = check(evidence, rules, frozenset(rule.code for rule in rules))[0]
-    return [one for one in found if (one.hit.severity or one.severity).name != "NOTE"]
+    findings = check(evidence, rules, frozenset(rule.code for rule in rules))[0]
+    return [finding for finding in findings if (finding.hit.severity or finding.severity).name != "NOTE"]
 
 
-def said(name: str, ids: list[int], *, text: str | None, content: str | None) -> Rollout:
+def answered(name: str, ids: list[int], *, text: str | None, content: str | None) -> Rollout:
     tokenizer = loaded(name)
     answer = [] if content is None else [{"role": "assistant", "content": content}]
     prompt = make_renderer(tokenizer).render(
@@ -119,7 +119,7 @@ def test_a_text_is_right_however_its_broken_characters_were_decoded(name: str) -
             texts.add(streamed(backend, [*ids, end]))
         for text in texts - {""}:
             for form in ({"text": text, "content": None}, {"text": None, "content": text}):
-                codes = {one.code for one in loud(name, said(name, [*ids, end], **form))}
+                codes = {finding.code for finding in loud(name, answered(name, [*ids, end], **form))}
                 assert not codes & {"REC005", "REC006"}, (text, ids)
 
 
@@ -130,7 +130,7 @@ def test_text_that_the_tokenizer_normalises_is_at_most_a_note(name: str, text: s
     (end,) = tokenizer.encode(ENDS.get(name, "<|im_end|>")).tolist()
     ids = [*spelled(tokenizer, text.encode()), end]
     for written in (text, unicodedata.normalize("NFC", text)):
-        rollout = said(name, ids, text=written, content=text)
+        rollout = answered(name, ids, text=written, content=text)
         assert loud(name, rollout) == []
         seen: Ids | None = rollout.turns[0].seen_ids
         assert seen is not None
@@ -138,7 +138,7 @@ def test_text_that_the_tokenizer_normalises_is_at_most_a_note(name: str, text: s
         row = build_training_row(seen, mask=("loss_mask", mask))
         alone = Rollout(rollout.place, "toy", rollout.messages, training_row=row)
         # Qwen3's template writes empty reasoning into the last answer, which this row lacks.
-        assert {one.code for one in loud(name, alone)} <= ({"TPL205"} if name == "qwen3" else set())
+        assert {finding.code for finding in loud(name, alone)} <= ({"TPL205"} if name == "qwen3" else set())
 
 
 STOPS = stored(__file__, "STOPS")
@@ -162,14 +162,17 @@ def test_a_stop_string_is_told_from_an_edited_text_and_from_ids_behind_it(
             Turn(tokenizer.encode(prompt), ids, prompt_messages=as_messages(sent, "m"), finish_reason="stop")
         )
     turns[0] = replace(turns[0], completion_text=text, stop_string=stop if stop_named else None)
-    found = {one.code: one.hit.cause for one in loud(name, Rollout(Place("here", 0), "toy", turns=tuple(turns)))}
+    causes = {
+        finding.code: finding.hit.cause
+        for finding in loud(name, Rollout(Place("here", 0), "toy", turns=tuple(turns)))
+    }
     if kind == "STOP" and (stop_named or len(spelling) - len(text) <= 32):
-        assert found == {"SEQ302": "stop string cut", "TPL208": "stop string cut"}
+        assert causes == {"SEQ302": "stop string cut", "TPL208": "stop string cut"}
     elif kind == "BEHIND" and stop_named:
-        assert found["REC006"] == "ids behind the stop string"
-        assert found["TPL208"] == "stop string cut"
+        assert causes["REC006"] == "ids behind the stop string"
+        assert causes["TPL208"] == "stop string cut"
     elif kind == "EDITED":
-        assert found == {"REC006": "text and ids disagree", "SEQ302": "other text", "TPL299": "other text"}
+        assert causes == {"REC006": "text and ids disagree", "SEQ302": "other text", "TPL299": "other text"}
 
 
 @pytest.mark.parametrize("answer", ["chat-stop-string", "chat-stop-string-kept", "chat-stop-string-in-token"])

@@ -50,12 +50,12 @@ def run(tokenizer: Path = TOY, *, fast: bool = False) -> list[list[int]]:
 def assert_same(backend: Tokenizer, texts: list[str]) -> None:
     """Both libraries load the same tokenizer from the compact definition as from the library's own."""
     own = backend.to_str()
-    found = compact_json(own)
-    assert found is not None
-    assert Tokenizer.from_buffer(found).to_str() == own
-    mine, theirs = FastEncoder(backend, found), FastEncoder(backend)
-    for one, other in zip(mine.encode_batch(texts), theirs.encode_batch(texts), strict=True):
-        assert np.array_equal(one, other)
+    compact = compact_json(own)
+    assert compact is not None
+    assert Tokenizer.from_buffer(compact).to_str() == own
+    ours, theirs = FastEncoder(backend, compact), FastEncoder(backend)
+    for ids, own_ids in zip(ours.encode_batch(texts), theirs.encode_batch(texts), strict=True):
+        assert np.array_equal(ids, own_ids)
 
 
 @pytest.mark.parametrize("name", ["toy_bpe", "toy_metaspace"])

@@ -57,15 +57,19 @@ ROWS = [row("01"), row("789"), row("01")]
 def test_a_scan_names_the_row_and_goes_on(tmp_path: Path, folder: Path, options: tuple[str, ...]) -> None:
     log = written(tmp_path / "log.jsonl", ROWS)
     code, out, err = run("scan", log, "-t", folder, "--no-config", "-f", "json", *options)
-    said = json.loads(out)
-    found = [(one["row"], one["file"], one["cause"]) for one in said["findings"] if one["code"] == "REC001"]
+    report = json.loads(out)
+    rows = [
+        (finding["row"], finding["file"], finding["cause"])
+        for finding in report["findings"]
+        if finding["code"] == "REC001"
+    ]
     assert err == ""
-    assert said["summary"]["rollouts"] == 3
-    assert said["summary"]["skipped"]["TOK101"]["because"] == UNENCODED
+    assert report["summary"]["rollouts"] == 3
+    assert report["summary"]["skipped"]["TOK101"]["because"] == UNENCODED
     if "REC001" not in options:
-        assert found == [(1, str(log), UNENCODED)]
+        assert rows == [(1, str(log), UNENCODED)]
         assert code == 1
-        assert FAILS in next(one["message"] for one in said["findings"] if one["code"] == "REC001")
+        assert FAILS in next(finding["message"] for finding in report["findings"] if finding["code"] == "REC001")
 
 
 def test_a_journal_gives_the_same_finding_again(tmp_path: Path, folder: Path) -> None:
@@ -79,9 +83,9 @@ def test_a_journal_gives_the_same_finding_again(tmp_path: Path, folder: Path) ->
 
 def test_a_repair_leaves_the_row_as_it_is(tmp_path: Path, folder: Path) -> None:
     log, out = written(tmp_path / "log.jsonl", ROWS), tmp_path / "out.jsonl"
-    code, said, err = run("repair", log, "-t", folder, "--no-config", "-o", out)
-    assert code == 1, said + err
-    assert "REC001" in said
+    code, page, err = run("repair", log, "-t", folder, "--no-config", "-o", out)
+    assert code == 1, page + err
+    assert "REC001" in page
     assert out.read_bytes().splitlines()[1] == log.read_bytes().splitlines()[1]
 
 
@@ -100,7 +104,9 @@ def test_a_scan_and_a_repair_count_the_same_rows_as_uncompared(
 
 def test_rows_in_memory_and_batches_have_the_finding_too(folder: Path) -> None:
     results = list(scan_rollouts(ROWS, Settings(tokenizer=str(folder))))
-    assert [[one.code for one in result.findings if one.code == "REC001"] for result in results[:3]] == [
+    assert [
+        [finding.code for finding in result.findings if finding.code == "REC001"] for result in results[:3]
+    ] == [
         [],
         ["REC001"],
         [],
@@ -109,7 +115,7 @@ def test_rows_in_memory_and_batches_have_the_finding_too(folder: Path) -> None:
         how = {"tokenizer": str(folder)} if audit is audit_batch else {}
         batch = audit(prompt_ids=[[0, 4], [0, 4]], completion_ids=[[3], [5]], logprobs=[[-0.5]] * 2, **how)
         assert batch.failing_rows.tolist() == [False, True]  # "78" becomes two digits
-        assert FAILS in next(one.hit.message for one in batch.findings if one.code == "REC001")
+        assert FAILS in next(finding.hit.message for finding in batch.findings if finding.code == "REC001")
 
 
 LOOKING = [
@@ -159,6 +165,6 @@ def test_a_gateway_refuses_what_it_cannot_write_and_goes_on(
     with served(gateway) as address:
         for question, expected in (("789", 400), ("01", 200 if template is TEMPLATE else 400)):
             messages = [{"role": "user", "content": question}]
-            status, said = asked(address, "/v1/chat/completions", {"model": "toy", "messages": messages})
-            assert status == expected, said
-            assert status == 200 or says in said["error"]["message"]
+            status, answer = asked(address, "/v1/chat/completions", {"model": "toy", "messages": messages})
+            assert status == expected, answer
+            assert status == 200 or says in answer["error"]["message"]

@@ -42,7 +42,8 @@ def changed(folder: Path, **parts: object) -> str:
 def split(*regexes: str) -> dict[str, object]:
     """A pre-tokenizer that splits by regexes, then into bytes."""
     steps: list[dict[str, object]] = [
-        {"type": "Split", "pattern": {"Regex": one}, "behavior": "Isolated", "invert": False} for one in regexes
+        {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+        for regex in regexes
     ]
     last = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {"type": "Sequence", "pretokenizers": [*steps, last]}
@@ -57,13 +58,13 @@ def test_known_tokenizers_run_in_this_process(name: str) -> None:
 
 
 def test_a_tokenizer_that_is_not_known_gives_the_same_ids_in_a_process_of_its_own(tmp_path: Path) -> None:
-    known = load_tokenizer(str(TOY))
+    ordinary = load_tokenizer(str(TOY))
     before = json.loads((TOY / "tokenizer.json").read_text(encoding="utf-8"))["pre_tokenizer"]["pretokenizers"]
     regex = before[0]["pattern"]["Regex"]
     other = load_tokenizer(changed(tmp_path, pre_tokenizer=split(f"(?:{regex})")))
     assert runs_in_child(other.backend)
     texts = ["", "Hello  world's\n\n 123", "é中\ud83d", "<|im_start|>user\nhi<|im_end|>"]
-    for text, ids in zip(texts, known.encode_batch(texts), strict=True):
+    for text, ids in zip(texts, ordinary.encode_batch(texts), strict=True):
         assert np.array_equal(other.encode(text), ids)
         assert np.array_equal(other.encode_single_threaded([text])[0], ids)
     assert not other.use_fast()
@@ -92,8 +93,8 @@ def test_a_limit_is_not_waited_for_again_and_again(tmp_path: Path, monkeypatch: 
         tokenizer.encode("a" * 40 + "b")
     assert len(tokenizer.encode("Hello"))
     monkeypatch.setattr(limited, "_MAX_WASTED_SECONDS", 0.1)
-    said = [failure(tokenizer, "a" * 40 + "b" * number) for number in range(2, 9)]
-    assert "it is not asked again after an earlier text: " in said[-1]
+    messages = [failure(tokenizer, "a" * 40 + "b" * number) for number in range(2, 9)]
+    assert "it is not asked again after an earlier text: " in messages[-1]
     assert "not asked again" in failure(tokenizer, "Hello you")
     other = load_tokenizer(str(tmp_path))
     assert len(other.encode("Hello"))
@@ -104,14 +105,14 @@ def test_short_texts_that_all_take_long_are_not_waited_for(
 ) -> None:
     monkeypatch.setattr(limited, "_MAX_WASTED_SECONDS", 0.2)
     tokenizer = load_tokenizer(changed(tmp_path, normalizer={"type": "Prepend", "prepend": "a" * 500_000}))
-    said = ""
+    message = ""
     for number in range(30):
         with suppress(EncodeError):
             tokenizer.encode("b" * number)
             continue
-        said = failure(tokenizer, "c")
+        message = failure(tokenizer, "c")
         break
-    assert "it is not asked again after an earlier text: short texts take too long" in said
+    assert "it is not asked again after an earlier text: short texts take too long" in message
 
 
 def failure(tokenizer: Tokenizer, text: str) -> str:
@@ -251,9 +252,9 @@ def test_a_pipe_or_folder_in_the_place_of_a_file_is_refused_at_once(tmp_path: Pa
 
 def because(**parts: object) -> str | None:
     """What in a definition with these parts is not known to be quick."""
-    content, said = check_definition(json.dumps(parts).encode(), Path("tokenizer.json"))
+    content, reason = check_definition(json.dumps(parts).encode(), Path("tokenizer.json"))
     assert json.loads(content) == parts
-    return said
+    return reason
 
 
 def test_regexes_are_known_by_their_branches() -> None:
@@ -370,13 +371,13 @@ def test_a_failure_keeps_no_value_of_the_template() -> None:
 
 def test_a_template_that_passes_limits_again_and_again_is_given_up() -> None:
     template = compile_template("{% set x = 'ab' * 999999999 %}{# again #}", "here", time_limit=3.0)
-    said = []
+    messages = []
     for _ in range(5):
         with pytest.raises(RenderError) as raised:
             template.run({"messages": CHAT})
-        said.append(str(raised.value))
-    assert ["past the limit" in one for one in said] == [True] * 3 + [False] * 2
-    assert "it is not run again" in said[-1]
+        messages.append(str(raised.value))
+    assert ["past the limit" in message for message in messages] == [True] * 3 + [False] * 2
+    assert "it is not run again" in messages[-1]
 
 
 @pytest.mark.parametrize(("seconds", "runs"), [(0.002, None), (0.04, 101)])

@@ -139,17 +139,19 @@ def test_an_answer_that_was_cut_gets_its_end_token_and_one_that_ended_does_not_g
         assistant("It is"),
         {"role": "user", "content": "More."},
     ]
-    asked = StoredTurn("user", "Go on?"), StoredTurn("user", "More.")
+    questions = StoredTurn("user", "Go on?"), StoredTurn("user", "More.")
     prompt = rendered(renderer, wires[:1])
-    said = prompt + ("" if written.answer.opens is None else written.answer.opens) + "It is"
+    cut_text = prompt + ("" if written.answer.opens is None else written.answer.opens) + "It is"
     before = len(tokenizer.encode(prompt))
-    cut, whole = (tokenizer.encode(text)[before:] for text in (said, said + written.answer.end))
+    cut, whole = (tokenizer.encode(text)[before:] for text in (cut_text, cut_text + written.answer.end))
     for ids in (cut, whole):
-        joined = build_multi_turn_ids([asked[0], StoredTurn("assistant", ids), asked[1]], written)
+        joined = build_multi_turn_ids([questions[0], StoredTurn("assistant", ids), questions[1]], written)
         assert joined.tolist() == tokenizer.encode(rendered(renderer, wires)).tolist()
-    last = build_multi_turn_ids([asked[0], StoredTurn("assistant", cut)], written)
+    last = build_multi_turn_ids([questions[0], StoredTurn("assistant", cut)], written)
     assert last[-len(cut) :].tolist() == cut.tolist()
-    twice = build_multi_turn_ids([asked[0], StoredTurn("assistant", whole, ended=False), asked[1]], written)
+    twice = build_multi_turn_ids(
+        [questions[0], StoredTurn("assistant", whole, ended=False), questions[1]], written
+    )
     assert len(twice) == len(joined) + len(written.answer.end_ids or ())
 
 
@@ -174,10 +176,10 @@ def test_turns_of_a_faulty_template_are_joined_as_it_writes_them_or_refused(faul
         if roles[-1] == "assistant":
             continue
         turns = [
-            StoredTurn(one["role"], toy_tokenizer().encode(one["content"] + written.answer.end))
-            if one["role"] == "assistant"
-            else StoredTurn(one["role"], one["content"])
-            for one in wires
+            StoredTurn(wire["role"], toy_tokenizer().encode(wire["content"] + written.answer.end))
+            if wire["role"] == "assistant"
+            else StoredTurn(wire["role"], wire["content"])
+            for wire in wires
         ]
         try:
             ids = build_multi_turn_ids(turns, written)
@@ -186,7 +188,7 @@ def test_turns_of_a_faulty_template_are_joined_as_it_writes_them_or_refused(faul
             continue
         joined += 1
         assert ids.tolist() == toy_tokenizer().encode(rendered(renderer, wires)).tolist()
-    assert all("Render this conversation with the template instead." in said for said in refused)
+    assert all("Render this conversation with the template instead." in message for message in refused)
     assert joined >= (0 if "opens reasoning in the generation prompt" in fault else 2)
 
 
@@ -196,10 +198,10 @@ def test_every_delimiter_of_a_real_template_was_seen_in_several_places():
         assert ("start", "user") in written.pairs
         assert ("user", "assistant") in written.pairs
         assert ("assistant", "user") in written.pairs
-        for pair, one in written.pairs.items():
-            assert (one.left, one.right) == pair
-            assert one.seen >= 5
-            assert (one.text is None) == (one.ids is None) == (one.reason is not None)
+        for pair, delimiter in written.pairs.items():
+            assert (delimiter.left, delimiter.right) == pair
+            assert delimiter.seen >= 5
+            assert (delimiter.text is None) == (delimiter.ids is None) == (delimiter.reason is not None)
 
 
 def test_a_text_that_depends_on_position_is_no_delimiter():
@@ -269,7 +271,7 @@ def test_ids_of_a_given_message_stay_or_are_refused():
         for content in ("Hello there", tokenizer.encode("Hello there"))
     )
     assert as_text.tolist() == as_ids.tolist()
-    split = [one for char in "Hello" for one in tokenizer.encode(char).tolist()]
+    split = [token for char in "Hello" for token in tokenizer.encode(char).tolist()]
     with pytest.raises(SpliceError, match="the ids of a stored message"):
         build_multi_turn_ids([StoredTurn("user", split)], written)
     merging = tokenizer.encode("\nHello")  # the line before it is one token with the role's
@@ -280,14 +282,14 @@ def test_ids_of_a_given_message_stay_or_are_refused():
 def test_a_prompt_comes_first_as_ids_and_opens_an_answer():
     tokenizer, _, written = loaded(TOYS[0])
     prompt = StoredTurn("prompt", tokenizer.encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"))
-    said = StoredTurn("assistant", [7, 2002])
+    answer = StoredTurn("assistant", [7, 2002])
     assert build_multi_turn_ids([prompt], written).tolist() == list(prompt.content)
-    assert build_multi_turn_ids([prompt, said], written).tolist() == [*prompt.content, 7, 2002]
+    assert build_multi_turn_ids([prompt, answer], written).tolist() == [*prompt.content, 7, 2002]
     for turns, words in (
-        ([said, prompt], "only the first turn"),
+        ([answer, prompt], "only the first turn"),
         ([StoredTurn("prompt", "text")], "as text"),
         ([prompt, StoredTurn("user", "x")], "opens an answer"),
-        ([StoredTurn("user", "x"), said, StoredTurn("tool", "y")], "begins with their definitions"),
+        ([StoredTurn("user", "x"), answer, StoredTurn("tool", "y")], "begins with their definitions"),
     ):
         with pytest.raises(SpliceError, match=words):
             build_multi_turn_ids(turns, written)
@@ -309,6 +311,6 @@ def test_a_tokenizer_without_a_template_has_no_delimiters(tmp_path):
 def test_contents_are_told_of_every_place_that_a_role_has():
     last_only = "{{ m.content | trim if loop.last else m.content }}"
     renderer = make_renderer(toy_tokenizer(), chat_template=CHATML.replace("BODY", last_only))
-    told = {one.role: one for one in find_contents(renderer)}
-    assert told["system"].writing is Writing.AS_IS
-    assert told["user"].writing is Writing.OTHERWISE
+    contents = {content.role: content for content in find_contents(renderer)}
+    assert contents["system"].writing is Writing.AS_IS
+    assert contents["user"].writing is Writing.OTHERWISE

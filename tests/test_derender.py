@@ -147,6 +147,6 @@ def test_a_real_server_parses_what_it_sampled_as_it_is_parsed_here(vllm_server: 
         )
         assert (ours.content, ours.reasoning) == (parsed.content, parsed.reasoning)
         assert [call.name for call in ours.tool_calls] == [call.name for call in parsed.tool_calls]
-        for mine, other in zip(ours.tool_calls, parsed.tool_calls, strict=True):
-            assert json.loads(mine.arguments) == json.loads(other.arguments)
+        for own, other in zip(ours.tool_calls, parsed.tool_calls, strict=True):
+            assert json.loads(own.arguments) == json.loads(other.arguments)
         assert bool(ours.tool_calls) == bool(tools)

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
@@ -91,11 +92,11 @@ def called(path: Path) -> str:
 def blocks(*languages: str, written: bool = False) -> list[Block]:
     """The blocks in these languages, of all pages or of those that people write."""
     texts = {called(path): path.read_text(encoding="utf-8") for path in WRITTEN} if written else pages()
-    found = ((name, one) for name, text in texts.items() for one in FENCE.finditer(text))
+    fences = ((name, fence) for name, text in texts.items() for fence in FENCE.finditer(text))
     return [
-        Block(name, one["language"], one["text"], one.start("text"))
-        for name, one in found
-        if one["language"] in languages
+        Block(name, fence["language"], fence["text"], fence.start("text"))
+        for name, fence in fences
+        if fence["language"] in languages
     ]
 
 
@@ -129,7 +130,7 @@ def test_every_family_of_rules_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "command", "context"), list(walked()), ids=lambda one: one if type(one) is str else ""
+    ("name", "command", "context"), list(walked()), ids=lambda command: command if type(command) is str else ""
 )
 def test_every_command_is_documented_with_all_its_flags(name: str, command: Any, context: Any) -> None:
     short = name.removeprefix("tito-audit").strip().replace(" ", "-") or "index"
@@ -138,16 +139,16 @@ def test_every_command_is_documented_with_all_its_flags(name: str, command: Any,
     signatures = [signature for signature, _ in written]
     for parameter in command.get_params(context):
         if parameter.param_type_name == "argument":
-            assert any(not one.startswith("-") for one in signatures)
+            assert any(not signature.startswith("-") for signature in signatures)
             continue
         if parameter.hidden:
             continue
-        (mine,) = (one for one in signatures if parameter.opts[0] in re.split(r", | ", one))
+        (signature,) = (spelling for spelling in signatures if parameter.opts[0] in re.split(r", | ", spelling))
         spelt = (parameter.opts[0], *(flag for flag in parameter.opts if len(flag) == 2))
-        assert all(flag in re.split(r", | ", mine) for flag in (*spelt, *parameter.secondary_opts))
+        assert all(flag in re.split(r", | ", signature) for flag in (*spelt, *parameter.secondary_opts))
         if isinstance(parameter.default, int | float | str) and parameter.default not in (True, False, ""):
-            help = next(text for signature, text in written if signature == mine)
-            assert f"Default: {parameter.default}" in help, mine
+            help = dict(written)[signature]
+            assert f"Default: {parameter.default}" in help, signature
     assert f"[`{name}`]({short}.md)" in pages()["commands/index.md"] or short == "index"
 
 
@@ -172,13 +173,15 @@ def test_every_public_name_is_documented_and_no_other() -> None:
 
 def test_every_exit_code_stands_in_the_one_table() -> None:
     table = re.findall(r"^\| `(\d+)` \| ([\w ]+) \| (.*) \|$", pages()["exit-codes.md"], re.M)
-    assert {int(code): word for code, word, _ in table} == {code: said[0] for code, said in EXIT_CODES.items()}
+    assert {int(code): word for code, word, _ in table} == {
+        code: meaning[0] for code, meaning in EXIT_CODES.items()
+    }
 
 
 def test_every_variable_of_the_environment_that_is_read_is_documented() -> None:
     read = re.compile(r"environ(?:\.get|\.setdefault)?[\[(]\"(\w+)\"|^VARIABLE = \"(\w+)\"", re.M)
     code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tito_audit").rglob("*.py"))
-    ours = {one or other for one, other in read.findall(code)} - {"TOKENIZERS_PARALLELISM"}
+    ours = {getter or constant for getter, constant in read.findall(code)} - {"TOKENIZERS_PARALLELISM"}
     assert "TITO_AUDIT_CACHE" in ours
     assert all(f"`{name}`" in pages()["commands/index.md"] for name in ours)
 
@@ -196,10 +199,10 @@ def flags_of() -> dict[str, dict[str, Any]]:
     """Flags by command, each with its parameter."""
     return {
         name: {
-            flag: one
-            for one in command.get_params(context)
-            if one.param_type_name == "option"
-            for flag in (*one.opts, *one.secondary_opts)
+            flag: parameter
+            for parameter in command.get_params(context)
+            if parameter.param_type_name == "option"
+            for flag in (*parameter.opts, *parameter.secondary_opts)
         }
         for name, command, context in walked()
     }
@@ -210,10 +213,10 @@ def commands_in(block: Block) -> Iterator[str]:
     for line in block.text.split("\n"):
         if block.language == "console" and not line.startswith("$ "):
             continue  # what a command printed
-        found = re.search(r"(?:^|[\s'\"(])tito-audit(?=\s+[a-z-])(?!:)(.*)", line)
-        if found and not line.lstrip().startswith(("#", "- id", "- repo", "stage(")):
-            said = re.split(r"\s#\s|\s[|>]{1,2}\s|\s(?:&&|\|\|)\s", found[1])[0]
-            yield "tito-audit" + said.rstrip("'\" ")
+        call = re.search(r"(?:^|[\s'\"(])tito-audit(?=\s+[a-z-])(?!:)(.*)", line)
+        if call and not line.lstrip().startswith(("#", "- id", "- repo", "stage(")):
+            words = re.split(r"\s#\s|\s[|>]{1,2}\s|\s(?:&&|\|\|)\s", call[1])[0]
+            yield "tito-audit" + words.rstrip("'\" ")
 
 
 def test_calls_in_the_docs_name_commands_and_flags_that_there_are() -> None:
@@ -231,14 +234,14 @@ def test_calls_in_the_docs_name_commands_and_flags_that_there_are() -> None:
 def assert_is_a_call(page: str, call: str) -> None:
     """Every command, flag and name of a call is one that there is."""
     words = shlex.split(call)
-    name = max((one for one in flags_of() if words[: len(one.split())] == one.split()), key=len)
+    name = max((name for name in flags_of() if words[: len(name.split())] == name.split()), key=len)
     rest = words[len(name.split()) :]
     if name == "tito-audit" and rest and not rest[0].startswith("-"):
         assert rest[0] in PLACEHOLDERS or rest[0].startswith("["), f"{page}: no command {rest[0]}"
     registered = {
-        "--report": {one.name for one in all_reports()},
-        "--format": {one.name for one in all_formats()} | {"auto"},
-        "--with": {one.name for one in all_repairs()},
+        "--report": {report.name for report in all_reports()},
+        "--format": {form.name for form in all_formats()} | {"auto"},
+        "--with": {repair.name for repair in all_repairs()},
     }
     takes: str | None = None
     for word in rest:
@@ -250,7 +253,7 @@ def assert_is_a_call(page: str, call: str) -> None:
         elif re.match(r"--?[a-z]", word):
             assert flag in flags_of()[name], f"{page}: {name} has no {flag}"
             parameter = flags_of()[name][flag]
-            long = next(one for one in parameter.opts if one.startswith("--"))
+            long = next(option for option in parameter.opts if option.startswith("--"))
             takes = None if parameter.is_flag or value else long
 
 
@@ -260,7 +263,7 @@ def prose(text: str) -> str:
 
 
 def test_prose_names_flags_and_rules_that_there_are() -> None:
-    known = {flag for flags in flags_of().values() for flag in flags}
+    flags = set(chain.from_iterable(flags_of().values()))
     codes = {rule.code for rule in all_rules()}
     lines = (ROOT / "tito_audit" / "levels" / "levels.toml").read_text(encoding="utf-8")
     of_frameworks = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", lines))
@@ -268,7 +271,8 @@ def test_prose_names_flags_and_rules_that_there_are() -> None:
         text = prose(written)
         for span in re.findall(r"`((?!make |BENCH=)[^`\n]+)`", text):
             for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", span):
-                assert flag in known or (page == "validate.md" and flag in of_frameworks), f"{page} names {flag}"
+                of_page = flags | of_frameworks if page == "validate.md" else flags
+                assert flag in of_page, f"{page} names {flag}"
         named = set(re.findall(rf"\b(?:{'|'.join(FAMILIES)})\d{{3}}\b", text))
         assert named <= codes, f"{page} names {sorted(named - codes)}"
 
@@ -332,11 +336,11 @@ def fits(shown: str, printed: str) -> bool:
     return re.fullmatch(pattern, PACE.sub("", printed)) is not None
 
 
-def renewed(shown: str, said: str) -> str:
+def renewed(shown: str, output: str) -> str:
     """What is printed now; where a line `…` cut it, with as many lines before that and after it."""
-    wanted, lines = shown.split("\n"), said.split("\n")
+    wanted, lines = shown.split("\n"), output.split("\n")
     if "…" not in wanted:
-        return said
+        return output
     at = wanted.index("…")
     behind = wanted[at + 1 :]
     return shown if "…" in behind else "\n".join([*lines[:at], "…", *lines[len(lines) - len(behind) :]])
@@ -346,7 +350,7 @@ def renewed(shown: str, said: str) -> str:
 def test_the_commands_of_a_page_do_what_it_shows(path: Path, place: Path) -> None:
     text = path.read_text(encoding="utf-8")
     code = 0
-    for block in [one for one in blocks("console", written=True) if one.page == called(path)]:
+    for block in [block for block in blocks("console", written=True) if block.page == called(path)]:
         fresh = []
         for command, shown in typed(block.text):
             ours = re.match(
@@ -357,12 +361,12 @@ def test_the_commands_of_a_page_do_what_it_shows(path: Path, place: Path) -> Non
                 fresh.append(f"$ {command}")
                 continue
             code, out, err = tried(command, code, place)
-            said = as_shown(code, out, err)
+            output = as_shown(code, out, err)
             assert code in EXIT_CODES, err
-            if shown and os.environ.get("UPDATE_GOLDENS") and not fits(shown, said):
-                shown = renewed(shown, said)
-            assert not shown or fits(shown, said), (
-                f"{called(path)} is stale: {command}\n{said}\n"
+            if shown and os.environ.get("UPDATE_GOLDENS") and not fits(shown, output):
+                shown = renewed(shown, output)
+            assert not shown or fits(shown, output), (
+                f"{called(path)} is stale: {command}\n{output}\n"
                 "UPDATE_GOLDENS=1 pytest tests/test_docs.py renews what has no more than one line …"
             )
             fresh.append("\n".join([f"$ {command}", *([shown] if shown else [])]))
@@ -417,14 +421,14 @@ def schema_of(value: Any) -> list[str]:
 @pytest.mark.parametrize("block", blocks("yaml", written=True), ids=str)
 def test_a_recipe_is_a_file_that_its_system_takes(block: Block, tmp_path: Path) -> None:
     # `on` is a word of YAML 1.1 for true.
-    value = {("on" if key is True else key): one for key, one in yaml.safe_load(block.text).items()}
+    value = {("on" if key is True else key): entry for key, entry in yaml.safe_load(block.text).items()}
     if {"dataset", "datasets"} & value.keys():
         return  # a trainer's configuration, not a recipe for CI
     checker = schema_of(value)
     file = tmp_path / "recipe.yaml"
     file.write_text(block.text)
-    code, said = checked(*checker, str(file))
-    assert code == 0, said
+    code, message = checked(*checker, str(file))
+    assert code == 0, message
     action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
     steps = [step for job in value.get("jobs", {}).values() for step in job["steps"]]
     for step in steps:
@@ -457,14 +461,14 @@ class Page(html.parser.HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Keep what the tag names."""
-        said = {name: value or "" for name, value in attrs}
-        self.anchors |= {said[name] for name in ("id", "name") if said.get(name)}
-        if tag == "a" and "href" in said:
-            self.links.append(said["href"])
-        if tag in ("script", "img", "iframe") and "src" in said:
-            self.loads.append(said["src"])
-        if tag == "link" and said.get("rel") in ("stylesheet", "icon", "preload"):
-            self.loads.append(said["href"])
+        values = {name: value or "" for name, value in attrs}
+        self.anchors |= {values[name] for name in ("id", "name") if values.get(name)}
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        if tag in ("script", "img", "iframe") and "src" in values:
+            self.loads.append(values["src"])
+        if tag == "link" and values.get("rel") in ("stylesheet", "icon", "preload"):
+            self.loads.append(values["href"])
 
 
 @pytest.fixture(scope="module")
@@ -491,8 +495,8 @@ def test_every_tutorial_is_in_the_menu_of_the_site() -> None:
 
 def test_every_page_is_in_the_site(built: dict[Path, Page]) -> None:
     root = next(path for path in built if path.name == "search.html").parent
-    made = {path.relative_to(root).with_suffix("").as_posix() for path in built}
-    assert {path.removesuffix(".md") for path in pages() if path != "README.md"} <= made
+    names = {path.relative_to(root).with_suffix("").as_posix() for path in built}
+    assert {path.removesuffix(".md") for path in pages() if path != "README.md"} <= names
 
 
 def test_every_link_of_the_site_leads_somewhere(built: dict[Path, Page]) -> None:
@@ -540,8 +544,8 @@ def test_no_page_names_an_address_of_this_project_as_it_has_none() -> None:
 
 def headings(text: str) -> set[str]:
     """Where links into a page may lead, as GitHub names its headings."""
-    found = re.findall("^#+ (.*)", prose(text), re.M)
-    return {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in found}
+    titles = re.findall("^#+ (.*)", prose(text), re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=called)
@@ -629,9 +633,9 @@ def test_the_tables_of_the_guides_are_what_the_code_says() -> None:
     seen = []
     for path in sorted(DOCS.glob("*.md")):
         text = fresh = path.read_text(encoding="utf-8")
-        for one in generate.MARKED.finditer(text):
-            seen.append(one["name"])
-            fresh = fresh.replace(one["table"], tables[one["name"]])
+        for table in generate.MARKED.finditer(text):
+            seen.append(table["name"])
+            fresh = fresh.replace(table["table"], tables[table["name"]])
         if os.environ.get("UPDATE_GOLDENS"):
             path.write_text(fresh, encoding="utf-8")
         else:
@@ -649,13 +653,13 @@ def test_the_page_on_exactness_names_tests_that_there_are_and_the_sample_that_is
 
 def test_every_report_says_what_it_is_for() -> None:
     chosen = pages()["reports/index.md"].partition("## ")[0]
-    assert all(f"`{one.name}`" in chosen for one in all_reports())
+    assert all(f"`{report.name}`" in chosen for report in all_reports())
 
 
 def test_a_report_is_shown_as_it_is_written_of_an_example_log() -> None:
-    for one in all_reports():
-        page = pages()[f"reports/{one.name}.md"]
-        assert (one.suffix == "html") == ("## How it begins" not in page)
+    for report in all_reports():
+        page = pages()[f"reports/{report.name}.md"]
+        assert (report.suffix == "html") == ("## How it begins" not in page)
     assert re.search(r"^fixtures/formats/nemo_gym.jsonl:2:2:129-130 SEQ302", pages()["reports/concise.md"], re.M)
     assert re.search(r"^::error file=fixtures/formats/nemo_gym.jsonl,", pages()["reports/github.md"], re.M)
 

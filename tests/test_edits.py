@@ -54,14 +54,14 @@ def alike(a: Any, b: Any) -> bool:
 
 def paths(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
     """Every path in a value, its own first."""
-    found = [path]
+    out = [path]
     if isinstance(value, dict):
         for key in value:
-            found += paths(value[key], (*path, key))
+            out += paths(value[key], (*path, key))
     elif isinstance(value, list):
         for index, entry in enumerate(value):
-            found += paths(entry, (*path, index))
-    return found
+            out += paths(entry, (*path, index))
+    return out
 
 
 def at(value: Any, path: tuple[str | int, ...]) -> Any:

@@ -35,7 +35,7 @@ def row(text: str, numbers: int = 0) -> dict[str, Any]:
 
 
 def written(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    content = "".join(json.dumps(one) + "\n" for one in rows).encode()
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
 

@@ -76,12 +76,14 @@ def drawn(name: str) -> Drawn:
     return Drawn(real(name), seed=len(name))
 
 
-def assert_same(tokenizer: Tokenizer, texts: Sequence[str], found: Sequence[Ids]) -> None:
+def assert_same(tokenizer: Tokenizer, texts: Sequence[str], ids_of_texts: Sequence[Ids]) -> None:
     """What `tokenizers` says of each whole text, one batch at a time."""
     reference = ReferenceEncoder(tokenizer.backend)
     for start in range(0, len(texts), 500):
         batch = texts[start : start + 500]
-        for text, ids, own in zip(batch, reference.encode_batch(batch), found[start : start + 500], strict=True):
+        for text, ids, own in zip(
+            batch, reference.encode_batch(batch), ids_of_texts[start : start + 500], strict=True
+        ):
             assert own.dtype == np.int32
             assert not own.flags.writeable
             assert own.tolist() == ids.tolist(), ascii(text)
@@ -232,14 +234,14 @@ def test_some_segments_of_a_text_are_those_among_all_of_them():
 
 def test_the_sample_is_the_same_in_every_order_and_of_the_size_that_is_said():
     texts = [f"{CHAT}{i}<|im_end|>" for i in range(3000)]
-    asked = []
+    samples = []
     for order in (texts, texts[::-1]):
         tokenizer, _ = with_wrong("no such word")
         tokenizer._reference.cache.clear()
         assert tokenizer.check_sample(order, tokenizer.encode_fast_batch(order))
-        asked.append(set(tokenizer._reference.cache))
-    assert asked[0] == asked[1]
-    assert 3000 / 64 / 2 < len(asked[0]) < 3000 / 64 * 2
+        samples.append(set(tokenizer._reference.cache))
+    assert samples[0] == samples[1]
+    assert 3000 / 64 / 2 < len(samples[0]) < 3000 / 64 * 2
 
 
 def test_a_sample_of_the_log_finds_a_wrong_encoder_before_the_run():
@@ -344,8 +346,8 @@ def test_a_fast_encoder_that_a_thread_builds_meanwhile_gives_the_same_ids():
     assert tokenizer.use_fast(True)
     assert set(threading.enumerate()) <= threads, "its thread has ended"
     assert tokenizer.check_fast(texts, truth)
-    for found, ids in zip(tokenizer.encode_fast_batch(texts), truth, strict=True):
-        assert found.tolist() == ids.tolist()
+    for fast_ids, ids in zip(tokenizer.encode_fast_batch(texts), truth, strict=True):
+        assert fast_ids.tolist() == ids.tolist()
     assert not tokenizer.check_fast(texts, truth[::-1]), "it is held against the ids that were given"
     assert tokenizer.encoder_name == "tokenizers"
 
@@ -376,12 +378,12 @@ WORDS = st.text("ab<|", min_size=1, max_size=5)
 @given(words=st.lists(WORDS, min_size=1, max_size=8, unique=True), text=st.text("ab<|", max_size=30))
 @settings(max_examples=examples(50, 300), deadline=None)
 def test_the_pattern_takes_the_first_and_there_the_longest(words, text):
-    found, at = [], 0
+    matches, at = [], 0
     while at < len(text):
         here = max((word for word in words if text.startswith(word, at)), key=len, default="")
-        found += [here] if here else []
+        matches += [here] if here else []
         at += len(here) or 1
-    assert re.findall(any_of(sorted(words)), text) == found
+    assert re.findall(any_of(sorted(words)), text) == matches
 
 
 def with_tokens(tokens: Sequence[str | AddedToken], **parts: object) -> tokenizers.Tokenizer:

@@ -142,8 +142,8 @@ def test_a_pipe_that_nobody_writes_to_is_named_while_it_is_waited_for(log: Path,
     words = [sys.executable, "-m", "tito_audit", "scan", name, "-q"]
     run = subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     assert run.stderr is not None
-    said = f"tito-audit: {name}: waiting for a program to write to this pipe; Ctrl-C stops the run.\n"
-    assert run.stderr.readline().decode() == said
+    line = f"tito-audit: {name}: waiting for a program to write to this pipe; Ctrl-C stops the run.\n"
+    assert run.stderr.readline().decode() == line
     if name == "pipe":
         Path("pipe").write_bytes(log.read_bytes())
     assert run.communicate(log.read_bytes() if name == "-" else None, timeout=60)[1] == b""
@@ -193,7 +193,7 @@ def test_a_log_that_changes_while_it_is_read_is_one_line(log: Path, how: Callabl
     how(log)
     if how is grown:
         assert list(results)
-        assert any("grew while it was read" in one for one in scan.summary.notices)
+        assert any("grew while it was read" in notice for notice in scan.summary.notices)
         return
     with pytest.raises(StorageError, match=CHANGES[how]):
         list(results)
@@ -275,10 +275,10 @@ def test_a_reader_that_goes_away_once_the_result_is_known_gets_its_verdict(log: 
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "said"),
+    ("number", "code", "reason"),
     [(signal.SIGTERM, 143, "terminated"), (signal.SIGHUP, 129, "the terminal is gone")],
 )
-def test_a_signal_is_one_line_and_leaves_no_process(log: Path, number: int, code: int, said: str) -> None:
+def test_a_signal_is_one_line_and_leaves_no_process(log: Path, number: int, code: int, reason: str) -> None:
     os.mkfifo("pipe")
     words = [sys.executable, "-m", "tito_audit", "scan", "pipe", "-q", "-r", "json=report.json"]
     run = subprocess.Popen(
@@ -291,7 +291,7 @@ def test_a_signal_is_one_line_and_leaves_no_process(log: Path, number: int, code
     assert run.stderr is not None
     run.stderr.readline()  # it waits for the pipe
     run.send_signal(number)
-    assert run.communicate(timeout=120)[1] == f"tito-audit: {said}; no report was finished\n"
+    assert run.communicate(timeout=120)[1] == f"tito-audit: {reason}; no report was finished\n"
     assert run.returncode == code
     assert not Path("report.json").exists()
 
@@ -328,9 +328,9 @@ def test_ctrl_c_while_the_command_is_loaded_is_no_traceback() -> None:
     ],
 )
 def test_what_the_system_refuses_is_said_with_what_to_do(error: BaseException, words: str | None) -> None:
-    said = system_error_words(error)
-    assert (said is None) == (words is None)
-    assert words is None or words in (said or "")
+    message = system_error_words(error)
+    assert (message is None) == (words is None)
+    assert words is None or words in (message or "")
 
 
 def test_too_few_open_files_are_one_message(log: Path) -> None:

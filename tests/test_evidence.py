@@ -66,8 +66,8 @@ def test_without_a_tokenizer_other_ids_break_the_prefix() -> None:
     again = log.forgotten(0, [*log.completions[0][:1], 300, *log.completions[0][2:]])
     evidence = gather(again.rollout(), None, None)
     assert [link.kind for link in evidence.links] == [LinkKind.TEMPLATE, LinkKind.CONTINUES]
-    found = {(d.against, d.where, d.turn, d.start, d.end) for d in evidence.differences}
-    assert found == {(Against.ROW, Where.COMPLETION, 0, 1, 2)}
+    places = {(d.against, d.where, d.turn, d.start, d.end) for d in evidence.differences}
+    assert places == {(Against.ROW, Where.COMPLETION, 0, 1, 2)}
 
 
 @few
@@ -150,8 +150,10 @@ def test_turns_that_hold_nothing_are_no_evidence_and_no_error() -> None:
             for tokenizer in (toy.toy_tokenizer(), None):
                 assert gather(rollout, tokenizer, None).differences == ()
     rollout = chat().rollout()
-    one = replace(rollout.turns[1], completion_ids=None, completion_logprobs=None, columns=())
-    evidence = gather(replace(rollout, turns=(rollout.turns[0], one, rollout.turns[2])), toy.toy_tokenizer(), None)
+    unanswered = replace(rollout.turns[1], completion_ids=None, completion_logprobs=None, columns=())
+    evidence = gather(
+        replace(rollout, turns=(rollout.turns[0], unanswered, rollout.turns[2])), toy.toy_tokenizer(), None
+    )
     assert [(link.turn, link.parent) for link in evidence.links] == [(1, 0), (2, 0)]
 
 
@@ -211,7 +213,7 @@ def test_a_row_encoded_again_is_an_error_at_exactly_the_answers_that_changed() -
         a + start for (turn, start, _), (a, _) in zip(places, (again.regions[0], again.regions[2]), strict=True)
     ]
     assert np.flatnonzero(view.drifted).tolist() == wanted
-    tokens = [one for one in found_in(log.rollout()) if one[0] == "TOK101"]
+    tokens = [finding for finding in found_in(log.rollout()) if finding[0] == "TOK101"]
     assert tokens == [("TOK101", "error", "completion", turn, start, end) for turn, start, end in places]
 
 

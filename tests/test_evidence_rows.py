@@ -69,16 +69,16 @@ def byte_by_byte(rollout: Rollout, rendering: Rendering) -> tuple[list[str], lis
     """The role of each byte of a rendering and whether the model would generate it."""
     answers = [i for i, message in enumerate(rollout.messages) if message.role == ASSISTANT]
     ranges = [rendering.sampled.get(i) for i in answers]
-    if not answers or any(found is None for found in ranges):
+    if not answers or any(answer is None for answer in ranges):
         return None
     offset = byte_offsets(rendering.text)
     roles, sampled = [""] * int(offset[-1]), [False] * int(offset[-1])
     for span in rendering.spans:
         for byte in range(offset[span.start], offset[span.end]):
             roles[byte] = role_name(span, rollout)
-    for found in ranges:
-        assert found is not None
-        for byte in range(offset[found[0]], offset[found[1]]):
+    for answer in ranges:
+        assert answer is not None
+        for byte in range(offset[answer[0]], offset[answer[1]]):
             sampled[byte] = True
     return roles, sampled
 
@@ -104,15 +104,15 @@ def slow_row(
     except RenderError as error:
         itself = rows.compare_row_to_itself(rollout, reference)
         return itself.view, list(itself.differences), str(error)
-    held, canonical = reference.pieces(row.token_ids), reference.pieces(tokenizer.encode(rendering.text))
-    blocks = align(held, canonical, open_end=True)
+    row_pieces, canonical = reference.pieces(row.token_ids), reference.pieces(tokenizer.encode(rendering.text))
+    blocks = align(row_pieces, canonical, open_end=True)
     owned = byte_by_byte(rollout, rendering)
     written = None
-    headed = slow_headed(held, rollout, reference)
+    headed = slow_headed(row_pieces, rollout, reference)
     if canonical.data != rendering.text.encode("utf-8", "surrogatepass") or owned is None:
         view = headed
     elif (
-        not canonical.data.startswith(held.data)
+        not canonical.data.startswith(row_pieces.data)
         and headed is not None
         and (answers_match(headed, rollout) or knows_everyone(headed, row))
     ):
@@ -120,33 +120,35 @@ def slow_row(
         starts = [0, *canonical.end.tolist()][: len(canonical)]
         written = np.array([owned[1][min(byte, len(owned[1]) - 1)] for byte in starts], np.bool_)
     else:
-        at = canonical_bytes(held, canonical, blocks.recorded_end.tolist(), blocks.canonical_end.tolist())
+        at = canonical_bytes(row_pieces, canonical, blocks.recorded_end.tolist(), blocks.canonical_end.tolist())
         view = slow_view([owned[0][byte] for byte in at], [owned[1][byte] for byte in at])
         starts = [0, *canonical.end.tolist()][: len(canonical)]
         written = np.array([owned[1][min(byte, len(owned[1]) - 1)] for byte in starts], np.bool_)
-    if not has_template_markers(held, canonical, reference):
+    if not has_template_markers(row_pieces, canonical, reference):
         view = None  # type: ignore[assignment]
     if view is not None:
-        view = with_answer_starts(view, rollout, held, blocks)
+        view = with_answer_starts(view, rollout, row_pieces, blocks)
         for _, start, end, _, _ in blocks.differing_blocks():
             view.drifted[start:end] = True
     out = []
-    for stretch in stretches(held, canonical, blocks):
+    for stretch in stretches(row_pieces, canonical, blocks):
         recorded, written_here = (
             side.data.decode("utf-8", "replace").strip() for side in (stretch.recorded, stretch.canonical)
         )
         logged = {message.role for message in rollout.messages}
-        if stretch.start >= len(held) or (written_here in COMMON_ROLES and recorded in logged - COMMON_ROLES):
+        if stretch.start >= len(row_pieces) or (
+            written_here in COMMON_ROLES and recorded in logged - COMMON_ROLES
+        ):
             continue
         own = answer_at(view, written, stretch)
-        mine = own is not None
+        sampled = own is not None
         proven = own is not None and view is not None and logprobs_prove_sampled(row, view, own)
         trained = row.loss_mask is None or bool(row.loss_mask[stretch.start : stretch.end].any())
-        harmless = mine and (stretch.recorded.data == stretch.canonical.data or not trained or proven)
+        harmless = sampled and (stretch.recorded.data == stretch.canonical.data or not trained or proven)
         severity = Severity.NOTE if harmless else Severity.WARNING
-        effect = effect_of(mine, proven, lacking=stretch.start == stretch.end)
-        found = difference(stretch, Against.TEMPLATE, severity, effect)
-        out.append(replace(found, sampled=mine))
+        effect = effect_of(sampled, proven, lacking=stretch.start == stretch.end)
+        template_difference = difference(stretch, Against.TEMPLATE, severity, effect)
+        out.append(replace(template_difference, sampled=sampled))
     return view, out, ""
 
 
@@ -174,9 +176,9 @@ def knows_everyone(headed: RowView, row: TrainingRow) -> bool:
     return bool(headed.sampled.any()) and not names and not beside
 
 
-def slow_headed(held: Pieces, rollout: Rollout, reference: Reference) -> RowView | None:
+def slow_headed(row_pieces: Pieces, rollout: Rollout, reference: Reference) -> RowView | None:
     """What the row's own role markers tell."""
-    roles = token_roles(held, reference.end_ids(), reference.headers(rollout.template_kwargs))
+    roles = token_roles(row_pieces, reference.end_ids(), reference.headers(rollout.template_kwargs))
     view = slow_view(roles, [role in (ASSISTANT, TURN_END) for role in roles])
     nameless = any(unknown_role_name(message.speaker) for message in rollout.messages)
     return view if view.sampled.any() or nameless or roles.unclear().any() else None
@@ -185,18 +187,22 @@ def slow_headed(held: Pieces, rollout: Rollout, reference: Reference) -> RowView
 def slow_view(roles: list[str], sampled: list[bool]) -> RowView:
     nobody = np.full(len(roles), -1, np.int32)
     names = tuple(dict.fromkeys(roles)) or (UNKNOWN,)
-    told = Roles(names, np.array([names.index(role) for role in roles], np.int16))
-    return RowView(np.array(sampled, np.bool_), False, told, nobody, nobody, None, np.zeros(len(roles), np.bool_))
+    row_roles = Roles(names, np.array([names.index(role) for role in roles], np.int16))
+    return RowView(
+        np.array(sampled, np.bool_), False, row_roles, nobody, nobody, None, np.zeros(len(roles), np.bool_)
+    )
 
 
-def canonical_bytes(held: Pieces, canonical: Pieces, ends: list[int], canonical_ends: list[int]) -> list[int]:
+def canonical_bytes(
+    row_pieces: Pieces, canonical: Pieces, ends: list[int], canonical_ends: list[int]
+) -> list[int]:
     """For each row token the byte of the canonical text that it stands at, token by token."""
-    held_end, canonical_end = [0, *held.end.tolist()], [0, *canonical.end.tolist()]
+    row_end, canonical_end = [0, *row_pieces.end.tolist()], [0, *canonical.end.tolist()]
     out = []
     blocks = list(zip(pairwise([0, *ends]), pairwise([0, *canonical_ends]), strict=True))
     for (start, end), (first, last) in blocks:
         for token in range(start, end):
-            at = canonical_end[first] + held_end[token] - held_end[start]
+            at = canonical_end[first] + row_end[token] - row_end[start]
             out.append(min(at, max(canonical_end[last] - 1, 0)))
     return [min(max(at, 0), max(len(canonical.data) - 1, 0)) for at in out]
 
@@ -206,7 +212,7 @@ def canonical_bytes(held: Pieces, canonical: Pieces, ends: list[int], canonical_
 
 @pytest.mark.parametrize("name", RENDERERS)
 def test_a_token_has_the_role_of_the_byte_at_which_it_begins(name: str) -> None:
-    renderer, dice, told = RENDERERS[name], random.Random(f"{name} roles"), 0
+    renderer, dice, renders = RENDERERS[name], random.Random(f"{name} roles"), 0
     for _ in range(RENDERS // len(RENDERERS) // 2):
         messages, tools, kwargs, _ = cases(dice)
         rollout = Rollout(Place("x", 0), "x", messages=messages, tools=tuple(tools))
@@ -219,13 +225,13 @@ def test_a_token_has_the_role_of_the_byte_at_which_it_begins(name: str) -> None:
         assert (byte_roles is None) == (owned is None)
         if byte_roles is None or owned is None:
             continue
-        told += 1
+        renders += 1
         for many in (0, 1, 7, size, 3 * size):  # tokens of no bytes too, at the very end as well
             at = sorted(dice.choices(range(size + 1), k=many))
             roles, sampled = byte_roles.of_tokens(np.array(at, np.int64))
             assert list(roles) == [owned[0][min(byte, size - 1)] for byte in at]
             assert sampled.tolist() == [owned[1][min(byte, size - 1)] for byte in at]
-    assert told > 3 or name in ("jumps", "values", "macros")
+    assert renders > 3 or name in ("jumps", "values", "macros")
 
 
 def rows_of(tokenizer: Tokenizer, renderer: Renderer, dice: random.Random) -> Iterator[Rollout]:
@@ -264,10 +270,10 @@ def rows_of(tokenizer: Tokenizer, renderer: Renderer, dice: random.Random) -> It
 def test_a_row_with_messages_is_told_what_it_is_told_byte_by_byte(folder: Path) -> None:
     tokenizer, renderer = load_tokenizer(str(folder)), RENDERERS[folder.name]
     dice = random.Random(f"{folder.name} rows")
-    clean = known = 0
-    found = rows_of(tokenizer, renderer, dice)
+    clean = views = 0
+    rollouts = rows_of(tokenizer, renderer, dice)
     for _ in range(examples(75, 150)):
-        rollout = next(found)
+        rollout = next(rollouts)
         if rollout.training_row is None or not len(rollout.training_row.token_ids) or not rollout.messages:
             continue
         evidence = gather(rollout, tokenizer, renderer)
@@ -278,10 +284,10 @@ def test_a_row_with_messages_is_told_what_it_is_told_byte_by_byte(folder: Path) 
         assert sorted(map(shown, evidence.differences)) == sorted(map(shown, unique(differences)))
         assert [text for _, text in evidence.render_errors] == ([error] if error else [])
         clean += not differences
-        known += view is not None
+        views += view is not None
     assert clean > examples(10, 20)
     assert (
-        known > examples(10, 20) or folder.name == "toy_metaspace"
+        views > examples(10, 20) or folder.name == "toy_metaspace"
     )  # its template has no role markers that are tokens
 
 
@@ -313,26 +319,24 @@ def settled(view: RowView | None, rollout: Rollout, tokenizer: Tokenizer, render
 
 
 def unique(differences: list[Difference]) -> list[Difference]:
-    kept = {
-        (one.where, one.turn, one.start, one.end, one.canonical.ids.tobytes()): one
-        for one in reversed(differences)
-    }
-    return list(kept.values())
+    by_place = {(d.where, d.turn, d.start, d.end, d.canonical.ids.tobytes()): d for d in reversed(differences)}
+    return list(by_place.values())
 
 
-def shown(one: Difference) -> str:
-    sides = [(side.ids.tolist(), side.data, side.before, side.after) for side in (one.recorded, one.canonical)]
-    names = [f.name for f in fields(one) if f.name not in ("recorded", "canonical", "known_cause")]
-    return repr([sides, *(getattr(one, name) for name in names)])
+def shown(difference: Difference) -> str:
+    both = difference.recorded, difference.canonical
+    sides = [(side.ids.tolist(), side.data, side.before, side.after) for side in both]
+    names = [f.name for f in fields(difference) if f.name not in ("recorded", "canonical", "known_cause")]
+    return repr([sides, *(getattr(difference, name) for name in names)])
 
 
-def same_views(one: RowView | None, other: RowView | None) -> bool:
-    if one is None or other is None:
-        return one is other
+def same_views(view: RowView | None, other: RowView | None) -> bool:
+    if view is None or other is None:
+        return view is other
     columns = ("sampled", "turn", "turn_offset", "drifted")
     return (
-        all(np.array_equal(getattr(one, name), getattr(other, name)) for name in columns)
-        and list(one.roles) == list(other.roles)
-        and one.proven == other.proven
-        and one.expected_logprobs is other.expected_logprobs is None
+        all(np.array_equal(getattr(view, name), getattr(other, name)) for name in columns)
+        and list(view.roles) == list(other.roles)
+        and view.proven == other.proven
+        and view.expected_logprobs is other.expected_logprobs is None
     )

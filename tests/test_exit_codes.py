@@ -119,8 +119,8 @@ def test_a_run_that_is_stopped_ends_with_the_code_of_its_signal(number: int, cod
 
 def test_a_run_whose_reader_went_away_ends_as_the_shell_counts_it() -> None:
     script = '"$@" | head -1 >/dev/null; echo "${PIPESTATUS[0]}"'
-    given = command("scan", str(FORMATS), *TOY, "--report", "jsonl", "--jobs", "1")
-    done = subprocess.run(["bash", "-c", script, "bash", *given], capture_output=True, text=True, cwd=ROOT)
+    words = command("scan", str(FORMATS), *TOY, "--report", "jsonl", "--jobs", "1")
+    done = subprocess.run(["bash", "-c", script, "bash", *words], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.split() == ["141"]
     assert 141 in EXIT_CODES
 
