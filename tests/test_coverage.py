@@ -266,7 +266,7 @@ def naively(results: list[Result], prefix: str, codes: Callable[[str], frozenset
     return words
 
 
-@settings(max_examples=examples(30, 2000), deadline=None)
+@settings(max_examples=examples(20, 2000), deadline=None)
 @given(
     made_up(), st.sampled_from(("", "LPR", "SEQ30", "TPL203", "REC001")), SHARES, st.sets(st.sampled_from(CODES))
 )
@@ -321,7 +321,7 @@ def test_reasons_without_number_take_no_memory_without_bound(tmp_path: Path) -> 
     assert (count.because, count.lacking, count.first) == ("other reasons", 900, Place("a", 100))
 
 
-MIXED = list(chain.from_iterable([ROW, CALLS, BARE, TEXT, CALL, UNMASKED] for _ in range(40)))
+MIXED = list(chain.from_iterable([ROW, CALLS, BARE, TEXT, CALL, UNMASKED] for _ in range(25)))
 
 
 @pytest.mark.parametrize(

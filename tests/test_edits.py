@@ -92,7 +92,7 @@ def edited(draw: st.DrawFn) -> tuple[Any, list[Edit]]:
     return value, edits
 
 
-@settings(max_examples=examples(100, 400), deadline=None)
+@settings(max_examples=examples(60, 400), deadline=None)
 @given(edited(), STYLES, st.booleans())
 def test_edited_text_holds_the_edited_value(case, style, windows):
     value, edits = case
@@ -107,7 +107,7 @@ def test_edited_text_holds_the_edited_value(case, style, windows):
         assert rewritten.isascii()
 
 
-@settings(max_examples=examples(75, 300), deadline=None)
+@settings(max_examples=examples(50, 300), deadline=None)
 @given(VALUES, VALUES, STYLES)
 def test_the_edits_between_two_values_lead_from_one_to_the_other(old, new, style):
     assert alike(apply_edits(old, list(edits_between(old, new))), new)
@@ -115,7 +115,7 @@ def test_the_edits_between_two_values_lead_from_one_to_the_other(old, new, style
     assert not list(edits_between(old, json.loads(json.dumps(old))))
 
 
-@settings(max_examples=examples(75, 300), deadline=None)
+@settings(max_examples=examples(50, 300), deadline=None)
 @given(VALUES, STYLES, st.data())
 def test_one_changed_value_leaves_all_text_around_it(value, style, data):
     text = json.dumps(value, **style)
@@ -129,7 +129,7 @@ def test_one_changed_value_leaves_all_text_around_it(value, style, data):
     assert rewritten == f"{before}123456{after}"
 
 
-@settings(max_examples=examples(50, 200), deadline=None)
+@settings(max_examples=examples(40, 200), deadline=None)
 @given(edited(), STYLES)
 def test_edits_share_what_they_do_not_touch(case, style):
     value, edits = case

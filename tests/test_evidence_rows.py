@@ -188,9 +188,8 @@ def slow_view(roles: list[str], sampled: list[bool]) -> RowView:
     nobody = np.full(len(roles), -1, np.int32)
     names = tuple(dict.fromkeys(roles)) or (UNKNOWN,)
     row_roles = Roles(names, np.array([names.index(role) for role in roles], np.int16))
-    return RowView(
-        np.array(sampled, np.bool_), False, row_roles, nobody, nobody, None, np.zeros(len(roles), np.bool_)
-    )
+    drifted = np.zeros(len(roles), np.bool_)
+    return RowView(np.array(sampled, np.bool_), False, row_roles, nobody, nobody, None, drifted)
 
 
 def canonical_bytes(
@@ -272,7 +271,7 @@ def test_a_row_with_messages_is_told_what_it_is_told_byte_by_byte(folder: Path) 
     dice = random.Random(f"{folder.name} rows")
     clean = views = 0
     rollouts = rows_of(tokenizer, renderer, dice)
-    for _ in range(examples(75, 150)):
+    for _ in range(examples(40, 150)):
         rollout = next(rollouts)
         if rollout.training_row is None or not len(rollout.training_row.token_ids) or not rollout.messages:
             continue
@@ -285,9 +284,9 @@ def test_a_row_with_messages_is_told_what_it_is_told_byte_by_byte(folder: Path) 
         assert [text for _, text in evidence.render_errors] == ([error] if error else [])
         clean += not differences
         views += view is not None
-    assert clean > examples(10, 20)
+    assert clean > examples(5, 20)
     assert (
-        views > examples(10, 20) or folder.name == "toy_metaspace"
+        views > examples(5, 20) or folder.name == "toy_metaspace"
     )  # its template has no role markers that are tokens
 
 

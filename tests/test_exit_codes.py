@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import run
+from tests.command import run, written
 from tests.ready import program
 from tests.tiers import some
+from tests.world import BROKEN
 from tito_audit.cli._exit import EXIT_CODES, epilog
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,15 +118,15 @@ def test_a_run_that_is_stopped_ends_with_the_code_of_its_signal(number: int, cod
     assert not (tmp_path / "report.json").exists()
 
 
-def test_a_run_whose_reader_went_away_ends_as_the_shell_counts_it() -> None:
+def test_a_run_whose_reader_went_away_ends_as_the_shell_counts_it(tmp_path: Path) -> None:
     script = '"$@" | head -1 >/dev/null; echo "${PIPESTATUS[0]}"'
-    words = command("scan", str(FORMATS), *TOY, "--report", "jsonl", "--jobs", "1")
+    log = written(tmp_path / "log.jsonl", [BROKEN] * 400)  # whose findings do not fit into the pipe
+    words = command("scan", str(log), "--report", "jsonl", "--jobs", "1")
     done = subprocess.run(["bash", "-c", script, "bash", *words], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.split() == ["141"]
     assert 141 in EXIT_CODES
 
 
 def test_the_help_names_every_code() -> None:
-    printed = subprocess.run([*program(), "--help"], capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    assert epilog() in " ".join(printed.split())
+    assert epilog() in " ".join(run("--help")[1].split())
     assert all(f"{code} {word}" in epilog() for code, (word, _) in EXIT_CODES.items())

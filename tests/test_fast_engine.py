@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.reference import by_reference, main, said
-from tests.tiers import examples, some
+from tests.tiers import crossed, examples, some
 from tito_audit.record.arrays import Ids
 from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
@@ -31,41 +31,36 @@ needs_rollouts = [
 ]
 
 
-def check(log: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def check(log: Path, settings: Settings) -> None:
     wanted = list(by_reference(log, replace(settings, jobs=1)))
-    for encoder in ("tokenizers", "fastokens"):
-        for jobs in (1, 2):
-            scan = scan_rollouts(log, replace(settings, encoder=encoder, jobs=jobs))
-            scan.chunk_bytes = 1 << 16
-            assert list(said(scan)) == wanted, f"{encoder}, {jobs} jobs"
-            assert encoder in str(scan.summary.encoder)
+    for encoder, jobs in crossed(("tokenizers", "fastokens"), (1, 2)):
+        scan = scan_rollouts(log, replace(settings, encoder=encoder, jobs=jobs))
+        scan.chunk_bytes = 1 << 16
+        assert list(said(scan)) == wanted, f"{encoder}, {jobs} jobs"
+        assert encoder in str(scan.summary.encoder)
 
 
 @pytest.mark.parametrize("log", some(LOGS, 2), ids=lambda log: log.stem)
-def test_on_example_logs(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(log, Settings(tokenizer=str(TOY)), monkeypatch)
+def test_on_example_logs(log: Path) -> None:
+    check(log, Settings(tokenizer=str(TOY)))
 
 
 def sampled(model: str, mode: str) -> list[bytes]:
     """Lines of the log of a real model."""
     data = gzip.decompress((SHARED / "rollouts" / model / f"{mode}.jsonl.gz").read_bytes())
-    return data.splitlines(keepends=True)[: examples(8, 10**6)]
+    return data.splitlines(keepends=True)[: examples(5, 10**6)]
 
 
 @pytest.mark.parametrize("mode", ["tito", "retok"])
 @pytest.mark.parametrize("model", [pytest.param(model, marks=needs_rollouts) for model in MODELS])
-def test_on_tokens_that_models_sampled(
-    model: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_tokens_that_models_sampled(model: str, mode: str, tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_bytes(b"".join(sampled(model, mode)))
-    check(log, Settings(tokenizer=str(SHARED / "tokenizers" / model)), monkeypatch)
+    check(log, Settings(tokenizer=str(SHARED / "tokenizers" / model)))
 
 
 @pytest.mark.parametrize("model", [pytest.param(model, marks=needs_rollouts) for model in MODELS])
-def test_on_training_rows_with_and_without_messages(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_training_rows_with_and_without_messages(model: str, tmp_path: Path) -> None:
     rows = []
     for line in sampled(model, "retok"):
         row = json.loads(line)
@@ -76,7 +71,7 @@ def test_on_training_rows_with_and_without_messages(
         rows += [{**flat, "messages": row["messages"]}, flat]
     log = tmp_path / "rows.jsonl"
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    check(log, Settings(tokenizer=str(SHARED / "tokenizers" / model)), monkeypatch)
+    check(log, Settings(tokenizer=str(SHARED / "tokenizers" / model)))
 
 
 def test_a_fast_encoder_that_is_wrong_about_the_log_is_given_up_before_the_first_row(

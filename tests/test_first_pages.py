@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.command import run
+from tests.ready import program
 from tests.report_results import finding, result
 from tests.test_gate import clean, merged
 from tests.world import ROOT, TOY, json_lines
@@ -66,9 +67,9 @@ def test_the_key_of_the_configuration_does_what_the_flag_does(tmp_path: Path) ->
 
 def test_a_failing_page_leads_with_its_causes_and_ends_with_the_rollouts_and_the_turn(tmp_path: Path) -> None:
     lines = page(tmp_path, [*BROKEN, *(clean(f"c{number}") for number in range(6))])
-    told = "turn 1 of each was re-tokenized in the next prompt"
-    assert lines[5] == f"error    6 rollouts (50 %): {told}  SEQ301, TOK101"
-    assert lines[-1] == f"failed: errors in 6 of 12 rollouts (50 %): {told}"
+    cause = "turn 1 of each was re-tokenized in the next prompt"
+    assert lines[5] == f"error    6 rollouts (50 %): {cause}  SEQ301, TOK101"
+    assert lines[-1] == f"failed: errors in 6 of 12 rollouts (50 %): {cause}"
     assert "Next" in lines
     assert len(lines) < 30
 
@@ -90,10 +91,10 @@ def test_findings_of_one_turn_are_told_until_the_baseline_knows_them() -> None:
     hits = [finding("TPL203", Severity.ERROR, place, turn=1, later_turn=2) for place in rows]
     results = [result(row, hit, file="a") for row, hit in enumerate(hits)]
     summary = counted(results)
-    told = "turn 2's prompt in each with a tool call rewritten by the template"
-    assert verdict(summary).line == f"findings: errors in 3 of 3 rollouts (100 %): {told}"
+    cause = "turn 2's prompt in each with a tool call rewritten by the template"
+    assert verdict(summary).line == f"findings: errors in 3 of 3 rollouts (100 %): {cause}"
     summary.count_new(results[0], -1)
-    assert cause_lines(summary)[0].words == f"2 rollouts (67 %): {told}"
+    assert cause_lines(summary)[0].words == f"2 rollouts (67 %): {cause}"
 
 
 def test_what_a_template_does_to_reasoning_is_one_line() -> None:
@@ -134,16 +135,16 @@ def test_what_was_not_checked_is_five_lines_and_complete_when_asked_for(width: s
 
 def test_a_baseline_accepts_the_notes_that_are_shown_and_the_next_run_is_quiet(tmp_path: Path) -> None:
     baseline = tmp_path / "known.json"
-    known = ("--baseline", str(baseline))
-    assert page(tmp_path, NOTED, *known, "--update-baseline")[-1].startswith("passed: 0 findings accepted")
-    assert page(tmp_path, NOTED, "--notes", *known, "--update-baseline")[-1].startswith(
+    with_baseline = ("--baseline", str(baseline))
+    assert page(tmp_path, NOTED, *with_baseline, "--update-baseline")[-1].startswith("passed: 0 findings accepted")
+    assert page(tmp_path, NOTED, "--notes", *with_baseline, "--update-baseline")[-1].startswith(
         "passed: 6 findings accepted"
     )
     for options in ([], ["--notes"]):
-        lines = page(tmp_path, NOTED, *known, *options)
+        lines = page(tmp_path, NOTED, *with_baseline, *options)
         assert len(lines) <= 12
         assert lines[-1] == "passed: 0 new errors (6 known)"
-    new = page(tmp_path, [*NOTED, merged(clean("new"), 1, "Ġdegrees")], "--notes", *known)
+    new = page(tmp_path, [*NOTED, merged(clean("new"), 1, "Ġdegrees")], "--notes", *with_baseline)
     assert new[-1].startswith("failed: new errors in 1 of 7 rollouts (14 %) (6 known): ")
     assert [entry["times"] for entry in json.loads(baseline.read_text())["findings"]] == [6]
 
@@ -174,12 +175,12 @@ def test_a_repair_counts_no_notes_unless_asked_to(tmp_path: Path) -> None:
 def test_the_demo_shows_a_failing_log_its_repair_and_the_clean_rescan_in_forty_lines(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     command = tmp_path / "bin" / "tito-audit"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tito_audit "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(program())} "$@"\n')
     command.chmod(0o755)
     (tmp_path / ".installed").touch()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "MAKEFLAGS": ""}
-    asked = ["make", "-s", "-C", str(ROOT), "demo", f"VENV={tmp_path}"]
-    done = subprocess.run(asked, env=env, capture_output=True, text=True, check=True)
+    make_demo = ["make", "-s", "-C", str(ROOT), "demo", f"VENV={tmp_path}"]
+    done = subprocess.run(make_demo, env=env, capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     assert len(lines) <= 40
     assert [line.split(":")[0] for line in lines if line.startswith(("failed", "fixed", "passed"))] == [
@@ -189,5 +190,5 @@ def test_the_demo_shows_a_failing_log_its_repair_and_the_clean_rescan_in_forty_l
     ]
     commands = [line.split()[2] for line in lines if line.startswith("$ tito-audit ")]
     assert commands == ["scan", "repair", "scan"]
-    whole = subprocess.run([*asked, "-n", "ALL=1"], env=env, capture_output=True, text=True, check=True)
+    whole = subprocess.run([*make_demo, "-n", "ALL=1"], env=env, capture_output=True, text=True, check=True)
     assert "scan fixtures/formats " in whole.stdout

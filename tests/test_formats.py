@@ -161,8 +161,8 @@ def test_a_value_of_another_kind_anywhere_is_read_or_refused_in_words(form: Form
         text = row.get("trajectory_json")
         whole = row if text is None else json.loads(text)
         shallow = ((path, value) for path, value in product(((key,) for key in row), HOSTILE))
-        deep = islice(product(paths_in(whole), HOSTILE), 0, None, examples(97, 5))
-        for path, value in [*one_in(5, shallow), *deep]:
+        deep = islice(product(paths_in(whole), HOSTILE), 0, None, examples(211, 5))
+        for path, value in [*one_in(9, shallow), *deep]:
             if value is ABSENT and isinstance(path[-1], int):
                 continue
             if text is None or path[0] not in whole:
@@ -178,7 +178,7 @@ def test_a_value_of_another_kind_anywhere_is_read_or_refused_in_words(form: Form
                 except RecordError as error:
                     reasons.append(str(error))
                     continue
-                assert all(made is broken for made in new)
+                assert all(updated is broken for updated in new)
                 for rollout in rollouts:
                     check(rollout)
     assert all(reasons)
@@ -255,27 +255,27 @@ def test_files_may_mix_formats(tmp_path: Path):
 @pytest.mark.parametrize("script", sorted(path.stem for path in FORMATS.glob("make*.py")))
 def test_the_fixtures_are_what_their_scripts_write(script: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(FORMATS))
-    made = importlib.import_module(script)
-    if not hasattr(made, "lines"):
+    maker = importlib.import_module(script)
+    if not hasattr(maker, "lines"):
         pytest.skip("its log comes out of a gateway")
-    for name, text in made.lines().items():
+    for name, text in maker.lines().items():
         assert fixture_file(Path(name).stem).read_text(encoding="utf-8") == text
     if script == "make":
-        assert tuple(sorted(made.lines())) == MADE_HERE
+        assert tuple(sorted(maker.lines())) == MADE_HERE
 
 
 def test_the_tables_are_what_their_scripts_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.syspath_prepend(str(FORMATS))
     art, slime = importlib.import_module("make_art"), importlib.import_module("make_slime")
     tinker = importlib.import_module("make_atif")
-    for name, made in (
+    for name, table in (
         ("art_parquet", art.table(art.Toy())),
         ("miles_columns", slime.table(slime.column_rows(slime.Toy()))),
         ("tinker_tokendb", tinker.tokendb(tinker.Toy())),
     ):
-        found = pq.read_table(fixture_file(name))
-        assert found.equals(made)
-        assert found.schema.metadata == made.schema.metadata
+        stored = pq.read_table(fixture_file(name))
+        assert stored.equals(table)
+        assert stored.schema.metadata == table.schema.metadata
     pq.write_table(art.first_version(art.Toy()), tmp_path / "v1.parquet")
     for raw in open_log(tmp_path / "v1.parquet"):
         rollout = read(dict(raw.value or {}))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +50,10 @@ class Repository:
         """Codes and rows of the errors that are new, of those that are known, and what the gate says."""
         _, out = self.scans("--output-format", "json", *arguments)
         whole = json.loads(out)
-        errors = [one for one in whole["findings"] if one["severity"] == "error"]
+        errors = [finding for finding in whole["findings"] if finding["severity"] == "error"]
         places = [
-            {(one["code"], one["row"]) for one in errors if one["known"] is known} for known in (False, True)
+            {(finding["code"], finding["row"]) for finding in errors if finding["known"] is is_known}
+            for is_known in (False, True)
         ]
         return places[0], places[1], whole["summary"]["gate"]
 
@@ -78,11 +77,11 @@ def merged(row: dict[str, Any], call: int, word: str) -> dict[str, Any]:
     """The rollout with a word of a call sampled as two tokens, which later prompts hold as one."""
     row = json.loads(json.dumps(row))
     vocabulary = Tokenizer.from_file(str(TOY / "tokenizer.json"))
-    said = row["calls"][call]
-    at = said["generation_token_ids"].index(vocabulary.token_to_id(word))
-    cuts = ([vocabulary.token_to_id(one) for one in (word[:cut], word[cut:])] for cut in range(1, len(word)))
-    said["generation_token_ids"][at : at + 1] = next(pair for pair in cuts if None not in pair)
-    said["generation_log_probs"].insert(at, -0.5)
+    sampled = row["calls"][call]
+    at = sampled["generation_token_ids"].index(vocabulary.token_to_id(word))
+    cuts = ([vocabulary.token_to_id(piece) for piece in (word[:cut], word[cut:])] for cut in range(1, len(word)))
+    sampled["generation_token_ids"][at : at + 1] = next(pair for pair in cuts if None not in pair)
+    sampled["generation_log_probs"].insert(at, -0.5)
     return row
 
 
@@ -116,7 +115,7 @@ def test_a_gate_goes_red_for_what_is_new_and_green_for_what_is_known_or_fixed(re
     code, out = repository.scans(*BASELINE, "--update-baseline")
     assert code == 0
     assert "tito-baseline.json was updated: 2 accepted, 0 gone" in out
-    assert [(one["code"], one["row"], one["times"]) for one in repository.accepted()] == [
+    assert [(entry["code"], entry["row"], entry["times"]) for entry in repository.accepted()] == [
         (code, 1, 1) for code in MERGE
     ]
     code, out = repository.scans(*BASELINE)
@@ -133,14 +132,14 @@ def test_a_gate_goes_red_for_what_is_new_and_green_for_what_is_known_or_fixed(re
     assert "TOK101 logs/train.jsonl:2 turn 0" in out
     assert "logs/train.jsonl:1 " not in out
     assert out.splitlines()[-1] == "failed: new errors in 1 of 4 rollouts (25 %) (2 known): 1 prompt re-tokenized"
-    new, known, _ = repository.finds(*BASELINE)
+    new, accepted, _ = repository.finds(*BASELINE)
     assert new == {(code, 2) for code in MERGE}
-    assert known == {(code, 1) for code in MERGE}
+    assert accepted == {(code, 1) for code in MERGE}
 
     repository.holds(clean("a"), clean("b"), *rows)
-    new, known, _ = repository.finds(*BASELINE)
+    new, accepted, _ = repository.finds(*BASELINE)
     assert new == {(code, 4) for code in MERGE}
-    assert known == {(code, 3) for code in MERGE}
+    assert accepted == {(code, 3) for code in MERGE}
 
     repository.holds(*rows)
     code, _ = repository.runs("repair", "logs/train.jsonl", "-o", "cured.jsonl")
@@ -149,7 +148,9 @@ def test_a_gate_goes_red_for_what_is_new_and_green_for_what_is_known_or_fixed(re
     code, out = repository.scans(*BASELINE)
     assert code == 0
     fixed = out.partition("\nFixed since the baseline\n")[2].partition("\n\n")[0]
-    assert re.findall(r"^  (\w+) logs/train.jsonl row (\d+)", fixed, re.MULTILINE) == [(one, "1") for one in MERGE]
+    assert re.findall(r"^  (\w+) logs/train.jsonl row (\d+)", fixed, re.MULTILINE) == [
+        (code, "1") for code in MERGE
+    ]
     assert len(repository.accepted()) == 2
     code, out = repository.scans(*BASELINE, "--update-baseline")
     assert code == 0
@@ -226,7 +227,7 @@ def test_a_rate_counts_what_fail_on_would_refuse_and_everything_when_it_is_never
     def counted(fail_on: str) -> int:
         return gated(log, MaxRate("TPL201", 1.0), tokenizer=str(TOY), fail_on=fail_on).rates[0].findings
 
-    assert [counted(one) for one in ("error", "warning", "note", "never")] == [0, 1, 3, 3]
+    assert [counted(level) for level in ("error", "warning", "note", "never")] == [0, 1, 3, 3]
 
 
 def test_a_log_that_is_let_off_takes_no_part_in_the_gate(tmp_path: Path) -> None:
@@ -320,13 +321,16 @@ def test_reports_and_baselines_in_a_folder_of_logs_are_no_logs(
     assert (tmp_path / "run.jsonl").read_text(encoding="utf-8") == json.dumps(BROKEN) + "\n"
 
 
-def test_the_example_of_the_docs_says_what_fails() -> None:
+def test_the_example_of_the_docs_says_what_fails(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (ROOT / "docs/_api.md").read_text(encoding="utf-8")
-    (example,) = (one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "gate_rollouts" in one)
-    done = subprocess.run(
-        [sys.executable, "-c", example], capture_output=True, encoding="utf-8", cwd=ROOT, check=True
+    (example,) = (
+        block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "gate_rollouts" in block
     )
-    findings, _, verdict = done.stdout.partition("\nTrue\n")
+    monkeypatch.chdir(ROOT)
+    exec(example, {})
+    findings, _, verdict = capsys.readouterr().out.partition("\nTrue\n")
     assert "REC005" in findings
     assert not re.search("TOK|SEQ", findings)
     assert re.search(

@@ -11,13 +11,14 @@ from tests.command import run
 from tests.gateway.agents import Call
 from tests.gateway.process import Process, gateway, stub
 from tests.gateway.world import TOY, agents, drive
+from tests.serving import ASK, PLAIN, asked, make_gateway, plain, served
 from tests.tiers import examples
 
 
 async def killed_amid(server: Process, seed: int, answers: int, after: float) -> list[Call]:
     """The calls of agents whose gateway dies so many seconds after they got so many answers."""
-    crowd = agents(server.address, TOY, 12, seed)
-    going = asyncio.ensure_future(drive(crowd, 15))
+    crowd = agents(server.address, TOY, examples(8, 12), seed)
+    going = asyncio.ensure_future(drive(crowd, examples(8, 15)))
     while not going.done() and sum(call.done for agent in crowd for call in agent.calls) < answers:
         await asyncio.sleep(0.005)
     await asyncio.sleep(after)
@@ -28,15 +29,15 @@ async def killed_amid(server: Process, seed: int, answers: int, after: float) ->
 
 def lines_of(log: Path) -> tuple[dict[tuple[str, int], dict[str, object]], list[str]]:
     """The lines of a log by call and choice, and those that are no JSON."""
-    found, torn = {}, []
+    lines, torn = {}, []
     for text in log.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             line = json.loads(text)
         except ValueError:
             torn.append(text)
             continue
-        found[line["call_id"], line["choice"]] = line
-    return found, torn
+        lines[line["call_id"], line["choice"]] = line
+    return lines, torn
 
 
 def test_no_answer_is_lost_when_the_gateway_is_killed(tmp_path: Path) -> None:
@@ -56,27 +57,26 @@ def test_no_answer_is_lost_when_the_gateway_is_killed(tmp_path: Path) -> None:
     for call in got:
         for choice, answer in enumerate(call.answers):
             line = lines[call.id or "", choice]
-            said = line["response_message"] or {"content": line["text"]}
-            assert isinstance(said, dict)
-            assert (said["content"] or "") == (answer.get("content") or answer.get("text") or "")
+            message = line["response_message"] or {"content": line["text"]}
+            assert isinstance(message, dict)
+            assert (message["content"] or "") == (answer.get("content") or answer.get("text") or "")
     code, out, err = run("scan", log, "-t", TOY.folder, "--worst", "2")
     assert code == (1 if torn else 0), out + err
 
 
 def test_a_torn_last_line_is_named_and_does_not_spoil_the_next(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    with stub(TOY.folder) as upstream:
-        for seed in range(2):
-            with gateway(f"vllm={upstream.address}", TOY.folder, log, *TOY.words) as server:
-                asyncio.run(drive(agents(server.address, TOY, 1, seed), 3))
-                assert server.stop() == 0
-            if seed == 0:
-                whole = log.read_bytes()
-                place = whole.count(b"\n") - 1
-                log.write_bytes(whole[:-40])
-                code, out, err = run("scan", log, "-t", TOY.folder)
-                assert code == 1
-                assert f"log.jsonl:{place}" in out + err
+    first, _ = make_gateway(log, [PLAIN] * 3, start_parser=plain)
+    with served(first) as address:
+        for _ in range(3):
+            assert asked(address, "/v1/chat/completions", {"messages": [ASK]})[0] == 200
+    log.write_bytes(log.read_bytes()[:-40])
+    code, out, err = run("scan", log, "-t", TOY.folder)
+    assert code == 1
+    assert "log.jsonl:2" in out + err
+    with stub(TOY.folder) as upstream, gateway(f"vllm={upstream.address}", TOY.folder, log, *TOY.words) as server:
+        calls = asyncio.run(drive(agents(server.address, TOY, 1, 0), 3))
+        assert server.stop() == 0
     lines, torn = lines_of(log)
     assert len(torn) == 1
-    assert len(lines) > place
+    assert len(lines) == 2 + sum(len(call.answers) for call in calls if call.done)
