@@ -24,6 +24,7 @@ from tito_audit import Settings, scan_rollouts
 from tito_audit.errors import RecordError
 from tito_audit.format import Format
 from tito_audit.formats import COMPLETION_IDS, all_formats, matched_keys, pick_format
+from tito_audit.formats.llamafactory import _without_targets
 from tito_audit.record.column import Column
 from tito_audit.record.repaired import unrepaired
 from tito_audit.record.rollout import Place, Rollout
@@ -271,6 +272,8 @@ def is_read_or_refused(form: Format, row: dict[str, Any]) -> None:
 
 def says_where_its_columns_are(form: Format, row: dict[str, Any], rollouts: Sequence[Rollout]) -> None:
     """At the place of each column there are its numbers, with what pads them; in order, where it has several."""
+    # Its labels of tokens that the row does not hold are no part of the mask.
+    row = _without_targets(row) if form.name == "llamafactory" else row
     for own, rollout in zip(form.sources(row, rollouts), rollouts, strict=False):
         # A row that is made of the masks of its calls has no place of its own.
         if rollout.training_row is not None and (own.columns or not own.calls):
@@ -363,17 +366,17 @@ def test_a_broken_row_is_read_or_refused_and_never_taken_for_another_format(name
             mutant = in_table(mutant)
         for other in FORMATS.values():
             assert other.matches(mutant) in (True, False)
-        taken = told_from(mutant)
-        if taken is None:
+        reader = told_from(mutant)
+        if reader is None:
             # Rows without ids are told by more keys than those that hold what is to be audited.
             assert touched & telling_keys(form) or not holds_ids(form, row)
-        elif taken is not form:
-            only_text = taken.name == "text_only" and not holds_ids(form, row)
-            assert only_text or touched & telling_keys(form), f"{taken.name}, though no telling key is broken"
+        elif reader is not form:
+            only_text = reader.name == "text_only" and not holds_ids(form, row)
+            assert only_text or touched & telling_keys(form), f"{reader.name}, though no telling key is broken"
             last = LAST if not lists_of_ids(mutant) else {"generic"}
-            assert taken.name in {*last, *SAME_SHAPE.get(name, ())}, taken.name
-        if taken is not None:
-            is_read_or_refused(taken, mutant)
+            assert reader.name in {*last, *SAME_SHAPE.get(name, ())}, reader.name
+        if reader is not None:
+            is_read_or_refused(reader, mutant)
 
     holds()
 
@@ -453,11 +456,11 @@ def test_a_file_of_all_formats_is_read_row_by_row_and_counted_by_format(tmp_path
     assert all(result.rollout is not None or result.of_log for result in results)
     rollouts = {name: len(form.read(ROWS[name][0], PLACE)) for name, form in FORMATS.items()}
     assert scan.summary.formats == rollouts
-    taken = scan.summary.taken[str(log)]
-    assert {name: (seen.first_row, seen.rows) for name, seen in taken.items()} == {
+    counts = scan.summary.taken[str(log)]
+    assert {name: (seen.first_row, seen.rows) for name, seen in counts.items()} == {
         name: (number, 1) for number, name in enumerate(ROWS)
     }
-    assert all(seen.told_by for seen in taken.values())
+    assert all(seen.told_by for seen in counts.values())
     (notice,) = [line for line in scan.summary.notices if f"{log} holds rows" in line]
     assert f"{log} holds rows of {len(FORMATS)} formats, each read as its own" in notice
 
