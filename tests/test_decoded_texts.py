@@ -162,10 +162,8 @@ def test_a_stop_string_is_told_from_an_edited_text_and_from_ids_behind_it(
             Turn(tokenizer.encode(prompt), ids, prompt_messages=as_messages(sent, "m"), finish_reason="stop")
         )
     turns[0] = replace(turns[0], completion_text=text, stop_string=stop if stop_named else None)
-    causes = {
-        finding.code: finding.hit.cause
-        for finding in loud(name, Rollout(Place("here", 0), "toy", turns=tuple(turns)))
-    }
+    findings = loud(name, Rollout(Place("here", 0), "toy", turns=tuple(turns)))
+    causes = {finding.code: finding.hit.cause for finding in findings}
     if kind == "STOP" and (stop_named or len(spelling) - len(text) <= 32):
         assert causes == {"SEQ302": "stop string cut", "TPL208": "stop string cut"}
     elif kind == "BEHIND" and stop_named:

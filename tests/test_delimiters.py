@@ -149,9 +149,8 @@ def test_an_answer_that_was_cut_gets_its_end_token_and_one_that_ended_does_not_g
         assert joined.tolist() == tokenizer.encode(rendered(renderer, wires)).tolist()
     last = build_multi_turn_ids([questions[0], StoredTurn("assistant", cut)], written)
     assert last[-len(cut) :].tolist() == cut.tolist()
-    twice = build_multi_turn_ids(
-        [questions[0], StoredTurn("assistant", whole, ended=False), questions[1]], written
-    )
+    unended = StoredTurn("assistant", whole, ended=False)
+    twice = build_multi_turn_ids([questions[0], unended, questions[1]], written)
     assert len(twice) == len(joined) + len(written.answer.end_ids or ())
 
 

@@ -150,10 +150,9 @@ def test_turns_that_hold_nothing_are_no_evidence_and_no_error() -> None:
             for tokenizer in (toy.toy_tokenizer(), None):
                 assert gather(rollout, tokenizer, None).differences == ()
     rollout = chat().rollout()
-    unanswered = replace(rollout.turns[1], completion_ids=None, completion_logprobs=None, columns=())
-    evidence = gather(
-        replace(rollout, turns=(rollout.turns[0], unanswered, rollout.turns[2])), toy.toy_tokenizer(), None
-    )
+    first, second, third = rollout.turns
+    unanswered = replace(second, completion_ids=None, completion_logprobs=None, columns=())
+    evidence = gather(replace(rollout, turns=(first, unanswered, third)), toy.toy_tokenizer(), None)
     assert [(link.turn, link.parent) for link in evidence.links] == [(1, 0), (2, 0)]
 
 

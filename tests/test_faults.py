@@ -28,9 +28,9 @@ def ids_of(data: bytes) -> int | None:
 
 def picked(options: Iterator[Place], choice: int) -> Place:
     """One of the places at which a fault can be put; an example without any is passed over."""
-    found = list(options)
-    assume(found)
-    return found[choice % len(found)]
+    candidates = list(options)
+    assume(candidates)
+    return candidates[choice % len(candidates)]
 
 
 def same_start(a: list[int], b: list[int]) -> int:
@@ -89,8 +89,8 @@ def controls(log: Log, turns: range) -> Iterator[Place]:
     for literal_text in ("<|im_start|>", "<|endoftext|>", END):
         spelled = [*encode(literal_text[:5]), *encode(literal_text[5:])]
         for turn, at, _ in places(log, 1, turns):
-            said = log.completions[turn]
-            if at and encode(text_of(said[:at])) == said[:at] and encode(text_of(said[at:])) == said[at:]:
+            answer = log.completions[turn]
+            if at and encode(text_of(answer[:at])) == answer[:at] and encode(text_of(answer[at:])) == answer[at:]:
                 yield turn, at, at, spelled
 
 
@@ -98,14 +98,14 @@ def cut_characters(log: Log, turns: range) -> Iterator[Place]:
     """The last token of a character of several tokens left out."""
     for turn, at, run in places(log, 2, turns):
         data = b"".join(map(spelling, run))
-        kept = [run[0]]
-        broken = text_of(kept)
+        first = [run[0]]
+        broken = text_of(first)
         if "\ufffd" not in data.decode("utf-8", "replace") and "\ufffd" in broken:
-            said = log.completions[turn]
-            before, after = said[:at], said[at + 2 :]
-            whole = encode(text_of([*before, *kept, *after]))
+            answer = log.completions[turn]
+            before, after = answer[:at], answer[at + 2 :]
+            whole = encode(text_of([*before, *first, *after]))
             if whole[:at] == before and whole[len(whole) - len(after) :] == after:
-                yield turn, at, at + 2, kept
+                yield turn, at, at + 2, first
 
 
 def seams(log: Log, turns: range) -> Iterator[Place]:
@@ -161,13 +161,13 @@ def test_other_tokens_that_the_next_prompt_encodes_again_are_an_error(
     code: str, data: st.DataObject, choice: int
 ) -> None:
     log = data.draw(logs_for(code))
-    kept, turn, start, end = fault(log, code, range(len(log) - 1), choice)
-    again = kept.forgotten(turn, encode(text_of(kept.completions[turn])))
+    altered, turn, start, end = fault(log, code, range(len(log) - 1), choice)
+    again = altered.forgotten(turn, encode(text_of(altered.completions[turn])))
     if code == "TOK104":
         # The seam is encoded together: the newline that ended the prompt becomes part of the token.
         again.gaps[turn] = again.gaps[turn][:-1]
-        again.heard[turn] = encode("\n" + text_of(kept.completions[turn]))
-        prompts, gap = kept.prompts, kept.gaps[turn]
+        again.heard[turn] = encode("\n" + text_of(altered.completions[turn]))
+        prompts, gap = altered.prompts, altered.gaps[turn]
         again.lay()
         again.prompts[turn] = prompts[turn]
         assert gap[-1] == literal("\n")
@@ -178,11 +178,11 @@ def test_other_tokens_that_the_next_prompt_encodes_again_are_an_error(
     assert found_in(again.rollout()) == wanted
 
 
-def differing(said: list[int], heard: list[int]) -> tuple[int, int]:
+def differing(sampled: list[int], heard: list[int]) -> tuple[int, int]:
     """The tokens of `said` between the common start and the common end."""
-    head = same_start(said, heard)
-    tail = same_start(said[head:][::-1], heard[head:][::-1])
-    return head, len(said) - tail
+    head = same_start(sampled, heard)
+    tail = same_start(sampled[head:][::-1], heard[head:][::-1])
+    return head, len(sampled) - tail
 
 
 @few
@@ -205,12 +205,12 @@ def test_a_tool_call_that_comes_back_otherwise_is_found(how: str, log: Log, choi
     canonical = log.completions[turn]
     text = text_of(canonical)
     if how == "spacing":
-        said = text.replace('", "arguments": {', '","arguments":{')
+        rewritten = text.replace('", "arguments": {', '","arguments":{')
     else:
         name, rest = text.split('{"name": "search", "arguments": ')
         arguments, end = rest.split("}\n</tool_call>")
-        said = f'{name}{{"arguments": {arguments}, "name": "search"}}\n</tool_call>{end}'
-    out = log.replaced(turn, 0, len(canonical), encode(said)).forgotten(turn, canonical)
+        rewritten = f'{name}{{"arguments": {arguments}, "name": "search"}}\n</tool_call>{end}'
+    out = log.replaced(turn, 0, len(canonical), encode(rewritten)).forgotten(turn, canonical)
     start, end_of = differing(out.completions[turn], canonical)
     link, *rest = found_in(out.rollout())
     assert link == broken_prefix("SEQ302", out, turn)
@@ -218,7 +218,7 @@ def test_a_tool_call_that_comes_back_otherwise_is_found(how: str, log: Log, choi
         assert rest == [("TPL203", "error", "completion", turn, start, end_of)]
     else:
         # The arguments moved as they are; where they are long, what stood before and after them are two places.
-        assert [one[:4] for one in rest] == [("TPL203", "error", "completion", turn)] * len(rest)
+        assert [finding[:4] for finding in rest] == [("TPL203", "error", "completion", turn)] * len(rest)
         assert (rest[0][4], rest[-1][5]) == (start, end_of)
         assert len(rest) <= 2
 
@@ -292,10 +292,10 @@ def test_a_stop_token_that_comes_back_as_another_is_found(log: Log, choice: int)
 @given(clean_logs(tools=False), anywhere)
 def test_an_answer_edited_for_later_prompts_is_unexplained(log: Log, choice: int) -> None:
     turn, at, _, _ = picked(((t, a, 0, r) for t, a, r in places(log, 1, range(len(log) - 1)) if a), choice)
-    said = log.completions[turn]
+    answer = log.completions[turn]
     new = encode(" rolled Granny")
-    heard = [*said[:at], *new, *said[at + 1 :]]
-    assume(encode(text_of(heard)) == heard and said[at] not in new and text_of(said[at : at + 1]).strip())
+    heard = [*answer[:at], *new, *answer[at + 1 :]]
+    assume(encode(text_of(heard)) == heard and answer[at] not in new and text_of(answer[at : at + 1]).strip())
     out = log.forgotten(turn, heard)
     out.messages[out.indices[turn]]["content"] = text_of(heard[:-1])
     assert found_in(out.rollout()) == [
@@ -307,11 +307,11 @@ def test_an_answer_edited_for_later_prompts_is_unexplained(log: Log, choice: int
 @few
 @given(clean_logs(tools=False))
 def test_a_prompt_without_its_template_is_found(log: Log) -> None:
-    asked = log.messages[log.indices[0] - 1]
-    asked["content"] = text_of(encode(asked["content"])[:8]).strip(" \n\ufffd") + "\n"
+    question = log.messages[log.indices[0] - 1]
+    question["content"] = text_of(encode(question["content"])[:8]).strip(" \n\ufffd") + "\n"
     del log.messages[: log.indices[0] - 1], log.gaps[1:], log.completions[1:], log.indices[1:]
     del log.messages[2:], log.heard[1:]
-    log.indices, log.gaps = [1], [encode(asked["content"])]
+    log.indices, log.gaps = [1], [encode(question["content"])]
     # The newline that ends the prompt is also the last thing that the template writes, where it is a token.
     assume(text_of(log.gaps[0][-1:]) == "\n")
     size = len(log.lay().prompts[0]) - 1
@@ -409,9 +409,9 @@ def test_a_completion_of_one_id_repeated_may_be_a_placeholder(log: Log, choice: 
     log.has_row = False
     log.completions[turn] = [literal(" dog") if choice % 2 else 0] * 5
     log.texts[turn], log.logprobs[turn], log.indices[turn] = None, None, None
-    found = [one for one in found_in(log.rollout()) if not one[0].startswith("TOK")]
+    findings = [finding for finding in found_in(log.rollout()) if not finding[0].startswith("TOK")]
     # Nothing tells a placeholder from a model in a loop: there are no logprobs, no text and no message.
-    assert found == [("REC004", "warning", "completion", turn, 0, 5)]
+    assert findings == [("REC004", "warning", "completion", turn, 0, 5)]
 
 
 @few
@@ -432,10 +432,10 @@ def test_a_completion_without_ids_is_found(log: Log, choice: int) -> None:
 def test_the_text_of_another_turn_is_found(log: Log, choice: int) -> None:
     turn, other = choice % len(log), (choice + 1) % len(log)
     log.texts[turn] = log.texts[other]
-    (found,) = found_in(log.rollout())
-    assert found[:4] == ("REC006", "error", "completion", turn)
-    assert found[4] <= same_start(log.completions[turn], log.completions[other])
-    assert found[5] == len(log.completions[turn])
+    (finding,) = found_in(log.rollout())
+    assert finding[:4] == ("REC006", "error", "completion", turn)
+    assert finding[4] <= same_start(log.completions[turn], log.completions[other])
+    assert finding[5] == len(log.completions[turn])
 
 
 @few

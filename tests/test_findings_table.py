@@ -59,21 +59,21 @@ def whole() -> pyarrow.Table:
 
 
 def flat(value: dict[str, Any], ahead: str = "") -> Iterator[tuple[str, Any]]:
-    for key, one in value.items():
-        if isinstance(one, dict):
-            yield from flat(one, f"{ahead}{key}_")
+    for key, entry in value.items():
+        if isinstance(entry, dict):
+            yield from flat(entry, f"{ahead}{key}_")
         else:
-            yield f"{ahead}{key}", one
+            yield f"{ahead}{key}", entry
 
 
 def test_a_row_has_the_names_and_values_of_the_json_report() -> None:
     findings = [finding for result in results() for finding in result.findings]
     table = findings_table(results())
     assert table.schema.equals(findings_schema(), check_metadata=True)
-    wanted = [dict(flat(escape_surrogates(finding_object(one)))) | {"times": 1} for one in findings]
+    wanted = [dict(flat(escape_surrogates(finding_object(finding)))) | {"times": 1} for finding in findings]
     assert table.to_pylist() == wanted
     assert list(wanted[0]) == list(COLUMNS)
-    assert len({one["turn"] is None for one in wanted}) == 2, "both kinds of turns are tried"
+    assert len({row["turn"] is None for row in wanted}) == 2, "both kinds of turns are tried"
 
 
 def test_a_table_of_no_findings_has_the_columns() -> None:
@@ -85,7 +85,7 @@ def test_more_findings_than_a_batch_holds_stay_in_order() -> None:
     findings = [finding for result in results() for finding in result.findings] * 400
     table = findings_table(findings)
     assert table.num_rows == len(findings) > 5_000
-    assert table["fingerprint"].to_pylist() == [one.fingerprint for one in findings]
+    assert table["fingerprint"].to_pylist() == [finding.fingerprint for finding in findings]
 
 
 def test_everything_that_a_notebook_asks_for_audits_once(whole: pyarrow.Table) -> None:
@@ -142,10 +142,10 @@ def test_a_gated_scan_says_which_findings_are_known(tmp_path: Path, whole: pyarr
     assert not Path(baseline).exists()
     assert not any(first.findings_table()["known"].to_pylist())
     again = gate_rollouts(LOG, SETTINGS, GateSettings(baseline=baseline))
-    known = again.findings_table()
-    assert known.drop_columns("known").equals(whole.drop_columns("known"))
-    severe = [severity != "note" for severity in known["severity"].to_pylist()]
-    assert known["known"].to_pylist() == severe
+    table = again.findings_table()
+    assert table.drop_columns("known").equals(whole.drop_columns("known"))
+    severe = [severity != "note" for severity in table["severity"].to_pylist()]
+    assert table["known"].to_pylist() == severe
     assert again.metrics()["tito_audit/errors"] == 0
     assert again.metrics()["tito_audit/gate/known"] == sum(severe)
     assert [again.metrics()["tito_audit/gate/failed"] for _ in again] == [0.0] * 5

@@ -75,7 +75,7 @@ def test_a_packed_row_and_a_group_say_it_of_each_sample() -> None:
     group = {"tokens": [IDS] * 2, "masks": [[-100, -100, 13, 14]] * 2, "scores": [0.0, 1.0]}
     for row in (packed, {**group, "finish_reasons": ["stop", "length"]}):
         rows = [rollout.training_row for rollout in read(row)]
-        assert [one.finish_reasons for one in rows if one is not None] == [("stop",), ("length",)]
+        assert [row.finish_reasons for row in rows if row is not None] == [("stop",), ("length",)]
 
 
 CALLS = {
@@ -113,8 +113,8 @@ def test_a_reward_that_the_log_does_not_state_is_named_and_not_made_up(to: str, 
     for more, missing in (({}, {name: 1}), ({"score": 0.5}, {}), ({"score": None}, {name: 1})):
         log.write_text(json.dumps({**bare, **more}))
         assert convert_rollouts(log, to, out, lossy=True, overwrite=True).carried.missing == missing
-        made = json.loads(out.read_text())
-        assert made.get(name) == (None if missing else [0.5] if to == "nemo_rl" else 0.5)
+        converted = json.loads(out.read_text())
+        assert converted.get(name) == (None if missing else [0.5] if to == "nemo_rl" else 0.5)
 
 
 def test_a_conversion_lists_what_the_log_lacks(tmp_path: Path) -> None:

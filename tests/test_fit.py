@@ -57,7 +57,7 @@ def ids_of(name: str, number: int) -> tuple[int, ...]:
 
 
 def row(name: str, number: int, **more: Any) -> dict[str, Any]:
-    ids = [int(one) for one in ids_of(name, number)]
+    ids = [int(token) for token in ids_of(name, number)]
     half = len(ids) // 2
     mask = [0] * half + [1] * (len(ids) - half)
     logprobs = [0.0] * half + [-0.5 - 0.01 * (place % 7) for place in range(len(ids) - half)]
@@ -65,7 +65,7 @@ def row(name: str, number: int, **more: Any) -> dict[str, Any]:
 
 
 def written(path: Path, rows: Sequence[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)
 
 
@@ -79,7 +79,7 @@ def codes_of(results: Sequence[Result]) -> list[str]:
     return [finding.code for result in results for finding in result.findings]
 
 
-def asked(name: str, *rollouts: Rollout) -> Finding | None:
+def misfit(name: str, *rollouts: Rollout) -> Finding | None:
     return find_misfit(rollouts, toy.toy_tokenizer(name), toy.toy_renderer(name))
 
 
@@ -95,9 +95,9 @@ def rollout(ids: Sequence[int], messages: list[dict[str, str]] | None = None, nu
 # What is said
 
 
-@pytest.mark.parametrize(("wrote", "given"), [(BPE, METASPACE), (METASPACE, BPE)])
-def test_a_log_of_another_tokenizer_is_one_error_before_all_others(tmp_path: Path, wrote: str, given: str) -> None:
-    results = results_of(written(tmp_path / "log.jsonl", [row(wrote, number) for number in range(20)]), given)
+@pytest.mark.parametrize(("wrote", "reads"), [(BPE, METASPACE), (METASPACE, BPE)])
+def test_a_log_of_another_tokenizer_is_one_error_before_all_others(tmp_path: Path, wrote: str, reads: str) -> None:
+    results = results_of(written(tmp_path / "log.jsonl", [row(wrote, number) for number in range(20)]), reads)
     assert codes_of(results)[0] == MISFIT_CODE
     assert len(codes_of(results)) <= 11
     assert results[0].of_log
@@ -114,7 +114,7 @@ def test_a_log_of_another_tokenizer_is_one_error_before_all_others(tmp_path: Pat
 @pytest.mark.parametrize("name", [BPE, METASPACE])
 def test_a_log_fits_what_wrote_it(tmp_path: Path, name: str) -> None:
     rows = [row(name, number) for number in range(20)]
-    for log in (rows, rows[:1], [{**one, "messages": []} for one in rows]):
+    for log in (rows, rows[:1], [{**row, "messages": []} for row in rows]):
         assert MISFIT_CODE not in codes_of(results_of(written(tmp_path / "log.jsonl", log), name))
 
 
@@ -170,29 +170,29 @@ def test_a_sample_and_a_limit_do_not_change_what_the_log_fits(tmp_path: Path) ->
 
 def test_ids_that_are_placeholders_say_nothing_of_a_tokenizer() -> None:
     for ids in ([0] * 60, list(range(60)), [1, 2, 3]):
-        assert asked(BPE, *[rollout(ids, talk(number), number) for number in range(4)]) is None
+        assert misfit(BPE, *[rollout(ids, talk(number), number) for number in range(4)]) is None
     dummy = replace(rollout(ids_of(METASPACE, 0), talk(0)), stated=Stated(dummy_tokens=True))
-    assert asked(BPE, dummy) is None
+    assert misfit(BPE, dummy) is None
 
 
 def test_texts_of_other_conversations_say_nothing_where_the_ids_come_back() -> None:
-    assert asked(BPE, *[rollout(ids_of(BPE, 1), talk(2)[:2], number) for number in range(4)]) is None
+    assert misfit(BPE, *[rollout(ids_of(BPE, 1), talk(2)[:2], number) for number in range(4)]) is None
     other = [{"role": "user", "content": "nothing of this was ever given to the model"}] * 4
-    assert asked(BPE, *[rollout(ids_of(BPE, number), other, number) for number in range(4)]) is None
+    assert misfit(BPE, *[rollout(ids_of(BPE, number), other, number) for number in range(4)]) is None
 
 
 def test_few_ids_without_texts_are_not_enough() -> None:
-    assert asked(BPE, rollout(ids_of(METASPACE, 0))) is None
-    assert asked(BPE, Rollout(Place("log", 0), "toy")) is None
+    assert misfit(BPE, rollout(ids_of(METASPACE, 0))) is None
+    assert misfit(BPE, Rollout(Place("log", 0), "toy")) is None
 
 
 def test_many_ids_without_texts_that_do_not_come_back_are() -> None:
     many = [rollout(ids_of(METASPACE, number), None, number) for number in range(8)]
-    assert sum(len(one.training_row.token_ids) for one in many if one.training_row is not None) > 512
-    finding = asked(BPE, *many)
+    assert sum(len(rollout.training_row.token_ids) for rollout in many if rollout.training_row is not None) > 512
+    finding = misfit(BPE, *many)
     assert finding is not None
     assert "encoding that text again gives" in finding.hit.message
-    assert asked(METASPACE, *many) is None
+    assert misfit(METASPACE, *many) is None
 
 
 def test_one_row_with_an_id_outside_the_vocabulary_is_a_fault_of_the_row() -> None:
@@ -200,8 +200,8 @@ def test_one_row_with_an_id_outside_the_vocabulary_is_a_fault_of_the_row() -> No
         rollout([*ids_of(BPE, number), *([70_000, 70_001] if number == 2 else [])], talk(number))
         for number in range(8)
     ]
-    assert asked(BPE, *rows) is None
-    finding = asked(BPE, *[rollout([*ids_of(BPE, n), 70_000 + n], talk(n)) for n in range(8)])
+    assert misfit(BPE, *rows) is None
+    finding = misfit(BPE, *[rollout([*ids_of(BPE, n), 70_000 + n], talk(n)) for n in range(8)])
     assert finding is not None
     assert "of the ids lie outside the vocabulary, in 8 of 8 rows" in finding.hit.message
     assert "logged texts" not in finding.hit.message, "texts that are found do not speak against a tokenizer"
@@ -239,9 +239,9 @@ def test_a_template_that_writes_other_control_tokens_is_another(tmp_path: Path) 
 
 def test_a_prompt_without_a_template_says_nothing_of_one() -> None:
     texts = [talk(number) for number in range(4)]
-    plain = ["\n".join(one["content"] for one in messages) for messages in texts]
+    plain = ["\n".join(message["content"] for message in messages) for messages in texts]
     encoded = [toy.toy_tokenizer().encode(text).tolist() for text in plain]
-    assert asked(BPE, *[rollout(*pair) for pair in zip(encoded, texts, strict=True)]) is None
+    assert misfit(BPE, *[rollout(*pair) for pair in zip(encoded, texts, strict=True)]) is None
 
 
 # Calls, and repairs
@@ -251,8 +251,8 @@ def test_a_log_of_calls_is_asked_by_its_last_call() -> None:
     ids = np.array(ids_of(METASPACE, 0), np.int32)
     calls = (Turn(ids[:60], ids[60:], completion_text=TALK[-1]),)
     call = Rollout(Place("log", 0), "toy", as_messages(talk(0), "messages"), turns=calls)
-    assert asked(BPE, call) is not None
-    assert asked(METASPACE, call) is None
+    assert misfit(BPE, call) is not None
+    assert misfit(METASPACE, call) is None
 
 
 def test_nothing_is_repaired_with_a_tokenizer_that_does_not_fit(tmp_path: Path) -> None:
@@ -288,5 +288,5 @@ def test_real_logs_fit_the_tokenizer_that_wrote_them_and_no_other(tmp_path: Path
         tokenizer = load_tokenizer(str(folder))
         renderer = make_renderer(tokenizer) if tokenizer.chat_templates else None
         for (model, mode), head in heads.items():
-            found = find_misfit(head, tokenizer, renderer)
-            assert (found is None) == (model == folder.name), (model, mode, folder.name)
+            finding = find_misfit(head, tokenizer, renderer)
+            assert (finding is None) == (model == folder.name), (model, mode, folder.name)

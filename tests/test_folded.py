@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,8 @@ def counted(result: Result) -> dict[str, Any]:
     summary = Summary()
     summary.add(result)
     heads = {
-        key: (one.words, one.error, one.warning, one.note, one.rollouts, one.codes)
-        for key, one in summary.headlines.items()
+        key: (headline.words, headline.error, headline.warning, headline.note, headline.rollouts, headline.codes)
+        for key, headline in summary.headlines.items()
     }
     return {"findings": summary.findings, "causes": summary.causes, "new": summary.new, "headlines": heads}
 
@@ -82,38 +83,36 @@ def test_folding_changes_no_count(make: Any, single: int) -> None:
     every, folded = audited(rollout, None), audited(rollout, single)
     assert len(folded.findings) < len(every.findings), "something is folded"
     assert counted(folded) == counted(every)
-    places = Counter((one.code, one.hit.where, *span) for one in folded.findings for span in one.spans())
-    assert places == Counter(
-        (one.code, one.hit.where, one.hit.turn, one.hit.start, one.hit.end) for one in every.findings
-    )
+    places = Counter((f.code, f.hit.where, *span) for f in folded.findings for span in f.spans())
+    assert places == Counter((f.code, f.hit.where, f.hit.turn, f.hit.start, f.hit.end) for f in every.findings)
 
 
 @pytest.mark.parametrize("make", [calls, row])
 def test_findings_up_to_the_limit_are_as_if_nothing_were_folded(make: Any) -> None:
     rollout = make(30)
     every = audited(rollout, None).findings
-    most = max(Counter((one.code, one.severity, one.hit.cause) for one in every).values())
+    most = max(Counter((finding.code, finding.severity, finding.hit.cause) for finding in every).values())
     assert audited(rollout, most).findings == every
     assert audited(rollout, most - 1).findings == every, "one finding is not folded into itself"
-    kept = [one for one in audited(rollout, 5).findings if one.folded is None]
-    assert {replace(one, because_of=None) for one in kept} <= {replace(one, because_of=None) for one in every}
+    single_findings = [finding for finding in audited(rollout, 5).findings if finding.folded is None]
+    apart, whole = ({replace(f, because_of=None) for f in findings} for findings in (single_findings, every))
+    assert apart <= whole
 
 
 def test_a_folded_finding_is_the_first_of_those_it_stands_for() -> None:
     every, folded = (audited(row(50), single).findings for single in (None, 10))
-    (one,) = (one for one in folded if one.folded is not None and one.code == "LPR504")
-    same = [other for other in every if (other.code, other.hit.cause) == (one.code, one.hit.cause)]
-    assert one.times == len(same) - 10
-    assert (one.hit.start, one.hit.recorded, one.repair) == (
+    (finding,) = (finding for finding in folded if finding.folded is not None and finding.code == "LPR504")
+    same = [other for other in every if (other.code, other.hit.cause) == (finding.code, finding.hit.cause)]
+    assert finding.times == len(same) - 10
+    assert (finding.hit.start, finding.hit.recorded, finding.repair) == (
         same[10].hit.start,
         same[10].hit.recorded,
         same[10].repair,
     )
-    assert (
-        one.hit.message == f"{same[10].hit.message} ({one.times - 1:,} more like this in the row are counted here)"
-    )
-    assert one.fingerprint not in {other.fingerprint for other in every}
-    assert one.tokens == sum(other.tokens for other in same[10:])
+    more = f" ({finding.times - 1:,} more like this in the row are counted here)"
+    assert finding.hit.message == same[10].hit.message + more
+    assert finding.fingerprint not in {other.fingerprint for other in every}
+    assert finding.tokens == sum(other.tokens for other in same[10:])
 
 
 @pytest.fixture
@@ -133,29 +132,28 @@ def log_of(path: Path, rollout: Rollout) -> Path:
 def test_every_report_says_how_many_there_are(log: Path) -> None:
     wanted = 2 * 2 * SINGLE
     scan = ("scan", log, "-t", TOKENIZER, "--select", "LPR504", "--jobs", "1")
-    said = {
+    pages = {
         name: run(*scan, "--report", name)[1] for name in ("text", "json", "sarif", "junit", "concise", "github")
     }
-    found = json.loads(said["json"])
-    assert found["summary"]["findings"]["LPR504"]["error"] == wanted
-    assert sum(one.get("folded", {"times": 1})["times"] for one in found["findings"]) == wanted
-    assert len(found["findings"]) == SINGLE + 1
-    last = found["findings"][-1]
+    report = json.loads(pages["json"])
+    assert report["summary"]["findings"]["LPR504"]["error"] == wanted
+    assert sum(finding.get("folded", {"times": 1})["times"] for finding in report["findings"]) == wanted
+    assert len(report["findings"]) == SINGLE + 1
+    last = report["findings"][-1]
     assert last["folded"]["places"][0] == [last["turn"], last["start"], last["end"]]
     assert len(last["folded"]["places"]) == last["folded"]["times"] == wanted - SINGLE
-    results = json.loads(said["sarif"])["runs"][0]["results"]
-    assert sum(one.get("occurrenceCount", 1) for one in results) == wanted
-    assert f"{wanted:,} like this in row 0" in said["text"]
-    for name in ("junit",):
-        assert f"{wanted:,} error" in said[name] or f"{wanted} error" in said[name], name
+    results = json.loads(pages["sarif"])["runs"][0]["results"]
+    assert sum(entry.get("occurrenceCount", 1) for entry in results) == wanted
+    assert f"{wanted:,} like this in row 0" in pages["text"]
+    assert f"{wanted:,} error" in pages["junit"] or f"{wanted} error" in pages["junit"]
     for name in ("concise", "sarif", "json"):
-        assert f"{wanted - SINGLE - 1} more like this in the row are counted here" in said[name], name
+        assert f"{wanted - SINGLE - 1} more like this in the row are counted here" in pages[name], name
 
 
 def test_a_table_says_how_many_findings_a_row_of_it_stands_for() -> None:
     result = audited(row(50), 10)
     times = findings_table([result])["times"].to_pylist()
-    assert times == [one.times for one in result.findings]
+    assert times == [finding.times for finding in result.findings]
     assert max(times) > 1
 
 
@@ -165,9 +163,9 @@ def test_a_baseline_knows_a_folded_finding_until_one_of_its_places_changes(log: 
     code, out, _ = run(*scan, "--report", "json")
     assert code == 0
     assert json.loads(out)["summary"]["findings"]["LPR504"]["known"] == 4 * SINGLE
-    one = json.loads(log.read_text())
-    one["logprobs"][-2] = -0.5
-    written(log, [one])
+    row = json.loads(log.read_text())
+    row["logprobs"][-2] = -0.5
+    written(log, [row])
     code, out, _ = run(*scan, "--report", "json")
     assert code == 1
     assert json.loads(out)["summary"]["findings"]["LPR504"]["known"] == SINGLE
@@ -177,7 +175,7 @@ def test_findings_of_a_resumed_run_stay_folded(log: Path, tmp_path: Path) -> Non
     scan = ("scan", log, "-t", TOKENIZER, "--report", "json", "--resume", "--journal", tmp_path / "journal")
     first, again = (json.loads(run(*scan)[1])["findings"] for _ in range(2))
     assert first == again
-    assert any("folded" in one for one in first)
+    assert any("folded" in finding for finding in first)
 
 
 def test_repair_sees_every_place_of_a_folded_finding(log: Path, tmp_path: Path) -> None:
@@ -216,16 +214,16 @@ def repairs_for(log: Path) -> list[RepairSettings]:
 def test_folding_changes_no_repair(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(tokenizer=str(TOKENIZER), jobs=1)
     for repairs in repairs_for(log):
-        said = {}
+        outputs = {}
         for single in (None, 0):
             monkeypatch.setattr(row_repair, "SINGLE", single)
             out = tmp_path / f"{single}.jsonl"
             outcomes = list(repair_rollouts([log], out, settings, replace(repairs, force=True)))
-            told = [
-                (one.place, one.cured, one.declined, one.needs_unsafe, one.notes, one.costs) for one in outcomes
-            ]
-            said[single] = told, out.read_bytes()
-        assert said[None] == said[0], repairs
+            reports = list(
+                map(attrgetter("place", "cured", "declined", "needs_unsafe", "notes", "costs"), outcomes)
+            )
+            outputs[single] = reports, out.read_bytes()
+        assert outputs[None] == outputs[0], repairs
 
 
 def test_masking_by_turns_takes_out_the_turn_of_each_folded_place() -> None:
@@ -244,9 +242,9 @@ def test_masking_by_turns_takes_out_the_turn_of_each_folded_place() -> None:
     left = []
     for single in (None, 0):
         findings = audited(rollout, single).findings
-        drifts = tuple(one for one in findings if one.code.startswith("TOK") and one.hit.where is Where.COMPLETION)
-        assert sum(one.times for one in drifts) == 2
-        proposal = next(one for one in all_repairs() if one.name == "mask").mend(
+        drifts = tuple(f for f in findings if f.code.startswith("TOK") and f.hit.where is Where.COMPLETION)
+        assert sum(finding.times for finding in drifts) == 2
+        proposal = next(strategy for strategy in all_repairs() if strategy.name == "mask").mend(
             evidence, drifts, RepairChoices(mask_by="turn")
         )
         assert proposal is not None

@@ -125,11 +125,11 @@ def test_a_step_whose_changed_prompt_no_longer_continues_the_one_before_is_writt
 
 @pytest.mark.parametrize("name", FOUND)
 def test_a_scan_finds_what_is_wrong_in_a_fixture_and_nothing_else(name: str) -> None:
-    found: dict[str, set[str]] = {}
+    codes_of_rows: dict[str, set[str]] = {}
     for result in scan_rollouts(fixture_file(name), SETTINGS):
         label = str(label_of(name, result.place.row))
-        found.setdefault(label, set()).update(finding.code for finding in result.findings)
-    assert {label: sorted(codes) for label, codes in found.items() if codes} == FOUND[name]
+        codes_of_rows.setdefault(label, set()).update(finding.code for finding in result.findings)
+    assert {label: sorted(codes) for label, codes in codes_of_rows.items() if codes} == FOUND[name]
 
 
 @pytest.mark.parametrize(("name", "code"), [("logprobs", "LPR501"), ("mask", "REC002")])
@@ -153,10 +153,10 @@ def test_a_prompt_holds_the_tools_with_their_strict_or_without(
 ) -> None:
     """The converter of Responses tools has kept `strict` inside `function`, and dropped it."""
     function = {"name": "weather", "description": "Look it up", "parameters": {"type": "object"}}
-    told = {"type": "function", "function": {**function, "strict": strict}}
-    logged = told if wrapped else {"type": "function", **function, "strict": strict}
+    tool = {"type": "function", "function": {**function, "strict": strict}}
+    logged = tool if wrapped else {"type": "function", **function, "strict": strict}
     messages = as_messages([{"role": "user", "content": "Go"}], "messages")
-    tools = [told if sent else {"type": "function", "function": function}]
+    tools = [tool if sent else {"type": "function", "function": function}]
     text = toy.toy_renderer().render(messages, tools, add_generation_prompt=True)
     encode = toy.toy_tokenizer().encode
     answer = {
@@ -175,8 +175,9 @@ def test_a_prompt_holds_the_tools_with_their_strict_or_without(
     log = tmp_path / "log.jsonl"
     log.write_bytes(json_lines([row]))
     code, out, _ = run("scan", log, "-t", toy.TOKENIZERS / "toy_bpe", "--no-config", "--report", "jsonl")
-    found = [one for one in map(json.loads, out.splitlines()) if "severity" in one]
-    assert (code, [(one["code"], one["message"]) for one in found if one["code"].startswith("TPL")]) == (0, [])
+    findings = [line for line in map(json.loads, out.splitlines()) if "severity" in line]
+    assert code == 0
+    assert [finding["message"] for finding in findings if finding["code"].startswith("TPL")] == []
 
 
 def scanned(log: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -444,8 +445,8 @@ def test_what_verifiers_writes_is_read_as_it_trains_it(python: str, tmp_path: Pa
     ]
     assert names[:2] == ["traces.jsonl", "trace.jsonl"]
     for name in names:
-        found = [dict(raw.value or {}) for raw in open_log(folder / "v1" / name)]
-        for row, (identifier, branches) in zip(found, expected.items(), strict=True):
+        rows = [dict(raw.value or {}) for raw in open_log(folder / "v1" / name)]
+        for row, (identifier, branches) in zip(rows, expected.items(), strict=True):
             rollout = only_rollout("verifiers_v1", copy.deepcopy(row))
             assert rollout.stated.facts["id"] == identifier
             assert rollout.stated.model == "org/model"
@@ -475,9 +476,9 @@ def test_what_is_written_again_verifiers_reads(tmp_path: Path) -> None:
     assert {name: branches for name, branches in after.items() if name != broken} == {
         name: branches for name, branches in before.items() if name != broken
     }
-    kept, spliced = after[broken]
-    assert kept == before[broken][0]
-    assert spliced["token_ids"][: len(kept["token_ids"])] == kept["token_ids"]
+    first, spliced = after[broken]
+    assert first == before[broken][0]
+    assert spliced["token_ids"][: len(first["token_ids"])] == first["token_ids"]
     assert len(spliced["mask"]) == len(spliced["token_ids"])
     sampled = [token for token, own in zip(spliced["token_ids"], spliced["mask"], strict=True) if own]
     old = before[broken][1]
@@ -493,8 +494,8 @@ def test_what_is_written_again_verifiers_reads(tmp_path: Path) -> None:
 def test_results_that_verifiers_saved_are_read(tmp_path: Path) -> None:
     folder = written("verifiers_0_3", tmp_path / "logs")
     expected = json.loads((folder / "v1" / "expected.json").read_text())
-    found = [dict(raw.value or {}) for raw in open_log(folder / "old" / "results.jsonl")]
-    for row, branches in zip(found, list(expected.values())[:5], strict=True):
+    rows = [dict(raw.value or {}) for raw in open_log(folder / "old" / "results.jsonl")]
+    for row, branches in zip(rows, list(expected.values())[:5], strict=True):
         rollout = only_rollout("verifiers_results", row)
         wanted = {tuple(branch["token_ids"]) for branch in branches}
         assert wanted <= {tuple(turn.seen_ids.tolist()) for turn in rollout.turns if turn.seen_ids is not None}

@@ -35,7 +35,7 @@ THIRD = {"token_ids": [1, 15, 24], "loss_mask": [0, 0, 1], "logprobs": [0.0, 0.0
 SAMPLES = [FIRST, SECOND, THIRD]
 
 
-def said(lengths: Sequence[int], how: str, padding: int = 0) -> Json:
+def lengths_column(lengths: Sequence[int], how: str, padding: int = 0) -> Json:
     """The column that says where samples of these lengths end."""
     each = list(enumerate(lengths, 1))
     pad = [0] * padding
@@ -74,7 +74,7 @@ def packed(samples: Sequence[Mapping[str, Any]], how: str, padding: int = 0, **m
     for name, fill in (("token_ids", 9), ("loss_mask", 0), ("logprobs", 0.0)):
         if all(name in sample for sample in samples):
             row[name] = [entry for sample in samples for entry in sample[name]] + [fill] * padding
-    return {**row, **said([len(sample["token_ids"]) for sample in samples], how, padding), **more}
+    return {**row, **lengths_column([len(sample["token_ids"]) for sample in samples], how, padding), **more}
 
 
 def read(row: Mapping[str, Any]) -> Sequence[Rollout]:
@@ -82,15 +82,15 @@ def read(row: Mapping[str, Any]) -> Sequence[Rollout]:
 
 
 def rows_of(row: Mapping[str, Any]) -> list[TrainingRow]:
-    found = [rollout.training_row for rollout in read(row)]
-    assert all(one is not None for one in found)
-    return [one for one in found if one is not None]
+    rows = [rollout.training_row for rollout in read(row)]
+    assert all(row_read is not None for row_read in rows)
+    return [row_read for row_read in rows if row_read is not None]
 
 
-def assert_same(one: TrainingRow, other: TrainingRow) -> None:
-    assert one.token_ids.tolist() == other.token_ids.tolist()
+def assert_same(row: TrainingRow, other: TrainingRow) -> None:
+    assert row.token_ids.tolist() == other.token_ids.tolist()
     for name in ("loss_mask", "logprobs"):
-        left, right = getattr(one, name), getattr(other, name)
+        left, right = getattr(row, name), getattr(other, name)
         assert (left is None) == (right is None)
         if left is not None:
             np.testing.assert_array_equal(left, right)
@@ -103,9 +103,9 @@ def test_each_sample_reads_as_it_would_by_itself(how: str, as_read: Any, padding
     row = as_read(packed(SAMPLES, how, padding))
     rollouts = read(row)
     assert [rollout.place.item for rollout in rollouts] == [0, 1, 2]
-    for sample, found in zip(SAMPLES, rows_of(row), strict=True):
+    for sample, row_read in zip(SAMPLES, rows_of(row), strict=True):
         (alone,) = rows_of(as_read(sample))
-        assert_same(found, alone)
+        assert_same(row_read, alone)
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -119,9 +119,9 @@ def test_a_packed_row_in_which_nothing_changed_is_the_row_itself(how: str, as_re
         assert plain(row) == before
 
 
-def changed(row: Json, item: int, made: TrainingRow) -> Json:
+def changed(row: Json, item: int, mended_row: TrainingRow) -> Json:
     mended = [unrepaired(rollout) for rollout in read(row)]
-    mended[item] = RepairedRollout(replace(mended[item].rollout, training_row=made), ())
+    mended[item] = RepairedRollout(replace(mended[item].rollout, training_row=mended_row), ())
     (new,) = pick_format(row).update(row, mended)
     return dict(new)
 
@@ -137,11 +137,11 @@ def test_a_sample_that_changes_its_length_leaves_the_others_as_they_were(
     old = rows_of(row)
     wanted = spliced(old[item], 1, 2, ids)
     new = changed(row, item, wanted)
-    for number, found in enumerate(rows_of(new)):
-        assert_same(found, wanted if number == item else old[number])
-    lengths = [len(one.token_ids) for one in rows_of(new)]
-    assert lengths == [len(one.token_ids) for one in (*old[:item], wanted, *old[item + 1 :])]
-    for name, value in said(lengths, how, padding).items():
+    for number, row_read in enumerate(rows_of(new)):
+        assert_same(row_read, wanted if number == item else old[number])
+    lengths = [len(row_read.token_ids) for row_read in rows_of(new)]
+    assert lengths == [len(row_read.token_ids) for row_read in (*old[:item], wanted, *old[item + 1 :])]
+    for name, value in lengths_column(lengths, how, padding).items():
         assert new[name] == value, name
     assert json.loads(json.dumps(new)) == new
 
@@ -164,7 +164,7 @@ def test_each_sample_of_a_packed_row_is_audited_and_named(tmp_path: Path) -> Non
     log.write_text(json.dumps(row))
     results = list(scan_rollouts([str(log)], Settings()))
     assert len(results) == 3
-    (finding,) = [one for result in results for one in result.findings]
+    (finding,) = [finding for result in results for finding in result.findings]
     assert (finding.code, finding.place.item, finding.hit.start) == ("LPR503", 2, 2)
 
 
@@ -191,11 +191,11 @@ def test_whatever_is_packed_is_read_and_written_sample_by_sample(
         plain_rows[0]["loss_mask"] = [0] * (len(plain_rows[0]["token_ids"]) - 1) + [1]
     row = packed(plain_rows, how, padding)
     old = rows_of(row)
-    assert [one.token_ids.tolist() for one in old] == [ids for ids, _ in drawn]
+    assert [row_read.token_ids.tolist() for row_read in old] == [ids for ids, _ in drawn]
     item = data.draw(st.integers(0, len(old) - 1))
     wanted = spliced(old[item], 0, 1, data.draw(st.lists(st.integers(3, 99), min_size=1, max_size=4)))
-    for number, found in enumerate(rows_of(changed(row, item, wanted))):
-        assert_same(found, wanted if number == item else old[number])
+    for number, row_read in enumerate(rows_of(changed(row, item, wanted))):
+        assert_same(row_read, wanted if number == item else old[number])
 
 
 def test_packed_rows_are_converted_sample_by_sample_with_what_each_has(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_packed_rows_are_converted_sample_by_sample_with_what_each_has(tmp_path:
         log.write_text(json.dumps(packed(SAMPLES, how, 1, rewards=[1.0, 2.0, 3.0])))
         carried = convert_rollouts(log, "rows", out, overwrite=True).carried
         assert (carried.lost, carried.repeated, carried.refused) == ({}, {}, []), how
-        made = [json.loads(line) for line in out.read_text().splitlines()]
-        assert [(row["token_ids"], row["rewards"]) for row in made] == [
+        converted = [json.loads(line) for line in out.read_text().splitlines()]
+        assert [(row["token_ids"], row["rewards"]) for row in converted] == [
             (sample["token_ids"], reward) for sample, reward in zip(SAMPLES, (1.0, 2.0, 3.0), strict=True)
         ]

@@ -24,7 +24,7 @@ TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
 REQUIREMENTS = ROOT / "tests" / "frameworks" / "requirements"
 
 
-def found(log: Path) -> list[set[str]]:
+def codes_by_rollout(log: Path) -> list[set[str]]:
     """The codes that a scan finds in each rollout of a log."""
     results = scan_rollouts(log, Settings(tokenizer=TOY))
     return [{finding.code for finding in result.findings} for result in results]
@@ -59,7 +59,7 @@ def test_what_atropos_writes_is_read(name: str, tmp_path: Path) -> None:
 def test_the_turn_end_that_atropos_writes_twice_when_a_conversation_goes_on_is_found(tmp_path: Path) -> None:
     folder = written("atropos", tmp_path)
     # Three groups: one turn; a conversation with its messages; the same without them, which no template tells.
-    assert [codes & {"TOK101", "TPL208"} for codes in found(folder / "groups.jsonl")] == [
+    assert [codes & {"TOK101", "TPL208"} for codes in codes_by_rollout(folder / "groups.jsonl")] == [
         *(set(), {"TOK101"}),
         *({"TPL208"}, {"TOK101", "TPL208"}),
         *(set(), {"TOK101"}),
@@ -97,7 +97,7 @@ def test_what_the_openai_client_logs_of_a_server_that_tells_ids_is_read(tmp_path
         assert turn.completion_logprobs is not None
         columns = (turn.prompt_ids, turn.completion_ids, turn.completion_logprobs)
         assert [column.tolist() for column in columns] == call
-    assert found(folder / "vllm.jsonl") == [set(), {"TOK101"}, set()]
+    assert codes_by_rollout(folder / "vllm.jsonl") == [set(), {"TOK101"}, set()]
 
 
 @pytest.mark.parametrize(("name", "count"), [("chat", 3), ("responses", 2)])
@@ -113,7 +113,7 @@ def test_what_it_logs_of_a_service_without_ids_is_looked_up_by_its_bytes(
         assert turn.token_texts is not None
         assert [token.logprob for token in turn.token_texts] == logprobs
         assert len(turn.token_texts) == len(completion)
-    assert found(folder / f"{name}.jsonl") == [set(), {"TOK101"}, set()][:count]
+    assert codes_by_rollout(folder / f"{name}.jsonl") == [set(), {"TOK101"}, set()][:count]
 
 
 def test_a_stream_that_it_joined_has_lost_all_ids_but_the_first_and_that_is_found(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_stream_that_it_joined_has_lost_all_ids_but_the_first_and_that_is_foun
     assert rollout.turns[0].completion_ids is not None
     assert rollout.turns[0].completion_ids.tolist() == completion[:1]
     assert len(logprobs) > 1
-    assert found(folder / "streamed.jsonl") == [{"REC005", "LPR501"}]
+    assert codes_by_rollout(folder / "streamed.jsonl") == [{"REC005", "LPR501"}]
 
 
 def test_the_openai_client_reads_what_was_written_again(tmp_path: Path) -> None:
@@ -148,15 +148,15 @@ def test_the_openai_client_reads_what_was_written_again(tmp_path: Path) -> None:
 def pinned(file: Path) -> list[tuple[str, str]]:
     """The packages of a requirement file with their versions, the framework first."""
     lines = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
-    found = [re.fullmatch(r"([\w-]+)==([\w.]+)", line) for line in lines]
-    assert all(found), f"{file.name} asks for something else than one version"
-    return [(match[1], match[2]) for match in found if match]
+    matches = [re.fullmatch(r"([\w-]+)==([\w.]+)", line) for line in lines]
+    assert all(matches), f"{file.name} asks for something else than one version"
+    return [(match[1], match[2]) for match in matches if match]
 
 
 def test_the_docs_name_the_versions_of_the_frameworks_that_tests_run() -> None:
     page = (ROOT / "docs/_formats.md").read_text(encoding="utf-8") + "\n"
     (text,) = re.findall(r"^Tests run the packages of these frameworks.*?\n\n", page, re.M | re.S)
-    told = {
+    documented = {
         (name, version)
         for name, versions in re.findall(r"`([\w-]+)`\s([\d.]*\d(?:\sand\s[\d.]*\d)*)", text)
         for version in versions.split()
@@ -165,7 +165,8 @@ def test_the_docs_name_the_versions_of_the_frameworks_that_tests_run() -> None:
     (torch,) = re.findall(r"^TORCH \?= (torch)==([\d.]+\d)", (ROOT / "Makefile").read_text(), re.M)
     files = {file.stem: pinned(file) for file in sorted(REQUIREMENTS.glob("*.txt"))}
     frameworks = {packages[0] for name, packages in files.items() if name not in ("shared", "templates")}
-    assert told == {*frameworks, torch, next(one for one in files["tinker"] if one[0] == "tinker")}
+    (tinker,) = (package for package in files["tinker"] if package[0] == "tinker")
+    assert documented == {*frameworks, torch, tinker}
 
 
 def test_every_framework_that_is_installed_has_a_writer_and_every_writer_a_framework() -> None:

@@ -59,18 +59,17 @@ def test_a_stream_adds_up_to_what_the_same_ids_are_in_one_piece(tmp_path: Path, 
     assert last.choices == []
     assert last.usage.completion_tokens == sum(len(row["completion_token_ids"]) for row in logged(pieces_log))
     for choice in whole.choices:
-        own = [one for one in chunks if one.choices[0].index == choice.index]
+        own = [chunk for chunk in chunks if chunk.choices[0].index == choice.index]
+        parts = [chunk.choices[0] for chunk in own]
         message = added_up(own)
         assert message["content"] == choice.message.content
-        told = choice.message.model_dump()["tool_calls"][0]["function"]
-        assert message["tool_calls"][0]["function"] == told
+        function = choice.message.model_dump()["tool_calls"][0]["function"]
+        assert message["tool_calls"][0]["function"] == function
         assert message["reasoning_content"] == choice.message.reasoning_content
-        assert [one.choices[0].finish_reason for one in own][-1] == choice.finish_reason == "tool_calls"
-        ids = [token for one in own for token in getattr(one.choices[0], "token_ids", None) or ()]
+        assert parts[-1].finish_reason == choice.finish_reason == "tool_calls"
+        ids = [token for part in parts for token in getattr(part, "token_ids", None) or ()]
         assert ids == logged(pieces_log)[choice.index]["completion_token_ids"]
-        scored = [
-            entry.logprob for one in own if one.choices[0].logprobs for entry in one.choices[0].logprobs.content
-        ]
+        scored = [entry.logprob for part in parts if part.logprobs for entry in part.logprobs.content]
         np.testing.assert_allclose(scored, logged(pieces_log)[choice.index]["logprobs"])
     assert codes_of(pieces_log, passes="warning") == []
 
@@ -103,8 +102,9 @@ def test_sessions_are_named_by_header_or_path_or_found_by_history(tmp_path: Path
         assert answer.headers["X-Tito-Branch"] == "start"
         message = as_sent_back(answer.parse().choices[0].message)
         more: Any = [ASK, message, {"role": "user", "content": "Thanks"}]
-        found = client(address).chat.completions.with_raw_response.create(model="toy", messages=more)
-        assert found.headers["X-Session-ID"] == "by-header", "the latest of the sessions that have this history"
+        continued = client(address).chat.completions.with_raw_response.create(model="toy", messages=more)
+        # The latest of the sessions that have this history.
+        assert continued.headers["X-Session-ID"] == "by-header"
         edited = [{**ASK, "content": "Else?"}, message, {"role": "user", "content": "Thanks"}]
         fork = client(address, "/s/by-header").chat.completions.with_raw_response.create(
             model="toy", messages=edited
@@ -112,7 +112,7 @@ def test_sessions_are_named_by_header_or_path_or_found_by_history(tmp_path: Path
         assert fork.headers["X-Tito-Branch"] == "fork"
         assert fork.headers["X-Tito-Fork"] == "edited"
         _, listed = asked(address, "/sessions")
-    assert [one["session_id"] for one in listed["sessions"]] == ["by-path", "by-header"]
+    assert [session["session_id"] for session in listed["sessions"]] == ["by-path", "by-header"]
 
 
 def test_a_session_is_read_closed_with_a_reward_and_deleted(tmp_path: Path) -> None:
@@ -149,14 +149,15 @@ def test_completions_of_text_continue_what_they_start_with(tmp_path: Path) -> No
         first = texts.create(model="toy", prompt="It rains", logprobs=1, max_tokens=50)
         grown = "It rains" + first.choices[0].text + ", often"
         pieces = list(texts.create(model="toy", prompt=grown, stream=True, logprobs=0))
-        text = "".join(one.choices[0].text for one in pieces)
+        text = "".join(piece.choices[0].text for piece in pieces)
         by_ids = texts.create(model="toy", prompt=list(provider.prompts[1] + provider.sampled[1]))
     assert text == " and in the evening"
     assert "".join(first.choices[0].logprobs.tokens or ()) == first.choices[0].text
     assert by_ids.choices[0].text == " at night"
     seen = provider.prompts[0] + provider.sampled[0]
     assert provider.prompts[1][: len(seen)] == seen, "sampled tokens are never encoded again"
-    offsets = [at for one in pieces if one.choices[0].logprobs for at in one.choices[0].logprobs.text_offset or ()]
+    logprobs = [piece.choices[0].logprobs for piece in pieces]
+    offsets = [at for scored in logprobs if scored for at in scored.text_offset or ()]
     assert offsets == sorted(offsets)
     assert [row["branch"] for row in logged(log)] == ["start", "continues", "continues"]
     assert codes_of(log) == []
@@ -176,8 +177,8 @@ def test_tokens_of_logprobs_may_be_ids_as_with_vllm(tmp_path: Path) -> None:
     shown = [f"token_id:{token}" for token in provider.sampled[0]]
     assert [entry.token for entry in whole.content or ()] == shown
     assert all(entry.top_logprobs[0].token.startswith("token_id:") for entry in whole.content or ())
-    said = bytes(byte for entry in whole.content or () for byte in entry.bytes or ())
-    assert said.decode() == PLAIN
+    spelled = bytes(byte for entry in whole.content or () for byte in entry.bytes or ())
+    assert spelled.decode() == PLAIN
     streamed = [entry.token for part in parts if part is not None for entry in part.content or ()]
     assert streamed == [f"token_id:{token}" for token in provider.sampled[1]]
     assert text.logprobs.tokens == [f"token_id:{token}" for token in provider.sampled[2]]
@@ -227,12 +228,12 @@ def test_without_its_line_there_is_no_answer(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(os, "write", filled)
     with served(gateway) as address:
-        status, said = asked(address, "/v1/chat/completions", {"messages": [ASK]})
+        status, answer = asked(address, "/v1/chat/completions", {"messages": [ASK]})
         streamed = fetched(address, "/v1/chat/completions", {"messages": [ASK], "stream": True})[2]
         is_full.clear()
         assert asked(address, "/v1/chat/completions", {"messages": [ASK]})[0] == 200
     assert status == 507
-    assert "the disk is full" in said["error"]["message"]
+    assert "the disk is full" in answer["error"]["message"]
     assert b"[DONE]" not in streamed
     assert b'"finish_reason":"stop"' not in streamed
     (row,) = logged(log)
@@ -301,8 +302,8 @@ def test_idle_sessions_leave_memory_and_come_back_as_forks(tmp_path: Path) -> No
 
 
 def test_answers_of_one_call_that_are_equal_are_samples_of_their_own(tmp_path: Path) -> None:
-    said = "A<|im_end|>"
-    with gated(tmp_path, [said, said, said]) as (address, _, log):
+    answer = "A<|im_end|>"
+    with gated(tmp_path, [answer, answer, answer]) as (address, _, log):
         client(address).chat.completions.create(model="toy", messages=[ASK], n=3)
     rows = logged(log)
     assert len({tuple(row["completion_token_ids"]) for row in rows}) == 1

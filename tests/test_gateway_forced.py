@@ -59,9 +59,9 @@ def tag_of(provider: Scripted, number: int = -1) -> Mapping[str, Any]:
 @pytest.mark.parametrize("parser", FORMS, ids=lambda parser: str(parser.name))
 def test_a_parser_reads_what_its_grammar_forces(parser: Parser) -> None:
     form = parser.call_form
-    one = form.begin.replace("NAME", "weather") + ARGUMENTS[form.content] + form.end
+    call_text = form.begin.replace("NAME", "weather") + ARGUMENTS[form.content] + form.end
     for count in (1, 2) if form.separator is not None else (1,):
-        text = (form.separator or "").join([one] * count)
+        text = (form.separator or "").join([call_text] * count)
         parsed = parse_answer(text, None, parser, ParseOptions(TOOLS))
         assert [call.name for call in parsed.tool_calls] == ["weather"] * count
         assert not parsed.content
@@ -132,16 +132,16 @@ def test_a_named_function_is_the_only_one_of_its_grammar(tmp_path: Path) -> None
 @pytest.mark.parametrize("parser", FORMS, ids=lambda parser: str(parser.name))
 def test_no_grammar_has_an_empty_separator(parser: Parser) -> None:
     """xgrammar before 0.1.30, which vLLM had up to 0.17, takes none."""
-    made = calls_grammar(None, parser, {"f": None, "g": None}, "", single=False)
-    calls = made["format"]["elements"][1]
+    grammar = calls_grammar(None, parser, {"f": None, "g": None}, "", single=False)
+    calls = grammar["format"]["elements"][1]
     assert calls.get("separator") != ""
     assert len(calls.get("tags") or calls["elements"]) == 2
 
 
 def test_reasoning_that_the_prompt_opened_or_closed_is_known() -> None:
     for end, begin in (("<|im_start|>assistant\n<think>\n", ""), ("<|im_start|>assistant\n", "<think>")):
-        made = calls_grammar(QWEN, HERMES, {"f": None}, end, single=True)
-        assert made["format"]["elements"][0]["elements"][0]["begin"] == begin
+        grammar = calls_grammar(QWEN, HERMES, {"f": None}, end, single=True)
+        assert grammar["format"]["elements"][0]["elements"][0]["begin"] == begin
     closed = calls_grammar(QWEN, HERMES, {"f": None}, "<think>\n\n</think>\n\n", single=True)
     assert closed["format"]["type"] == "sequence"
 
@@ -186,8 +186,8 @@ def test_what_cannot_be_forced_is_refused(tmp_path: Path) -> None:
             {"tools": [{"type": "function", "function": {"name": ["x"]}}]},
             {"response_format": {"type": "json_object"}},
         ):
-            status, said = asked(address, path, {**body, **more})
-            assert (status, said["error"]["param"]) == (400, "tool_choice"), more
+            status, answer = asked(address, path, {**body, **more})
+            assert (status, answer["error"]["param"]) == (400, "tool_choice"), more
         wrong = [{"type": "function", "function": {"name": "x", "parameters": "y"}}]
         assert asked(address, path, {**body, "tools": wrong})[1]["error"]["param"] == "tools"
     gateway, _ = make_gateway(tmp_path / "other.jsonl", [], start_parser=plain)

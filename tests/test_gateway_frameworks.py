@@ -34,4 +34,4 @@ def test_the_client_of_verifiers_names_its_session_and_continues_what_was_sample
     assert len(answers[0]["tool_calls"]) == 2
     (result,) = scan_rollouts(log, Settings(tokenizer=str(TOY)))
     assert len(result.rollout.turns) == len(ANSWERS)
-    assert [one for one in result.findings if one.severity is Severity.ERROR] == []
+    assert [finding for finding in result.findings if finding.severity is Severity.ERROR] == []

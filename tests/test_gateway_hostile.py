@@ -39,8 +39,8 @@ def test_a_body_may_be_compressed_and_one_that_only_says_so_is_refused(tmp_path:
     headers = {"Content-Encoding": "gzip"}
     with served(gateway) as address:
         assert asked(address, CHAT, gzip.compress(BODY), **headers)[0] == 200
-        status, said = asked(address, CHAT, BODY, **headers)
-    assert (status, said["error"]["type"]) == (400, "invalid_request_error")
+        status, answer = asked(address, CHAT, BODY, **headers)
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
 
 
 @pytest.mark.parametrize("sync", [False, True])
@@ -69,8 +69,8 @@ def test_without_a_place_for_a_new_log_there_is_no_answer(tmp_path: Path) -> Non
     with served(gateway) as address:
         path.unlink()
         folder.rmdir()
-        status, said = asked(address, CHAT, {"messages": [ASK]})
-        assert (status, said["error"]["code"]) == (507, "log_failed")
+        status, answer = asked(address, CHAT, {"messages": [ASK]})
+        assert (status, answer["error"]["code"]) == (507, "log_failed")
         folder.mkdir()
         assert asked(address, CHAT, {"messages": [ASK]})[0] == 200
     assert len(logged(path)) == 1
@@ -98,10 +98,10 @@ def test_parsers_are_shown_the_control_tokens_that_a_client_hides(tmp_path: Path
         runs.append(Heard())
         return runs[-1]
 
-    said = "Well,<|im_start|> it rains.<|im_end|>"
+    sampled = "Well,<|im_start|> it rains.<|im_end|>"
     contents = []
     for starting in (start, plain):
-        gateway, _ = make_gateway(tmp_path / f"{starting.__name__}.jsonl", [said], start_parser=starting)
+        gateway, _ = make_gateway(tmp_path / f"{starting.__name__}.jsonl", [sampled], start_parser=starting)
         with served(gateway) as address:
             _, answer = asked(address, CHAT, {"messages": [ASK], "skip_special_tokens": True})
         contents.append(answer["choices"][0]["message"]["content"])
@@ -112,10 +112,10 @@ def test_parsers_are_shown_the_control_tokens_that_a_client_hides(tmp_path: Path
 def test_a_server_that_was_not_there_at_the_start_is_asked_before_the_first_call(tmp_path: Path) -> None:
     gateway, provider = make_gateway(tmp_path / "log.jsonl", [PLAIN] * 2, start_parser=plain)
     gateway.model, provider.model = "default", None
-    found: list[Exception | None] = [ProviderError("it is down"), Refused("another tokenizer", status=502), None]
+    errors: list[Exception | None] = [ProviderError("it is down"), Refused("another tokenizer", status=502), None]
 
     async def check(asking: Gateway) -> None:
-        error = found.pop(0)
+        error = errors.pop(0)
         if error is not None:
             raise error
         asking.model = "real"

@@ -216,8 +216,8 @@ def test_a_tool_choice_is_that_of_a_chat_completion(tmp_path: Path, choice: Any,
     with gated(tmp_path, [CALL, CALL]) as (address, *_):
         body = {"messages": [ASK], "max_tokens": 500}
         status, answer = asked(address, "/v1/chat/completions", {**body, "tools": TOOLS, "tool_choice": chat})
-        found, message = asked(address, PATH, {**body, "tools": SCHEMAS, "tool_choice": choice})
-    assert found == status
+        message_status, message = asked(address, PATH, {**body, "tools": SCHEMAS, "tool_choice": choice})
+    assert message_status == status
     if status == 200:
         calls = answer["choices"][0]["message"].get("tool_calls") or []
         assert len(calls) == sum(block["type"] == "tool_use" for block in message["content"])
@@ -227,11 +227,11 @@ def test_a_key_is_taken_from_either_header(tmp_path: Path) -> None:
     with gated(tmp_path, [], options=HttpOptions(api_key="secret")) as (address, *_):
         body = {"messages": [ASK], "max_tokens": 9}
         for headers in ({}, {"x-api-key": "other"}, {"Authorization": "Bearer other"}):
-            got, said = asked(address, f"{PATH}/count_tokens", body, **headers)
-            assert (got, said["type"], said["error"]["type"]) == (401, "error", "authentication_error")
+            got, answer = asked(address, f"{PATH}/count_tokens", body, **headers)
+            assert (got, answer["type"], answer["error"]["type"]) == (401, "error", "authentication_error")
         for headers in ({"x-api-key": "secret"}, {"Authorization": "Bearer secret"}):
-            got, said = asked(address, f"{PATH}/count_tokens", body, **headers)
-            assert (got, list(said)) == (200, ["input_tokens"])
+            got, answer = asked(address, f"{PATH}/count_tokens", body, **headers)
+            assert (got, list(answer)) == (200, ["input_tokens"])
 
 
 def test_consecutive_messages_of_one_role_are_one() -> None:

@@ -57,8 +57,8 @@ def talked(
 def test_text_parts_are_given_in_the_form_that_the_template_reads(
     tmp_path: Path, template: str | None, written: str
 ) -> None:
-    said = with_parts(PLAIN.removesuffix("<|im_end|>"), role="assistant")
-    (prompt, _), (first, _) = talked(tmp_path, template, [with_parts("One", "Two")], [said, with_parts("More")])
+    answer = with_parts(PLAIN.removesuffix("<|im_end|>"), role="assistant")
+    (prompt, _), (first, _) = talked(tmp_path, template, [with_parts("One", "Two")], [answer, with_parts("More")])
     assert f"user\n{written}<|im_end|>" in prompt
     assert "cache_control" not in prompt
     if template is None:
@@ -112,7 +112,7 @@ def test_parts_that_are_no_text_are_refused_by_kind(tmp_path: Path) -> None:
             ({"type": "text"}, "text"),
             ({"type": ["text"]}, "text"),
         ):
-            status, said = asked(address, CHAT, {"messages": [{"role": "user", "content": [part]}]})
-            assert (status, said["error"]["param"]) == (400, "messages")
-            assert kind in said["error"]["message"]
+            status, answer = asked(address, CHAT, {"messages": [{"role": "user", "content": [part]}]})
+            assert (status, answer["error"]["param"]) == (400, "messages")
+            assert kind in answer["error"]["message"]
     assert not provider.prompts

@@ -100,9 +100,10 @@ def test_reasoning_that_returns_between_texts_is_read_back_as_one_answer(tmp_pat
         assert [item.type for item in first.output] == [
             *("reasoning", "message", "reasoning", "function_call", "function_call")
         ]
-        *others, one, other = [item.to_dict() for item in first.output]
+        *others, weather, again = [item.to_dict() for item in first.output]
         results = outputs(first)
-        history: Any = [{"role": "user", "content": "Oslo?"}, *others, one, results[0], other, results[1]]
+        question = {"role": "user", "content": "Oslo?"}
+        history: Any = [question, *others, weather, results[0], again, results[1]]
         client(address).responses.create(input=history, **ask)
     before, row = logged(log)
     assert row["messages"][1] == before["response_message"]

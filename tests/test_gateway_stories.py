@@ -63,8 +63,8 @@ def tell(
 
 def check_rows(rows: list[Any], agent: Client, provider: Scripted, before: int) -> None:
     """The log has what was sent to the upstream and sampled there, and what each client was answered."""
-    asked = zip(rows, provider.prompts[before:], provider.sampled[before:], strict=True)
-    for row, prompt, output in asked:
+    calls_made = zip(rows, provider.prompts[before:], provider.sampled[before:], strict=True)
+    for row, prompt, output in calls_made:
         ids = tuple(row["completion_token_ids"])
         assert tuple(row["prompt_token_ids"]) == prompt
         assert 0 < len(ids) <= len(output)
@@ -73,12 +73,13 @@ def check_rows(rows: list[Any], agent: Client, provider: Scripted, before: int) 
         assert row["tools"] == serving.TOOLS
     answers = [turn for turn in agent.history if isinstance(turn, Answer)]
     for row, answer in zip([row for row in rows if row["status"] == "answered"], answers, strict=True):
-        said = row["response_message"]
+        logged_message = row["response_message"]
         assert (row["call_id"], row["endpoint"]) == (answer.id, answer.api)
         assert answer.usage == (len(row["prompt_token_ids"]), len(row["completion_token_ids"]))
-        assert (said["content"] or "") == answer.says["text"]
-        assert answer.says["reasoning"] in (said.get("reasoning_content", ""), "")
-        assert [call["id"] for call in said.get("tool_calls", ())] == [call["id"] for call in answer.calls]
+        assert (logged_message["content"] or "") == answer.says["text"]
+        assert answer.says["reasoning"] in (logged_message.get("reasoning_content", ""), "")
+        calls = logged_message.get("tool_calls", ())
+        assert [call["id"] for call in calls] == [call["id"] for call in answer.calls]
     if agent.api != "chat.completions" and agent.shows_reasoning and answers:
         sent_back = [message for message in rows[-1]["messages"] if message["role"] == "assistant"]
         for row, message in zip(rows, sent_back, strict=False):
@@ -103,13 +104,13 @@ def test_clients_of_every_api_are_told_and_logged_alike(name: str, tmp_path: Pat
     answers = [sampled(answer) for answer in story["answers"]]
     parser = plain if story.get("parser") == "plain" else hermes
     gateway, provider = make_gateway(log, answers * len(ways), start_parser=parser)
-    told: dict[str, list[Any]] = {}
+    answers_of: dict[str, list[Any]] = {}
     with served(gateway) as address:
         for who, streams in ways:
             # Sessions are named where answers are streamed, else found by their history.
             where = f"{address}/s/{who.replace(' ', '')}" if streams else address
             history: list[Any] = []
-            agents = [CLIENTS[one](where, history) for one in who.split(" & ")]
+            agents = [CLIENTS[name_of_client](where, history) for name_of_client in who.split(" & ")]
             before, seen = len(provider.prompts), len(logged(log))
             for number, step in enumerate(story["steps"]):
                 own = {"user": f"{step['user']} {who}"} if "user" in step and not number else {}
@@ -126,7 +127,7 @@ def test_clients_of_every_api_are_told_and_logged_alike(name: str, tmp_path: Pat
                 check_rows(rows, agents[0], provider, before)
             if system := story.get("fields", {}).get("system"):
                 assert rows[0]["messages"][0] == {"role": "system", "content": system}
-            told.setdefault(who, []).append([turn.says for turn in history if isinstance(turn, Answer)])
-    for whole, *others in told.values():
+            answers_of.setdefault(who, []).append([turn.says for turn in history if isinstance(turn, Answer)])
+    for whole, *others in answers_of.values():
         assert others == [whole] * len(others)
     assert codes_of(log) == story.get("codes", [])

@@ -25,8 +25,8 @@ def row_in(form: str, response: list[int], logprobs: list[float] | None = None) 
     if form == "verl_batch":
         return {"prompts": prompt, "responses": response, "response_mask": mask, "attention_mask": seen, **scored}
     if form == "verl_batches":
-        one = row_in("verl_batch", response, logprobs)
-        return {name: [value] for name, value in one.items()}
+        sample = row_in("verl_batch", response, logprobs)
+        return {name: [value] for name, value in sample.items()}
     if form == "trl_rollout":
         scored = {} if logprobs is None else {"logprobs": [logprobs]}
         return {"prompt_ids": [prompt], "completion_ids": [response], "env_mask": [mask], **scored}
@@ -44,8 +44,8 @@ def row_in(form: str, response: list[int], logprobs: list[float] | None = None) 
 def loud(log: Path) -> tuple[int, set[str]]:
     """The exit code of a scan, and the codes of what it finds above a note."""
     code, out, _ = run("scan", log, "-t", BPE, "--no-config", "--report", "jsonl")
-    found = [one for one in map(json.loads, out.splitlines()) if one.get("severity") in ("error", "warning")]
-    return code, {one["code"] for one in found}
+    findings = [line for line in map(json.loads, out.splitlines()) if line.get("severity") in ("error", "warning")]
+    return code, {finding["code"] for finding in findings}
 
 
 @pytest.mark.parametrize("scored", [False, True], ids=["no logprobs", "fill between the answers"])

@@ -46,18 +46,18 @@ def test_a_rule_that_fails_is_named_with_its_row_and_can_be_turned_off(
     log: Path, broken: _Break, jobs: str
 ) -> None:
     broken(rule_of("LPR504"), "check")
-    code, out, said = run("scan", log, "--jobs", jobs)
+    code, out, err = run("scan", log, "--jobs", jobs)
     assert (code, out) == (2, "")
-    assert f"{log}:0: rule LPR504 failed: ValueError no values are left" in said
-    assert f"{BUG}turn the rule off: `--ignore LPR504`." in said
+    assert f"{log}:0: rule LPR504 failed: ValueError no values are left" in err
+    assert f"{BUG}turn the rule off: `--ignore LPR504`." in err
     assert run("scan", log, "--jobs", jobs, "--ignore", "LPR504")[0] == 0
 
 
 def test_a_repair_goes_on_without_a_rule_that_fails(log: Path, broken: _Break) -> None:
     broken(rule_of("LPR504"), "check")
-    code, _, said = run("repair", log, "--dry-run")
+    code, _, err = run("repair", log, "--dry-run")
     assert code == 2
-    assert f"{log}:0: rule LPR504 failed: ValueError no values are left" in said
+    assert f"{log}:0: rule LPR504 failed: ValueError no values are left" in err
     assert run("repair", log, "--dry-run", "--ignore", "LPR504")[0] == 0
 
 
@@ -66,20 +66,20 @@ def test_a_repair_that_fails_is_named_with_its_row(tmp_path: Path, broken: _Brea
     log = written(tmp_path / "log.jsonl", [row])
     broken(repair_named("drop"), "mend")
     options = ("--with", "drop", "--unsafe", "--quarantine", tmp_path / "dropped.jsonl")
-    code, out, said = run("repair", log, "-o", tmp_path / "out.jsonl", *options)
+    code, out, err = run("repair", log, "-o", tmp_path / "out.jsonl", *options)
     assert (code, out) == (2, "")
-    assert f"{log}:0: repair `drop` failed: ValueError no values are left" in said
-    assert "`--with NAME`" in said
+    assert f"{log}:0: repair `drop` failed: ValueError no values are left" in err
+    assert "`--with NAME`" in err
     assert not (tmp_path / "out.jsonl").exists()
 
 
 @pytest.mark.parametrize("more", [(), ("-f", "json")])
 def test_a_report_that_fails_is_named(log: Path, tmp_path: Path, broken: _Break, more: tuple[str, ...]) -> None:
     broken(report_named("concise"), "write")
-    code, _, said = run("scan", log, "--report", f"concise={tmp_path / 'report'}", *more)
+    code, _, err = run("scan", log, "--report", f"concise={tmp_path / 'report'}", *more)
     assert code == 2
-    assert "report `concise` failed: ValueError no values are left" in said
-    assert f"{BUG}choose another report: `-f NAME`" in said
+    assert "report `concise` failed: ValueError no values are left" in err
+    assert f"{BUG}choose another report: `-f NAME`" in err
     assert not (tmp_path / "report").exists()
 
 

@@ -34,27 +34,28 @@ def place_of(finding: dict[str, Any]) -> tuple[str, int, int]:
 def counted(report: dict[str, Any]) -> dict[str, Counter[str]]:
     """Causes by the code of their root and by severity, counted from the findings alone."""
     by_rollout: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
-    for one in report["findings"]:
-        by_rollout.setdefault(place_of(one), []).append(one)
-    found: dict[str, Counter[str]] = {}
+    for finding in report["findings"]:
+        by_rollout.setdefault(place_of(finding), []).append(finding)
+    causes: dict[str, Counter[str]] = {}
     for findings in by_rollout.values():
-        roots = {one["fingerprint"]: one for one in findings if one["because_of"] is None}
-        for one in findings:
-            assert one["because_of"] is None or one["because_of"] in roots
+        roots = {finding["fingerprint"]: finding for finding in findings if finding["because_of"] is None}
+        for finding in findings:
+            assert finding["because_of"] is None or finding["because_of"] in roots
         for fingerprint in roots:
-            group = [one for one in findings if fingerprint in (one["fingerprint"], one["because_of"])]
-            worst = min(("error", "warning", "note").index(one["severity"]) for one in group)
-            found.setdefault(roots[fingerprint]["code"], Counter())[("error", "warning", "note")[worst]] += 1
-    return found
+            group = [f for f in findings if fingerprint in (f["fingerprint"], f["because_of"])]
+            worst = min(("error", "warning", "note").index(finding["severity"]) for finding in group)
+            causes.setdefault(roots[fingerprint]["code"], Counter())[("error", "warning", "note")[worst]] += 1
+    return causes
 
 
 def test_a_broken_prefix_follows_from_what_broke_it_and_counts_once() -> None:
     report = scanned(NEMO, "-t", TOY, "--select", "SEQ,TOK,TPL")
-    errors = [one for one in report["findings"] if one["severity"] == "error"]
-    by_print = {one["fingerprint"]: one for one in errors}
-    follows = {(one["code"], by_print[one["because_of"]]["code"]) for one in errors if one["because_of"]}
+    errors = [finding for finding in report["findings"] if finding["severity"] == "error"]
+    by_print = {finding["fingerprint"]: finding for finding in errors}
+    follows = {(f["code"], by_print[f["because_of"]]["code"]) for f in errors if f["because_of"]}
     assert follows == {("SEQ301", "TOK101"), ("SEQ302", "TPL203"), ("SEQ302", "TPL204")}
-    heads = {one["text"]: (one["error"], one["rollouts"], one["codes"]) for one in report["summary"]["headlines"]}
+    headlines = report["summary"]["headlines"]
+    heads = {head["text"]: (head["error"], head["rollouts"], head["codes"]) for head in headlines}
     assert heads["1 prompt re-tokenized"] == (1, 1, {"SEQ301": 1, "TOK101": 1})
     assert heads["1 prompt with a tool call rewritten by the template"][:2] == (1, 1)
     assert heads["1 prompt with reasoning stripped from the history"][:2] == (1, 1)
@@ -62,8 +63,8 @@ def test_a_broken_prefix_follows_from_what_broke_it_and_counts_once() -> None:
 
 def test_without_the_rules_that_say_how_a_prefix_broke_it_is_a_cause_itself() -> None:
     report = scanned(NEMO, "-t", TOY, "--select", "SEQ301,SEQ302")
-    assert {one["because_of"] for one in report["findings"]} == {None}
-    assert [one["text"] for one in report["summary"]["headlines"]] == [
+    assert {finding["because_of"] for finding in report["findings"]} == {None}
+    assert [headline["text"] for headline in report["summary"]["headlines"]] == [
         "2 prompts re-rendered as other text",
         "1 prompt re-tokenized",
     ]
@@ -73,21 +74,21 @@ def test_without_the_rules_that_say_how_a_prefix_broke_it_is_a_cause_itself() ->
 def test_both_sides_of_a_broken_prefix_are_what_the_calls_hold(select: str) -> None:
     report = scanned(NEMO, "-t", TOY, "--select", select)
     rows = [json.loads(line) for line in NEMO.read_text().splitlines()]
-    broken = [one for one in report["findings"] if one["code"] in ("SEQ301", "SEQ302")]
+    broken = [finding for finding in report["findings"] if finding["code"] in ("SEQ301", "SEQ302")]
     assert len(broken) == 3
-    for one in broken:
-        calls = [item for item in rows[one["row"]]["response"]["output"] if "generation_token_ids" in item]
-        call, before = calls[one["turn"]], calls[one["turn"] - 1]
+    for finding in broken:
+        calls = [item for item in rows[finding["row"]]["response"]["output"] if "generation_token_ids" in item]
+        call, before = calls[finding["turn"]], calls[finding["turn"] - 1]
         prompt, seen = call["prompt_token_ids"], before["prompt_token_ids"] + before["generation_token_ids"]
-        assert one["recorded"]["label"] == "next prompt"
-        inside = one["start"] < len(before["prompt_token_ids"])
-        assert one["canonical"]["label"] == ("previous call" if inside else "sampled")
-        around, start = one["context"], one["start"]
+        assert finding["recorded"]["label"] == "next prompt"
+        inside = finding["start"] < len(before["prompt_token_ids"])
+        assert finding["canonical"]["label"] == ("previous call" if inside else "sampled")
+        around, start = finding["context"], finding["start"]
         lead, tail = around["before"]["ids"], around["after"]["ids"]
-        for ids, held in ((one["recorded"]["ids"], prompt), (one["canonical"]["ids"], seen)):
+        for ids, ids_of_call in ((finding["recorded"]["ids"], prompt), (finding["canonical"]["ids"], seen)):
             whole = [*lead, *ids, *tail]
-            assert held[start - len(lead) : start - len(lead) + len(whole)] == whole
-        assert one["recorded"]["ids"] != one["canonical"]["ids"]
+            assert ids_of_call[start - len(lead) : start - len(lead) + len(whole)] == whole
+        assert finding["recorded"]["ids"] != finding["canonical"]["ids"]
         assert lead
 
 
@@ -102,7 +103,7 @@ def hit(code: str, severity: Severity, turn: int | None, later: int | None = Non
 
 def test_findings_are_linked_by_cause_and_prompt_only() -> None:
     error, note = Severity.ERROR, Severity.NOTE
-    found = [
+    findings = [
         hit("LPR507", Severity.WARNING, 0),
         hit("MSK401", error, None, cause="slid by +1"),
         hit("MSK402", error, None, cause="slid by +1"),
@@ -116,10 +117,10 @@ def test_findings_are_linked_by_cause_and_prompt_only() -> None:
         hit("TOK102", note, 1),
         hit("TPL203", error, 1, 2),
     ]
-    out = link_findings(found, {}, all_rules())
-    assert [replaced.hit for replaced in out] == [one.hit for one in found]
-    names = {one.fingerprint: f"{one.code}@{one.hit.later_turn}" for one in out}
-    follows = [names[one.because_of] if one.because_of else None for one in out]
+    out = link_findings(findings, {}, all_rules())
+    assert [replaced.hit for replaced in out] == [finding.hit for finding in findings]
+    names = {finding.fingerprint: f"{finding.code}@{finding.hit.later_turn}" for finding in out}
+    follows = [names[finding.because_of] if finding.because_of else None for finding in out]
     assert follows == [
         "TOK101@1",
         None,
@@ -141,8 +142,8 @@ def test_findings_are_linked_by_cause_and_prompt_only() -> None:
 def test_a_finding_never_follows_from_itself() -> None:
     """Two differences that begin alike may have the same fingerprint."""
     twice = [hit("TPL299", Severity.ERROR, 0, 1), hit("TPL299", Severity.ERROR, 0, 1)]
-    assert len({one.fingerprint for one in twice}) == 1
-    assert [one.because_of for one in link_findings(twice, {}, all_rules())] == [None, None]
+    assert len({finding.fingerprint for finding in twice}) == 1
+    assert [finding.because_of for finding in link_findings(twice, {}, all_rules())] == [None, None]
 
 
 def test_equal_tokens_around_a_difference_are_in_both_sequences(tmp_path: Path) -> None:
@@ -153,13 +154,15 @@ def test_equal_tokens_around_a_difference_are_in_both_sequences(tmp_path: Path) 
     third = {"prompt_ids": [322, 492, 492, 322, 322], "completion_ids": [322]}
     log = tmp_path / "calls.jsonl"
     log.write_text(json.dumps({"calls": [first, second, third]}) + "\n")
-    found = [
-        one for one in scanned(log, "-t", TOY)["findings"] if one["code"] == "TOK101" and one["turn"] is not None
+    findings = [
+        finding
+        for finding in scanned(log, "-t", TOY)["findings"]
+        if finding["code"] == "TOK101" and finding["turn"] is not None
     ]
-    assert {one["where"] for one in found} == {"prompt", "completion"}
-    for one in found:
-        around = [one["context"][end]["ids"] for end in ("before", "after")]
-        whole = ",".join(map(str, [*around[0], *one["canonical"]["ids"], *around[1]]))
+    assert {finding["where"] for finding in findings} == {"prompt", "completion"}
+    for finding in findings:
+        around = [finding["context"][end]["ids"] for end in ("before", "after")]
+        whole = ",".join(map(str, [*around[0], *finding["canonical"]["ids"], *around[1]]))
         assert whole in ",".join(map(str, third["prompt_ids"]))
 
 
@@ -168,9 +171,9 @@ def test_equal_tokens_around_a_difference_are_in_both_sequences(tmp_path: Path) 
 @pytest.mark.parametrize("name", ["qwen2.5-coder", "gemma-3"])
 def test_headlines_count_the_causes_of_real_drift(name: str) -> None:
     report = scanned(SHARED / "rollouts" / name / "retok.jsonl.gz", "-t", SHARED / "tokenizers" / name)
-    errors = {one["text"]: one["error"] for one in report["summary"]["headlines"] if one["error"]}
-    broken = [one for one in report["findings"] if one["code"] in ("SEQ301", "SEQ302")]
-    assert all(one["because_of"] for one in broken)
+    errors = {head["text"]: head["error"] for head in report["summary"]["headlines"] if head["error"]}
+    broken = [finding for finding in report["findings"] if finding["code"] in ("SEQ301", "SEQ302")]
+    assert all(finding["because_of"] for finding in broken)
     by_code: Counter[str] = Counter()
     for code, kinds in counted(report).items():
         by_code[code] += kinds["error"]
@@ -180,18 +183,19 @@ def test_headlines_count_the_causes_of_real_drift(name: str) -> None:
             "60 prompts with a tool call rewritten by the template": 60,
             "20 prompts re-tokenized": 20,
         }
-    for one in broken:
-        assert one["canonical"]["ids"] or one["recorded"]["ids"]
-        assert one["canonical"]["label"] in ("sampled", "previous call")
+    for finding in broken:
+        assert finding["canonical"]["ids"] or finding["recorded"]["ids"]
+        assert finding["canonical"]["label"] in ("sampled", "previous call")
 
 
 def test_without_a_tokenizer_a_broken_prefix_is_not_said_to_be_another_text() -> None:
     report = scanned(NEMO, "--select", "SEQ302")
-    assert [one["text"] for one in report["summary"]["headlines"]] == ["3 prompts re-tokenized or re-rendered"]
-    assert {one["cause"] for one in report["findings"]} == {"cause unknown"}
-    for one in report["findings"]:
-        assert "other tokens (re-tokenized or re-rendered;" in one["message"]
-        assert "text" not in one["message"]
+    (headline,) = report["summary"]["headlines"]
+    assert headline["text"] == "3 prompts re-tokenized or re-rendered"
+    assert {finding["cause"] for finding in report["findings"]} == {"cause unknown"}
+    for finding in report["findings"]:
+        assert "other tokens (re-tokenized or re-rendered;" in finding["message"]
+        assert "text" not in finding["message"]
 
 
 @pytest.mark.parametrize(*table(__file__, "a_headline_does_not_claim_what_its_finding_leaves_undecided"))

@@ -72,10 +72,11 @@ def sections_of(command: str) -> list[str]:
 def test_flags_are_listed_under_headings() -> None:
     scan = ["Tokenizer and template", "Input", "Rules", "Gate", "Reports", "Running"]
     assert sections_of("scan") == ["Arguments", *scan]
-    assert sections_of("show") == ["Arguments", "Place", "View", *[one for one in scan if one != "Gate"]]
+    shared = [heading for heading in scan if heading != "Gate"]
+    assert sections_of("show") == ["Arguments", "Place", "View", *shared]
     assert sections_of("list") == ["Arguments", "Options"], "a page of few flags needs no headings"
-    known = {"Arguments", "Options", *PANELS}
-    assert {title for command in COMMANDS for title in sections_of(command)} <= known
+    headings = {"Arguments", "Options", *PANELS}
+    assert {title for command in COMMANDS for title in sections_of(command)} <= headings
 
 
 def test_every_option_has_a_heading() -> None:

@@ -22,7 +22,7 @@ FLAT = {"input_ids": [9, 11, 12, 13, 2, 9, 9], "loss_mask": [0, 0, 0, 1, 1, 0, 0
 VERL = {"prompts": [0, 11, 12], "responses": [13, 14, 2, 0], "response_mask": [1, 0, 1, 0]}
 
 
-def found(row: Mapping[str, Any], tmp_path: Path) -> list[tuple[str, str, int, int]]:
+def errors_of(row: Mapping[str, Any], tmp_path: Path) -> list[tuple[str, str, int, int]]:
     log = tmp_path / "log.jsonl"
     log.write_bytes(orjson.dumps(row))
     (result,) = scan_rollouts([str(log)], Settings())
@@ -56,7 +56,7 @@ def test_trained_tokens_that_are_hidden_stay_in_the_row_and_are_an_error(
     row = row_of(logged)
     assert row.hidden is not None
     assert np.flatnonzero(row.hidden).tolist() == hidden
-    assert ("MSK401", "hidden by the attention mask", *span) in found(logged, tmp_path)
+    assert ("MSK401", "hidden by the attention mask", *span) in errors_of(logged, tmp_path)
     (same,) = pick_format(logged).update(logged, [unrepaired(read_one(logged))])
     assert same is logged
 
@@ -71,7 +71,7 @@ def test_a_mask_changes_where_tokens_are_hidden_and_ids_do_not(logged: dict[str,
     new = move_row(row, row.token_ids, same, loss_mask=left, logprobs=row.logprobs).row
     (written,) = pick_format(logged).update(logged, [RepairedRollout(replace(rollout, training_row=new), ())])
     again = row_of(written)
-    trained = [i for i, one in zip(row.token_ids.tolist(), left.tolist(), strict=True) if one]
+    trained = [i for i, trains in zip(row.token_ids.tolist(), left.tolist(), strict=True) if trains]
     assert again.loss_mask is not None
     assert again.token_ids[again.loss_mask].tolist() == trained
     assert again.hidden is None or not (again.hidden & again.loss_mask).any()
@@ -82,4 +82,4 @@ def test_a_mask_changes_where_tokens_are_hidden_and_ids_do_not(logged: dict[str,
 def test_hidden_tokens_that_nothing_trains_are_no_fault(tmp_path: Path) -> None:
     logged = {**FLAT, "attention_mask": [0, 1, 0, 1, 1, 0, 0]}
     assert row_of(logged).hidden is not None
-    assert found(logged, tmp_path) == []
+    assert errors_of(logged, tmp_path) == []

@@ -133,15 +133,15 @@ class World:
     def conversation(self, history: list[Text], turns: int, group: int) -> None:
         tree, first = self.tree(), True
         for _ in range(turns):
-            call, kept = self.call(tree, history, group)
+            call, answer = self.call(tree, history, group)
             # Two calls with the prompt of a first one are two samples.
             if not first and self.random.random() < 0.15:
                 self.calls.append(replace(call))  # the row twice
             if not first and self.random.random() < 0.2:
-                call, kept = self.call(tree, history, group)  # a retry, which is what goes on
+                call, answer = self.call(tree, history, group)  # a retry, which is what goes on
             if self.random.random() < 0.1:
                 self.conversation([("system", self.words(5, 9)), ("user", self.words(5, 9))], 2, group)  # an agent
-            history = [*history, ("assistant", kept), (self.random.choice(("user", "tool")), self.words(3, 12))]
+            history = [*history, ("assistant", answer), (self.random.choice(("user", "tool")), self.words(3, 12))]
             changed = self.random.random()
             if changed < 0.08:
                 history = [history[0], ("user", self.words(10, 20))]  # a summary
@@ -153,32 +153,33 @@ class World:
     def call(self, tree: int, history: list[Text], group: int) -> tuple[Call, Ids]:
         """A call, and what later prompts hold of its answer."""
         drift = self.random.choice(("", *self.drifts))
-        said = self.words(14, 40)
-        kept, opener = said, OPENER
+        sampled = self.words(14, 40)
+        in_prompts, opener = sampled, OPENER
         if drift == "merge":
-            kept = merged(said, self.random.randrange(4, len(said) - 4))
+            in_prompts = merged(sampled, self.random.randrange(4, len(sampled) - 4))
         if drift == "reasoning":
-            said = (THINK, *self.words(5, 30), THOUGHT, *said)
+            sampled = (THINK, *self.words(5, 30), THOUGHT, *sampled)
         if drift == "opened":
-            said, opener = (*self.words(5, 30), THOUGHT, *said), (*OPENER, THINK)
+            sampled, opener = (*self.words(5, 30), THOUGHT, *sampled), (*OPENER, THINK)
         ended = drift == "opened" or self.random.random() >= self.cut
-        completion = (*said, END) if ended else said
+        completion = (*sampled, END) if ended else sampled
         prompt = rendered(history) + opener
         request = [
             answer_message(ids, apart=False) if role == "assistant" else message(role, ids)
             for role, ids in history
         ]
-        answer = answer_message((THINK, *said) if drift == "opened" else said, apart=self.random.random() < 0.5)
-        made = Call(tree, prompt, completion, self.sessions, group, request, answer)
-        self.calls.append(made)
-        return made, kept
+        whole = (THINK, *sampled) if drift == "opened" else sampled
+        answer = answer_message(whole, apart=self.random.random() < 0.5)
+        call = Call(tree, prompt, completion, self.sessions, group, request, answer)
+        self.calls.append(call)
+        return call, in_prompts
 
 
 def world(seed: int, drifts: Sequence[str] = (), groups: int = 6, cut: float = 0.15) -> list[Call]:
-    made = World(random.Random(seed), drifts, cut)
+    generator = World(random.Random(seed), drifts, cut)
     for _ in range(groups):
-        made.group()
-    return made.calls
+        generator.group()
+    return generator.calls
 
 
 # What is found
@@ -197,13 +198,13 @@ def settled(
             read.extend(numbers)
         return ((number, traits[number]) for number in numbers)
 
-    found = index.join_conversations(reread, decoder)
-    assert found.of.dtype == np.int64
-    assert found.by.dtype == np.uint8
-    assert len(found.of) == len(found.by) == len(traits)
-    assert all(found.of[first] == first for first in found.of), "a conversation is named by its first call"
-    assert all(found.of <= np.arange(len(traits)))
-    return found
+    joined = index.join_conversations(reread, decoder)
+    assert joined.of.dtype == np.int64
+    assert joined.by.dtype == np.uint8
+    assert len(joined.of) == len(joined.by) == len(traits)
+    assert all(joined.of[first] == first for first in joined.of), "a conversation is named by its first call"
+    assert all(joined.of <= np.arange(len(traits)))
+    return joined
 
 
 def parts(of: Sequence[int] | np.ndarray) -> set[frozenset[int]]:
@@ -226,11 +227,11 @@ def test_calls_that_continue_each_other_exactly_are_one_conversation(seed: int) 
     calls = world(seed)
     assert trees(calls) == pairs(calls), "the generator makes what a comparison of all pairs finds"
     random.Random(seed).shuffle(calls)
-    found = settled([replace(call, request=None).traits() for call in calls])
-    assert parts(found.of) == trees(calls)
-    assert set(found.by.tolist()) <= {JoinedBy.NOTHING, JoinedBy.IDS}
-    assert not len(found.unsure)
-    assert not found.keys_believed
+    joined = settled([replace(call, request=None).traits() for call in calls])
+    assert parts(joined.of) == trees(calls)
+    assert set(joined.by.tolist()) <= {JoinedBy.NOTHING, JoinedBy.IDS}
+    assert not len(joined.unsure)
+    assert not joined.keys_believed
 
 
 def pairs(calls: Sequence[Call]) -> set[frozenset[int]]:
@@ -257,9 +258,9 @@ def test_a_continuation_that_drifted_is_found(seed: int, drifts: tuple[str, ...]
     assert trees(calls) == pairs(calls)
     random.Random(seed).shuffle(calls)
     traits = [replace(call, request=None).traits() for call in calls]
-    found = settled(traits)
-    assert parts(found.of) == trees(calls)
-    assert not len(found.unsure)
+    joined = settled(traits)
+    assert parts(joined.of) == trees(calls)
+    assert not len(joined.unsure)
 
 
 @settings(max_examples=examples(12, 150))
@@ -267,8 +268,8 @@ def test_a_continuation_that_drifted_is_found(seed: int, drifts: tuple[str, ...]
 def test_without_a_tokenizer_drift_is_proven_by_the_ids_that_stayed(seed: int, drifts: tuple[str, ...]) -> None:
     calls = world(seed, drifts)
     random.Random(seed).shuffle(calls)
-    found = settled([replace(call, request=None).traits() for call in calls], None)
-    assert parts(found.of) == trees(calls)
+    joined = settled([replace(call, request=None).traits() for call in calls], None)
+    assert parts(joined.of) == trees(calls)
 
 
 @settings(max_examples=examples(12, 150))
@@ -277,11 +278,11 @@ def test_messages_join_calls_whose_ids_drifted_or_are_missing(seed: int, ids: bo
     calls = world(seed, ("merge", "reasoning", "opened"))
     random.Random(seed).shuffle(calls)
     read: list[int] = []
-    found = settled([call.traits(ids=ids) for call in calls], None, read)
-    assert parts(found.of) == trees(calls)
-    assert not len(found.unsure)
-    assert not ids or JoinedBy.IDS in found.by
-    assert JoinedBy.MESSAGES in found.by
+    joined = settled([call.traits(ids=ids) for call in calls], None, read)
+    assert parts(joined.of) == trees(calls)
+    assert not len(joined.unsure)
+    assert not ids or JoinedBy.IDS in joined.by
+    assert JoinedBy.MESSAGES in joined.by
     if not ids:
         assert not read, "messages need no second look"
 
@@ -294,9 +295,9 @@ def test_the_order_of_the_rows_changes_nothing(seed: int) -> None:
     for turn in range(3):
         order = list(range(len(calls)))
         random.Random(seed + turn).shuffle(order)
-        found = settled([replace(calls[call], request=None).traits() for call in order])
-        partition = {frozenset(order[row] for row in part) for part in parts(found.of)}
-        by = sorted(found.by[found.by != 0])
+        joined = settled([replace(calls[call], request=None).traits() for call in order])
+        partition = {frozenset(order[row] for row in part) for part in parts(joined.of)}
+        by = sorted(joined.by[joined.by != 0])
         assert wanted in (None, (partition, by))
         wanted = partition, by
 
@@ -309,14 +310,14 @@ def test_the_order_of_the_rows_changes_nothing(seed: int) -> None:
 def test_keys_that_name_conversations_join_what_history_does_not(seed: int) -> None:
     calls = world(seed, groups=10, cut=0)
     random.Random(seed).shuffle(calls)
-    found = settled([replace(call, request=None).traits(b"%d" % call.session) for call in calls])
+    joined = settled([replace(call, request=None).traits(b"%d" % call.session) for call in calls])
     sessions = parts([call.session for call in calls])
-    assert found.keys_believed
-    assert parts(found.of) == sessions
+    assert joined.keys_believed
+    assert parts(joined.of) == sessions
     for session in sessions:
         starts = {min(part) for part in trees(calls) if part <= session}
-        assert sum(found.by[list(session)] == JoinedBy.KEY) == len(starts) - 1
-    assert not len(found.unsure)
+        assert sum(joined.by[list(session)] == JoinedBy.KEY) == len(starts) - 1
+    assert not len(joined.unsure)
 
 
 def group_key(call: Call, _: int) -> bytes:
@@ -330,17 +331,17 @@ def own_key(_: Call, row: int) -> bytes:
 @settings(max_examples=examples(12, 100))
 @given(SEEDS, st.sampled_from([group_key, own_key]))
 def test_keys_that_name_something_else_join_nothing(seed: int, key: Callable[[Call, int], bytes]) -> None:
-    made = World(random.Random(seed))
+    generator = World(random.Random(seed))
     for _ in range(8):
-        start: list[Text] = [("system", made.words(1, 4)), ("user", made.words(3, 9))]
-        group = made.trees
+        start: list[Text] = [("system", generator.words(1, 4)), ("user", generator.words(3, 9))]
+        group = generator.trees
         for _ in range(3):
-            made.conversation(list(start), 4, group)
-    calls = made.calls
-    made.random.shuffle(calls)
-    found = settled([replace(call, request=None).traits(key(call, row)) for row, call in enumerate(calls)])
-    assert not found.keys_believed
-    assert parts(found.of) == trees(calls)
+            generator.conversation(list(start), 4, group)
+    calls = generator.calls
+    generator.random.shuffle(calls)
+    joined = settled([replace(call, request=None).traits(key(call, row)) for row, call in enumerate(calls)])
+    assert not joined.keys_believed
+    assert parts(joined.of) == trees(calls)
 
 
 # Single cases
@@ -361,26 +362,26 @@ def after(answer: Ids, *more: Text) -> list[Text]:
 
 
 @pytest.mark.parametrize("decoder", [decode, None])
-@pytest.mark.parametrize("kept", [FIRST, merged(FIRST, 8)])
+@pytest.mark.parametrize("answer", [FIRST, merged(FIRST, 8)])
 def test_what_continues_a_sample_without_a_row_is_not_joined_to_its_sibling(
-    decoder: Callable[..., bytes] | None, kept: Ids
+    decoder: Callable[..., bytes] | None, answer: Ids
 ) -> None:
     sibling = call([SYSTEM, QUESTION], (*OTHER, END))
     own = call([SYSTEM, QUESTION], (*FIRST, END))
-    later = call(after(kept), (*OTHER, END))
+    later = call(after(answer), (*OTHER, END))
     assert parts(settled([sibling, later], decoder).of) == {frozenset({0}), frozenset({1})}
     assert parts(settled([sibling, own, later], decoder).of) == {frozenset({0}), frozenset({1, 2})}
 
 
 def test_an_answer_with_another_number_is_another_answer() -> None:
     tokenizer = load_tokenizer(str(TOY))
-    kept = "The sum of all the numbers in the list is 42, so that the answer is 42."
-    found = talked(tokenizer, kept.replace("42", "43"), kept)
-    assert parts(found.of) == {frozenset({0}), frozenset({1})}
+    answer = "The sum of all the numbers in the list is 42, so that the answer is 42."
+    joined = talked(tokenizer, answer.replace("42", "43"), answer)
+    assert parts(joined.of) == {frozenset({0}), frozenset({1})}
 
 
 @pytest.mark.parametrize(
-    ("said", "kept"),
+    ("sampled", "answer"),
     [
         (
             "<|channel|>analysis<|message|>2 + 2<|end|><|start|>assistant<|channel|>final<|message|>It is 4.",
@@ -395,26 +396,26 @@ def test_an_answer_with_another_number_is_another_answer() -> None:
         ("It is 4.", "<think>\n\n</think>\n\nIt is 4."),
     ],
 )
-def test_an_answer_is_the_same_in_another_spelling(said: str, kept: str) -> None:
-    found = talked(load_tokenizer(str(TOY)), said, kept)
-    assert parts(found.of) == {frozenset({0, 1})}
-    assert found.by.tolist() == [JoinedBy.NOTHING, JoinedBy.IDS]
+def test_an_answer_is_the_same_in_another_spelling(sampled: str, answer: str) -> None:
+    joined = talked(load_tokenizer(str(TOY)), sampled, answer)
+    assert parts(joined.of) == {frozenset({0, 1})}
+    assert joined.by.tolist() == [JoinedBy.NOTHING, JoinedBy.IDS]
 
 
 def test_a_tool_call_with_other_arguments_is_another_answer() -> None:
-    said = (
+    sampled = (
         '<tool_call>{"name": "weather_of_a_city", "arguments": {"city": "Paris", "unit": "celsius"}}</tool_call>'
     )
-    found = talked(load_tokenizer(str(TOY)), said, said.replace("Paris", "Rome"))
-    assert parts(found.of) == {frozenset({0}), frozenset({1})}
+    joined = talked(load_tokenizer(str(TOY)), sampled, sampled.replace("Paris", "Rome"))
+    assert parts(joined.of) == {frozenset({0}), frozenset({1})}
 
 
-def talked(tokenizer: Tokenizer, said: str, kept: str) -> JoinedConversations:
+def talked(tokenizer: Tokenizer, sampled: str, answer: str) -> JoinedConversations:
     """An answer, and a call whose prompt has `kept` in its place."""
     encode, end = tokenizer.encode, "<|im_end|>\n"
     start = f"<|im_start|>user\nHow much?{end}<|im_start|>assistant\n"
-    later = f"{start}{kept}{end}<|im_start|>user\nThanks.{end}<|im_start|>assistant\n"
-    texts = [(start, f"{said}<|im_end|>"), (later, "Bye.<|im_end|>")]
+    later = f"{start}{answer}{end}<|im_start|>user\nThanks.{end}<|im_start|>assistant\n"
+    texts = [(start, f"{sampled}<|im_end|>"), (later, "Bye.<|im_end|>")]
     ids = [tuple(np.asarray(encode(text), np.int64) for text in pair) for pair in texts]
     traits = [CallTraits(0, prompt, completion, True, None, None) for prompt, completion in ids]
     return settled(traits, tokenizer.vocabulary.bytes_of)
@@ -427,17 +428,17 @@ def test_equal_conversations_are_told_apart_one_to_one_and_called_unsure() -> No
         ([first, later, first, later], {frozenset({0, 1}), frozenset({2, 3})}),
         ([later, later, first, first], {frozenset({0, 2}), frozenset({1, 3})}),
     ):
-        found = settled(rows)
-        assert parts(found.of) == wanted
-        assert found.unsure.tolist() == [row for row, each in enumerate(rows) if each is later]
+        joined = settled(rows)
+        assert parts(joined.of) == wanted
+        assert joined.unsure.tolist() == [row for row, each in enumerate(rows) if each is later]
 
 
 def test_a_row_twice_is_one_start_and_one_conversation_alone() -> None:
     first, later = call([SYSTEM, QUESTION], (*FIRST, END)), call(after(FIRST), (*OTHER, END))
     last = call(after(FIRST, ("assistant", OTHER), ("user", (260,))), (*FIRST, END))
-    found = settled([first, first, later, later, last])
-    assert sorted(map(len, parts(found.of))) in ([1, 4], [2, 3])
-    assert {2, 3} <= set(found.unsure.tolist())
+    joined = settled([first, first, later, later, last])
+    assert sorted(map(len, parts(joined.of))) in ([1, 4], [2, 3])
+    assert {2, 3} <= set(joined.unsure.tolist())
 
 
 def test_the_key_tells_equal_conversations_apart() -> None:
@@ -447,17 +448,17 @@ def test_the_key_tells_equal_conversations_apart() -> None:
         call(after(FIRST), (*OTHER, END), b"a"),
         call(after(FIRST), (*OTHER, END), b"b"),
     ]
-    found = settled(rows)
-    assert parts(found.of) == {frozenset({0, 2}), frozenset({1, 3})}
-    assert not len(found.unsure)
+    joined = settled(rows)
+    assert parts(joined.of) == {frozenset({0, 2}), frozenset({1, 3})}
+    assert not len(joined.unsure)
     unnamed = [replace(row, key=b"one") for row in rows]
     assert not settled(unnamed).keys_believed, "the key of a group of samples"
 
 
 def test_samples_of_one_prompt_are_conversations_of_their_own() -> None:
-    found = settled([call([SYSTEM, QUESTION], (*FIRST[: 20 + size], END)) for size in range(8)])
-    assert found.of.tolist() == list(range(8))
-    assert not found.by.any()
+    joined = settled([call([SYSTEM, QUESTION], (*FIRST[: 20 + size], END)) for size in range(8)])
+    assert joined.of.tolist() == list(range(8))
+    assert not joined.by.any()
 
 
 def test_calls_of_another_context_are_not_joined() -> None:
@@ -478,29 +479,29 @@ def test_a_generation_that_was_interrupted_goes_on() -> None:
 def test_calls_without_completions_continue_and_are_not_continued() -> None:
     first, later = call([SYSTEM, QUESTION], ()), call(after(FIRST), ())
     assert settled([first, first, later]).of.tolist() == [0, 1, 2]
-    known = replace(first, completion=np.array((*FIRST, END)), ended=True)
-    assert settled([later, known]).of.tolist() == [0, 0]
+    completed = replace(first, completion=np.array((*FIRST, END)), ended=True)
+    assert settled([later, completed]).of.tolist() == [0, 0]
     unknown = replace(first, completion=None)
-    assert settled([unknown, later, known]).of.tolist() == [0, 1, 1]
+    assert settled([unknown, later, completed]).of.tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize("ends", [(2,), (2, 8), tuple(range(20, 50))])
 def test_turns_may_end_in_other_tokens_and_be_called_ended_by_mistake(ends: Ids) -> None:
-    made = World(random.Random(5))
+    generator = World(random.Random(5))
     for _ in range(20):
-        made.group()
+        generator.group()
     rows = []
-    for row, each in enumerate(made.calls):
+    for row, each in enumerate(generator.calls):
         end = ends[row % len(ends)]
         swapped = tuple(end if id_ == END else id_ for id_ in each.completion)
         rows.append(replace(each, completion=swapped).traits())
     # Later prompts hold END: where another end was sampled, the answer is the same but for that.
-    found = settled([replace(row, ended=True, request=None, answer=None) for row in rows])
-    assert parts(found.of) == trees(made.calls)
+    joined = settled([replace(row, ended=True, request=None, answer=None) for row in rows])
+    assert parts(joined.of) == trees(generator.calls)
 
 
 def test_an_answer_found_in_messages_is_told_from_those_that_say_the_same_by_its_tool_call_ids() -> None:
-    asked = as_message({"role": "user", "content": "Where?"}, "m")
+    question = as_message({"role": "user", "content": "Where?"}, "m")
     answers = [
         as_message(
             {
@@ -513,24 +514,24 @@ def test_an_answer_found_in_messages_is_told_from_those_that_say_the_same_by_its
         )
         for number in range(4)
     ]
-    rows = [CallTraits(0, None, None, True, [asked], answer) for answer in answers]
+    rows = [CallTraits(0, None, None, True, [question], answer) for answer in answers]
     result = as_message({"role": "tool", "content": "4"}, "m")
     done = as_message({"role": "assistant", "content": "Done."}, "m")
     later = [
-        CallTraits(0, None, None, True, [asked, without_thought(answer), result], done)
+        CallTraits(0, None, None, True, [question, without_thought(answer), result], done)
         for answer in reversed(answers)
     ]
-    found = settled([*rows, *later], None)
-    assert found.of.tolist() == [0, 1, 2, 3, 3, 2, 1, 0]
-    assert found.by.tolist() == [JoinedBy.NOTHING] * 4 + [JoinedBy.MESSAGES] * 4
-    assert not len(found.unsure)
+    joined = settled([*rows, *later], None)
+    assert joined.of.tolist() == [0, 1, 2, 3, 3, 2, 1, 0]
+    assert joined.by.tolist() == [JoinedBy.NOTHING] * 4 + [JoinedBy.MESSAGES] * 4
+    assert not len(joined.unsure)
 
 
 def without_thought(answer: Message) -> Message:
-    kept = {name: value for name, value in answer.wire.items() if name != "reasoning_content"}
-    (tool_call,) = kept["tool_calls"]
+    wire = {name: value for name, value in answer.wire.items() if name != "reasoning_content"}
+    (tool_call,) = wire["tool_calls"]
     function = {**tool_call["function"], "arguments": {"a": 1}}
-    return as_message({**kept, "content": None, "tool_calls": [{**tool_call, "function": function}]}, "m")
+    return as_message({**wire, "content": None, "tool_calls": [{**tool_call, "function": function}]}, "m")
 
 
 def test_the_deeper_of_a_match_by_ids_and_one_by_messages_wins() -> None:
@@ -542,9 +543,9 @@ def test_the_deeper_of_a_match_by_ids_and_one_by_messages_wins() -> None:
     second = [replace(each, answer=message("assistant", OTHER[number:])) for number, each in enumerate(second)]
     drifted = after(FIRST, ("assistant", merged(OTHER[1:], 9)), ("user", (270,)))
     third = replace(call(drifted, (*FIRST, END)), request=[message(role, ids) for role, ids in drifted])
-    found = settled([*first, *second, third], None)
-    assert found.of[4] == found.of[3] != found.of[2]
-    assert found.by[4] == JoinedBy.MESSAGES
+    joined = settled([*first, *second, third], None)
+    assert joined.of[4] == joined.of[3] != joined.of[2]
+    assert joined.by[4] == JoinedBy.MESSAGES
 
 
 def test_rows_with_text_alone_are_joined_by_it() -> None:
@@ -555,9 +556,9 @@ def test_rows_with_text_alone_are_joined_by_it() -> None:
         CallTraits(0, None, None, True, None, None, decode(each.prompt).decode(), decode(each.completion).decode())
         for each in calls
     ]
-    found = settled(rows, None)
-    assert parts(found.of) == trees(calls)
-    assert set(found.by.tolist()) == {JoinedBy.NOTHING, JoinedBy.TEXT}
+    joined = settled(rows, None)
+    assert parts(joined.of) == trees(calls)
+    assert set(joined.by.tolist()) == {JoinedBy.NOTHING, JoinedBy.TEXT}
 
 
 def test_rows_of_each_kind_stay_apart_and_no_row_is_no_conversation() -> None:
@@ -567,8 +568,8 @@ def test_rows_of_each_kind_stay_apart_and_no_row_is_no_conversation() -> None:
     assert settled([empty, empty, blank, blank]).of.tolist() == [0, 1, 2, 3]
     first, later = call([SYSTEM, QUESTION], (*FIRST, END)), call(after(FIRST), (*OTHER, END))
     text = replace(later, prompt=None, completion=None, prompt_text=decode(later.prompt).decode())
-    told = replace(first, prompt=None, request=(message("user", FIRST),), answer=message("assistant", FIRST))
-    assert settled([told, empty, first, text, later]).of.tolist() == [0, 1, 2, 3, 2]
+    talk = replace(first, prompt=None, request=(message("user", FIRST),), answer=message("assistant", FIRST))
+    assert settled([talk, empty, first, text, later]).of.tolist() == [0, 1, 2, 3, 2]
 
 
 def bytes_of(index: HistoryIndex) -> int:
@@ -592,14 +593,14 @@ def test_what_an_index_holds_does_not_grow_with_the_length_of_histories() -> Non
 
 
 def test_prefixes_keep_their_numbers_while_the_table_grows() -> None:
-    numbers, known = HashNumbers(), {}
+    numbers, expected = HashNumbers(), {}
     rng = random.Random(1)
     for _ in range(5000):
-        hash_ = rng.getrandbits(64) if rng.random() < 0.7 or not known else rng.choice(list(known))
-        assert numbers.find(hash_) == known.get(hash_, 0)
-        assert numbers.add(hash_) == known.setdefault(hash_, len(known) + 1)
-    asked = [*known, *(rng.getrandbits(64) for _ in range(500))]
-    assert numbers.find_all(np.array(asked, np.uint64)).tolist() == [known.get(hash_, 0) for hash_ in asked]
+        hash_ = rng.getrandbits(64) if rng.random() < 0.7 or not expected else rng.choice(list(expected))
+        assert numbers.find(hash_) == expected.get(hash_, 0)
+        assert numbers.add(hash_) == expected.setdefault(hash_, len(expected) + 1)
+    hashes = [*expected, *(rng.getrandbits(64) for _ in range(500))]
+    assert numbers.find_all(np.array(hashes, np.uint64)).tolist() == [expected.get(hash_, 0) for hash_ in hashes]
 
 
 @given(st.integers(0, 1000))
@@ -608,31 +609,33 @@ def test_linked_calls_are_one_component_however_the_links_run(seed: int) -> None
     count = rng.randint(1, 60)
     links = [[rng.randrange(count) if rng.random() < 0.7 else -1 for _ in range(count)] for _ in range(2)]
     label = list(range(count))
-    for one, other in [(call, to) for link in links for call, to in enumerate(link) if to >= 0]:
-        low, high = sorted((label[one], label[other]))
+    for call, other in [(number, to) for link in links for number, to in enumerate(link) if to >= 0]:
+        low, high = sorted((label[call], label[other]))
         label = [low if each == high else each for each in label]
     assert connected_components(count, *(np.array(link, np.int64) for link in links)).tolist() == label
 
 
 def test_a_key_of_a_whole_run_names_no_conversation() -> None:
-    made = World(random.Random(4))
+    generator = World(random.Random(4))
     for _ in range(100):
-        made.group()
-    found = settled([replace(each, request=None).traits(b"run 1") for each in made.calls])
-    assert not found.keys_believed
-    assert parts(found.of) == trees(made.calls)
+        generator.group()
+    joined = settled([replace(each, request=None).traits(b"run 1") for each in generator.calls])
+    assert not joined.keys_believed
+    assert parts(joined.of) == trees(generator.calls)
 
 
 def test_calls_without_a_key_join_those_with_one_and_bridge_none() -> None:
-    made = World(random.Random(6), cut=0)
+    generator = World(random.Random(6), cut=0)
     for _ in range(20):
-        made.group()
+        generator.group()
     rng = random.Random(7)
-    keys = [b"%d" % each.session if rng.random() < 0.9 else None for each in made.calls]
-    found = settled([replace(each, request=None).traits(key) for each, key in zip(made.calls, keys, strict=True)])
-    assert found.keys_believed
-    for part in parts(found.of):
-        assert len({made.calls[row].session for row in part}) == 1
+    calls = generator.calls
+    keys = [b"%d" % each.session if rng.random() < 0.9 else None for each in calls]
+    joined = settled([replace(each, request=None).traits(key) for each, key in zip(calls, keys, strict=True)])
+    assert joined.keys_believed
+    for part in parts(joined.of):
+        assert len({calls[row].session for row in part}) == 1
         assert len({keys[row] for row in part} - {None}) <= 1
-    named = {made.calls[row].session: found.of[row] for row, key in enumerate(keys) if key is not None}
-    assert all(found.of[row] == named[made.calls[row].session] for row, key in enumerate(keys) if key is not None)
+    keyed = [row for row, key in enumerate(keys) if key is not None]
+    named = {calls[row].session: joined.of[row] for row in keyed}
+    assert all(joined.of[row] == named[calls[row].session] for row in keyed)
