@@ -197,7 +197,7 @@ STRATEGIES: tuple[dict[str, Any], ...] = (
     {"strategies": ("canonical",), "unsafe": True},
 )
 WAYS_TO_MASK = ("span", "turn", "first-divergence")
-LOGS = some(sorted(Path("fixtures/formats").glob("*.jsonl")), 4)
+LOGS = some(sorted(Path("fixtures/formats").glob("*.jsonl")), 3)
 
 
 def repairs_for(log: Path) -> list[RepairSettings]:

@@ -11,7 +11,7 @@ import pytest
 from tests.command import run
 from tests.gateway.proof import Proof
 from tests.gateway.world import TOY, TOYS, World, proved, real
-from tests.tiers import DEEP
+from tests.tiers import DEEP, examples
 
 REAL = os.environ.get("TITO_AUDIT_TOKENIZERS")
 WORLDS = real(Path(REAL)) if REAL else []
@@ -29,7 +29,7 @@ def check_promises(proof: Proof, world: World, folder: Path) -> None:
 
 
 def test_agents_leave_a_clean_log(tmp_path: Path) -> None:
-    proof = proved(TOY, tmp_path, count=9, steps=10, seed=1)
+    proof = proved(TOY, tmp_path, count=examples(7, 9), steps=examples(8, 10), seed=1)
     check_promises(proof, TOY, tmp_path)
     branches = Counter(line["branch"] for line in proof.lines)
     assert branches["continues"] > len(proof.lines) / 4, branches
