@@ -14,9 +14,8 @@ import pytest
 
 from tests.command import run
 from tests.torture.thrift import Typed, read_typed, written
+from tests.world import ROOT, TOY
 
-ROOT = Path(__file__).resolve().parents[1]
-TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 LOG = ROOT / "fixtures" / "formats" / "prime_rl_sample.jsonl"
 """A log with findings that are repaired."""
 # Fields of a footer, a node of the schema, a row group, a column chunk and what is said about it.

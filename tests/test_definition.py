@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tests.test_start import damage, held
 from tests.test_start import folder as folder
 from tests.tiers import examples, some
+from tests.world import ROOT
 from tito_audit.errors import TokenizerError
 from tito_audit.tokens import load
 from tito_audit.tokens.cache import Excerpts, LazyBackend, Tables, compact_definition, compact_json, excerpt_parts
@@ -26,7 +27,6 @@ from tito_audit.tokens.vocab import Entries, find_normal_form
 
 LOADS_ANEW = True
 
-ROOT = Path(__file__).resolve().parents[1]
 TOYS = ROOT / "fixtures" / "tokenizers"
 TOY = TOYS / "toy_bpe"
 SHARED = Path(

@@ -27,6 +27,7 @@ from tests.checkers import checked
 from tests.command import run
 from tests.ready import program
 from tests.tiers import DEEP
+from tests.world import ROOT
 from tito_audit.cli._exit import EXIT_CODES
 from tito_audit.cli.explain import GUIDES
 from tito_audit.evidence import reference
@@ -39,7 +40,6 @@ from tito_audit.settings.options import FLAG_ONLY, KEYS
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is in the extra docs")
 
-ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
 import generate  # noqa: E402

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.world import TOY
 from tito_audit.run.encoders import _characters_per_byte_and_row
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.rows import LogGroup
@@ -19,7 +20,6 @@ from tito_audit.tokens.encoders import FastEncoder
 
 LOADS_ANEW = True
 
-TOY = Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers" / "toy_bpe"
 ENOUGH = 240_000
 """More characters than the reference encodes while the fast encoder loads for this tokenizer."""
 

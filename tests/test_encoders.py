@@ -21,6 +21,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from tests.fuzz_encoders import Drawn
 from tests.tiers import examples, some
+from tests.world import ROOT
 from tito_audit.errors import TokenizerError
 from tito_audit.record.arrays import Ids
 from tito_audit.tokens.encoders import Encoder, FastEncoder, ReferenceEncoder, find_disagreement, probe_texts
@@ -31,7 +32,6 @@ from tito_audit.tokens.vocab import Vocabulary
 
 LOADS_ANEW = True
 
-ROOT = Path(__file__).resolve().parents[1]
 TOYS = ROOT / "fixtures" / "tokenizers"
 SHARED = Path(
     os.environ.get("TITO_AUDIT_TOKENIZERS") or Path(__file__).resolve().parents[2] / "shared" / "tokenizers"

@@ -16,10 +16,9 @@ from tests.command import written
 from tests.ready import program
 from tests.tables import stored, table
 from tests.tiers import DEEP, some
+from tests.world import ROOT, TOY
 from tito_audit.terminal.encoding import ERROR_HANDLER, as_encoded
 
-ROOT = Path(__file__).resolve().parents[1]
-TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 ENCODINGS = ("ascii", "latin-1", "cp1252", "cp437", "cp850", "cp866", "cp932", "cp936", "koi8-r", "utf-16-le")
 ODD = "Grüße, 東京 👩‍🚀 \u202e\x1b[2J\t{e\u0301}\n– “quoted”"
 

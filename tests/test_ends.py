@@ -16,7 +16,7 @@ import pytest
 from tests.command import run, written
 from tests.ready import program
 from tests.tiers import some
-from tests.world import BROKEN, CLEAN, ROOT
+from tests.world import BROKEN, CLEAN, FORMATS, ROOT
 from tito_audit.cli._exit import system_error_words
 from tito_audit.errors import StorageError
 from tito_audit.run.repair import repair_rollouts
@@ -27,7 +27,6 @@ from tito_audit.storage import path_identity
 from tito_audit.storage.watch import FileWatch
 
 TOY = ("-t", str(ROOT / "fixtures" / "tokenizers" / "toy_bpe"))
-FORMATS = ROOT / "fixtures" / "formats"
 
 
 @pytest.fixture

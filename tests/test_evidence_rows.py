@@ -15,6 +15,7 @@ import pytest
 from tests import toy
 from tests.test_render_fast import RENDERERS, RENDERS, cases
 from tests.tiers import examples
+from tests.world import ROOT
 from tito_audit.align.alignment import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.errors import RenderError
@@ -48,7 +49,6 @@ from tito_audit.tokens.tokenizer import Tokenizer
 
 LOADS_ANEW = True
 
-ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = [
     *sorted((ROOT / "fixtures" / "tokenizers").glob("toy_*/")),
     *sorted(ROOT.parent.glob("shared/tokenizers/*/")),

@@ -14,12 +14,9 @@ import pytest
 from tests.command import run, written
 from tests.ready import program
 from tests.tiers import some
-from tests.world import BROKEN
+from tests.world import BROKEN, FORMATS, ROOT, TOKENIZERS
 from tito_audit.cli._exit import EXIT_CODES, epilog
 
-ROOT = Path(__file__).resolve().parents[1]
-FORMATS = ROOT / "fixtures" / "formats"
-TOKENIZERS = ROOT / "fixtures" / "tokenizers"
 TOY = ("-t", str(TOKENIZERS / "toy_bpe"))
 DRIFTED = str(FORMATS / "nemo_gym.jsonl")
 CLEAN = str(FORMATS / "tito_sample.jsonl")
@@ -94,7 +91,7 @@ def opened_by_its_reader(pipe: Path, reader: subprocess.Popen[bytes]) -> int:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), some([(signal.SIGINT, 130), (signal.SIGTERM, 143)], 1))
 def test_a_run_that_is_stopped_ends_with_the_code_of_its_signal(number: int, code: int, tmp_path: Path) -> None:
     pipe = tmp_path / "log.jsonl"
     os.mkfifo(pipe)

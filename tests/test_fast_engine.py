@@ -15,14 +15,13 @@ import pytest
 
 from benchmarks.reference import by_reference, main, said
 from tests.tiers import crossed, examples, some
+from tests.world import ROOT, TOY
 from tito_audit.record.arrays import Ids
 from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
 from tito_audit.tokens.encoders import FastEncoder
 
-ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
-TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 LOGS = sorted((ROOT / "fixtures" / "formats").glob("*.jsonl"))
 MODELS = some(("smollm2", "gemma-3", "qwen2.5-coder"), 1)
 needs_rollouts = [

@@ -17,6 +17,7 @@ import pytest
 
 import tito_audit
 from tests.report_results import results
+from tests.world import ROOT
 from tito_audit import (
     GateSettings,
     Settings,
@@ -32,7 +33,6 @@ from tito_audit.report_objects import escape_surrogates, finding_object
 from tito_audit.run.scan import Scan
 from tito_audit.tables.findings import COLUMNS
 
-ROOT = Path(__file__).resolve().parents[1]
 LOG = ROOT / "fixtures" / "docs" / "first_scan.jsonl"
 SETTINGS = Settings(tokenizer=str(ROOT / "fixtures" / "tokenizers" / "toy_bpe"))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.world import ROOT
 from tito_audit import (
     GateSettings,
     Override,
@@ -22,7 +23,6 @@ from tito_audit import (
     scan_rollouts,
 )
 
-ROOT = Path(__file__).resolve().parents[1]
 LOG = ROOT / "fixtures" / "docs" / "first_scan.jsonl"
 TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
 ROWS = [json.loads(line) for line in LOG.read_text(encoding="utf-8").splitlines()]

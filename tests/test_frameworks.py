@@ -16,10 +16,10 @@ import pytest
 
 from tests.forms import spliced
 from tests.frameworks.ask import PYTHONS, WRITERS, asked, written
+from tests.world import ROOT
 from tito_audit import Settings, read_rollouts, scan_rollouts, write_rollouts
 from tito_audit.record.rollout import Rollout
 
-ROOT = Path(__file__).resolve().parents[1]
 TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
 REQUIREMENTS = ROOT / "tests" / "frameworks" / "requirements"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from tests.frameworks.ask import asked
 from tests.serving import logged, make_gateway, served
+from tests.world import TOY
 from tito_audit import Settings, scan_rollouts
 from tito_audit.record.finding import Severity
 
-TOY = Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers" / "toy_bpe"
 ANSWERS = [
     '<tool_call>\n{"name":"get_weather",  "arguments": {"city":"Paris"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "get_weather", "arguments": {"city" : "Oslo"}}\n</tool_call><|im_end|>',

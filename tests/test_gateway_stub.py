@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,9 +12,8 @@ import pytest
 from tests.gateway.script import Script, Temper
 from tests.gateway.stub_upstream import MODEL, Knobs, application, serving
 from tests.tiers import examples
+from tests.world import ROOT, TOY
 
-ROOT = Path(__file__).resolve().parents[1]
-TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 RECORDED = ROOT.parent / "shared" / "recorded" / "vllm-cpu" / "answers"
 PROMPT = [5, 6, 7]
 

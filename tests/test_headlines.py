@@ -11,13 +11,12 @@ import pytest
 
 from tests.command import run
 from tests.tables import table
+from tests.world import ROOT, TOY
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Place
 from tito_audit.rules import all_rules
 from tito_audit.run.headlines import link_findings
 
-ROOT = Path(__file__).resolve().parents[1]
-TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 SHARED = ROOT.parent / "shared"
 NEMO = ROOT / "fixtures" / "formats" / "nemo_gym.jsonl"
 
@@ -120,21 +119,8 @@ def test_findings_are_linked_by_cause_and_prompt_only() -> None:
     out = link_findings(findings, {}, all_rules())
     assert [replaced.hit for replaced in out] == [finding.hit for finding in findings]
     names = {finding.fingerprint: f"{finding.code}@{finding.hit.later_turn}" for finding in out}
-    follows = [names[finding.because_of] if finding.because_of else None for finding in out]
-    assert follows == [
-        "TOK101@1",
-        None,
-        "MSK401@None",
-        None,
-        "TOK101@1",
-        "TPL203@2",
-        None,
-        None,
-        "TOK101@1",
-        None,
-        None,
-        None,
-    ]
+    follows = {at: names[finding.because_of] for at, finding in enumerate(out) if finding.because_of}
+    assert follows == {0: "TOK101@1", 2: "MSK401@None", 4: "TOK101@1", 5: "TPL203@2", 8: "TOK101@1"}
     assert out[1].headline == "{n} with a shifted loss mask"
     assert out[10].headline == "{n} that would change if re-encoded"
 

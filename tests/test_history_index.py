@@ -7,7 +7,6 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,14 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiers import examples
+from tests.world import TOY
 from tito_audit.chains.links import connected_components
 from tito_audit.join.history import HashNumbers, HistoryIndex, JoinedBy, JoinedConversations
 from tito_audit.join.traces import CallTraits
 from tito_audit.record.message import Message, as_message
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
-
-TOY = Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers" / "toy_bpe"
 
 # A small language: ids of syllables, and an id for each pair of them that says the same.
 
