@@ -325,9 +325,8 @@ def test_the_example_of_the_docs_says_what_fails(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (ROOT / "docs/_api.md").read_text(encoding="utf-8")
-    (example,) = (
-        block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "gate_rollouts" in block
-    )
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (example,) = (block for block in blocks if "gate_rollouts" in block)
     monkeypatch.chdir(ROOT)
     exec(example, {})
     findings, _, verdict = capsys.readouterr().out.partition("\nTrue\n")

@@ -140,11 +140,8 @@ def test_equal_tokens_around_a_difference_are_in_both_sequences(tmp_path: Path) 
     third = {"prompt_ids": [322, 492, 492, 322, 322], "completion_ids": [322]}
     log = tmp_path / "calls.jsonl"
     log.write_text(json.dumps({"calls": [first, second, third]}) + "\n")
-    findings = [
-        finding
-        for finding in scanned(log, "-t", TOY)["findings"]
-        if finding["code"] == "TOK101" and finding["turn"] is not None
-    ]
+    report = scanned(log, "-t", TOY)
+    findings = [f for f in report["findings"] if f["code"] == "TOK101" and f["turn"] is not None]
     assert {finding["where"] for finding in findings} == {"prompt", "completion"}
     for finding in findings:
         around = [finding["context"][end]["ids"] for end in ("before", "after")]
@@ -165,10 +162,8 @@ def test_headlines_count_the_causes_of_real_drift(name: str) -> None:
         by_code[code] += kinds["error"]
     assert sum(errors.values()) == by_code.total()
     if name == "qwen2.5-coder":
-        assert errors == {
-            "60 prompts with a tool call rewritten by the template": 60,
-            "20 prompts re-tokenized": 20,
-        }
+        rewritten = "60 prompts with a tool call rewritten by the template"
+        assert errors == {rewritten: 60, "20 prompts re-tokenized": 20}
     for finding in broken:
         assert finding["canonical"]["ids"] or finding["recorded"]["ids"]
         assert finding["canonical"]["label"] in ("sampled", "previous call")
