@@ -49,7 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
-def said(arguments: tuple[str, ...], here: Path) -> str:
+def page_of(arguments: tuple[str, ...], here: Path) -> str:
     """The command with its exit code, what it prints, and what it says on stderr; without times."""
     code, out, err = run(*arguments, env={"COLUMNS": "100"})
     parts = [
@@ -67,7 +67,7 @@ def test_a_mistake_is_answered_with_what_happened_why_and_what_to_do(
     name: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
-    page, file = said(MISTAKES[name], place), GOLDENS / f"{name}.txt"
+    page, file = page_of(MISTAKES[name], place), GOLDENS / f"{name}.txt"
     if os.environ.get("UPDATE_GOLDENS"):
         file.write_text(page, encoding="utf-8", newline="")
     assert page == file.read_bytes().decode()

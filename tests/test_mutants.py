@@ -45,9 +45,9 @@ def test_every_operator_and_constant_within_functions_is_changed_once() -> None:
 def test_a_mutant_differs_in_one_statement(module: str) -> None:
     text = (ROOT / "tito_audit" / module).read_text(encoding="utf-8")
     plain = ast.unparse(ast.parse(text)).splitlines()
-    found = mutants_of(module, text)
-    assert len(found) > 5
-    for mutant in found:
+    mutants = mutants_of(module, text)
+    assert len(mutants) > 5
+    for mutant in mutants:
         changed = mutated(text, mutant)
         compile(changed, module, "exec")
         lines = [line for line in difflib.ndiff(plain, changed.splitlines()) if line[0] in "+-"]

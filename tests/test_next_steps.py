@@ -42,11 +42,12 @@ def test_what_a_repair_left_is_not_repaired_again(name: str, jobs: int, tmp_path
 
 def test_a_log_of_mere_warnings_is_repaired_with_the_option_that_repairs_warnings(tmp_path: Path) -> None:
     cases = tomllib.loads((ROOT / "fixtures" / "repairs" / "fork.toml").read_text())["repair"]
-    turns = rollout_of(next(case for case in cases if case["name"].endswith("rewritten on purpose"))).turns
-    calls = [{"prompt_token_ids": list(map(int, one.prompt_ids))} for one in turns if one.prompt_ids is not None]
-    for call, turn in zip(calls, turns, strict=True):
+    calls = []
+    for turn in rollout_of(next(case for case in cases if case["name"].endswith("rewritten on purpose"))).turns:
+        assert turn.prompt_ids is not None
         assert turn.completion_ids is not None
-        call["generation_token_ids"] = list(map(int, turn.completion_ids))
+        prompt, answer = turn.prompt_ids.tolist(), turn.completion_ids.tolist()
+        calls.append({"prompt_token_ids": prompt, "generation_token_ids": answer})
     log, written = tmp_path / "log.jsonl", tmp_path / "out.jsonl"
     log.write_text(json.dumps({"calls": calls}) + "\n")
     (repair,) = (line for line in steps(log).splitlines() if "tito-audit repair" in line)

@@ -33,7 +33,7 @@ def cells() -> list[Any]:
 
 def shown(cell: Any) -> str:
     """The last thing that a cell displayed, as a page."""
-    assert [one for one in cell.outputs if one.output_type == "stream"] == []
+    assert [output for output in cell.outputs if output.output_type == "stream"] == []
     return str(cell.outputs[-1].data["text/html"])
 
 

@@ -35,24 +35,24 @@ def repair(log: Path, *flags: object, out: str | None = None) -> tuple[Path, dic
     """The repaired file, in which nothing is lost, and the report."""
     target = log.with_name(out or f"out{''.join(log.suffixes)}")
     command = ("repair", log, "-o", target, "-t", TOKENIZER, "--report", "json", "--quiet", "--jobs", 1)
-    code, said, errors = run(*command, *flags)
+    code, printed, errors = run(*command, *flags)
     assert code in (0, 1), errors
-    report = json.loads(said)
+    report = json.loads(printed)
     assert report["changed"], "a repair that changes nothing shows nothing"
     assert lost(log, target, report) == []
     return target, report
 
 
 def notices(report: dict[str, Any]) -> list[str]:
-    return [one for one in report["before"]["notices"] if "another form" in one]
+    return [notice for notice in report["before"]["notices"] if "another form" in notice]
 
 
 def table(**more: pa.Array) -> pa.Table:
     """The rows as a table, with more columns."""
-    made = pa.Table.from_pylist(ROWS)
+    widened = pa.Table.from_pylist(ROWS)
     for name, column in more.items():
-        made = made.append_column(name, column)
-    return made
+        widened = widened.append_column(name, column)
+    return widened
 
 
 def text(rows: list[Any]) -> bytes:
@@ -66,11 +66,11 @@ def test_the_report_names_each_changed_row_and_place(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_bytes(text(ROWS))
     out, report = repair(log)
-    named = {row for one in report["changed"] for start, stop in one["rows"] for row in range(start, stop)}
+    named = {row for change in report["changed"] for start, stop in change["rows"] for row in range(start, stop)}
     before, after = (path.read_bytes().splitlines() for path in (log, out))
     assert named == {number for number, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]}
-    assert {name for one in report["changed"] for name in one["columns"]} == {"loss_mask", "tito_audit"}
-    assert all(one["file"] == str(log) and one["into"] == 1 for one in report["changed"])
+    assert {name for change in report["changed"] for name in change["columns"]} == {"loss_mask", "tito_audit"}
+    assert all(change["file"] == str(log) and change["into"] == 1 for change in report["changed"])
 
 
 def test_a_resumed_repair_names_the_same(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_rows_in_quarantine_are_named(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_bytes(b"\xef\xbb\xbf" + (ROOT / "fixtures/formats/generic.jsonl").read_bytes())
     out, report = repair(log, "--with", "drop", "--unsafe", "--quarantine", tmp_path / "moved.jsonl")
-    assert {one["into"] for one in report["changed"]} == {0}
+    assert {change["into"] for change in report["changed"]} == {0}
     assert out.read_bytes().startswith(b"\xef\xbb\xbf{")
 
 
@@ -96,10 +96,10 @@ def test_a_row_that_was_not_read_is_not_moved_to_the_quarantine(tmp_path: Path) 
     options = ("-t", TOKENIZER, "--max-row-bytes", 100, "--quarantine", quarantine)
     log = tmp_path / "log.jsonl"
     log.write_bytes(text(ROWS))
-    code, _, said = run("repair", log, "-o", tmp_path / "out.jsonl", *options)
+    code, _, err = run("repair", log, "-o", tmp_path / "out.jsonl", *options)
     assert code == 2
-    assert "row 0 cannot be carried over" in said
-    assert "raise --max-row-bytes" in said
+    assert "row 0 cannot be carried over" in err
+    assert "raise --max-row-bytes" in err
     table = tmp_path / "log.parquet"
     pq.write_table(pa.Table.from_pylist(ROWS), table)
     code, page, _ = run("repair", table, "-o", tmp_path / "out.parquet", *options)
@@ -114,8 +114,8 @@ def test_a_value_among_nested_rows_that_is_no_row_stays(tmp_path: Path) -> None:
     log.write_text(json.dumps({"rows": [ROWS[0], 7, "text"]}))
     quarantine = tmp_path / "moved.jsonl"
     options = ("-t", TOKENIZER, "--rows-at", "rows", "--quarantine", quarantine)
-    code, _, said = run("repair", log, "-o", tmp_path / "out.json", *options)
-    assert code == 1, said
+    code, _, err = run("repair", log, "-o", tmp_path / "out.json", *options)
+    assert code == 1, err
     assert json.loads((tmp_path / "out.json").read_text())["rows"][1:] == [7, "text"]
 
 
@@ -141,7 +141,7 @@ def test_a_first_line_that_only_python_reads_is_a_line(odd: str, tmp_path: Path)
     )
     out, report = repair(log)
     assert odd.encode() in out.read_bytes()
-    assert min(start for one in report["changed"] for start, _ in one["rows"]) >= 1, "line 0 is blank"
+    assert min(start for change in report["changed"] for start, _ in change["rows"]) >= 1, "line 0 is blank"
 
 
 @pytest.mark.parametrize("twice", [b'"metadata": {"a": 1, "a": 2.50}', b'"n": 1E5, "n": -0'])
@@ -151,7 +151,7 @@ def test_a_row_with_a_key_twice_is_kept_as_it_is(tmp_path: Path, twice: bytes) -
     log.write_bytes(b"{" + twice + b", " + odd[1:] + b"".join(others))
     out, report = repair(log)
     assert out.read_bytes().startswith(b"{" + twice + b", " + odd[1:])
-    assert min(start for one in report["changed"] for start, _ in one["rows"]) >= 1
+    assert min(start for change in report["changed"] for start, _ in change["rows"]) >= 1
 
 
 def test_odd_numbers_of_a_repaired_row_are_kept(tmp_path: Path) -> None:
@@ -193,47 +193,47 @@ def test_compression_under_a_plain_suffix_is_kept(tmp_path: Path) -> None:
 # Tables
 
 
-def store(path: Path, made: pa.Table, **options: Any) -> Path:
-    pq.write_table(made, path, **options)
+def store(path: Path, content: pa.Table, **options: Any) -> Path:
+    pq.write_table(content, path, **options)
     return path
 
 
 def test_each_column_keeps_its_codec_whatever_its_list_calls_its_entries(tmp_path: Path) -> None:
     tensor = pa.fixed_shape_tensor(pa.float32(), [2])
     cells = pa.array([[1.0, 2.0]] * len(ROWS), tensor.storage_type)
-    made = table(tensor=pa.ExtensionArray.from_storage(tensor, cells))
+    with_tensor = table(tensor=pa.ExtensionArray.from_storage(tensor, cells))
     leaves = [
         *(f"{name}.list.element" for name in ("tokens", "loss_mask", "rollout_log_probs")),
         "tensor.list.element",
     ]
     codecs = dict(zip(leaves, ("ZSTD", "NONE", "GZIP", "BROTLI"), strict=True))
-    log = store(tmp_path / "log.parquet", made, compression=codecs | {"response_length": "LZ4"})
+    log = store(tmp_path / "log.parquet", with_tensor, compression=codecs | {"response_length": "LZ4"})
     assert notices(repair(log)[1]) == []
 
 
 def test_a_column_of_several_codecs_gets_one_with_a_notice(tmp_path: Path) -> None:
-    made, log = table(), tmp_path / "log.parquet"
-    joined_parquet(log, [made.slice(0, 1), made.slice(1)], ["NONE", "ZSTD"])
-    (said,) = notices(repair(log)[1])
-    assert said.startswith(f"{log}: the repaired file is stored in another form: codec of ")
+    whole, log = table(), tmp_path / "log.parquet"
+    joined_parquet(log, [whole.slice(0, 1), whole.slice(1)], ["NONE", "ZSTD"])
+    (notice,) = notices(repair(log)[1])
+    assert notice.startswith(f"{log}: the repaired file is stored in another form: codec of ")
 
 
 def test_metadata_written_after_the_rows_is_kept(tmp_path: Path) -> None:
     for stores in (True, False):
-        log, made = tmp_path / f"log{stores}.parquet", table()
-        with pq.ParquetWriter(log, made.schema, store_schema=stores) as writer:
-            writer.write_table(made)
+        log, whole = tmp_path / f"log{stores}.parquet", table()
+        with pq.ParquetWriter(log, whole.schema, store_schema=stores) as writer:
+            writer.write_table(whole)
             writer.add_key_value_metadata({"after": "all"})
         out, _ = repair(log, out=f"out{stores}.parquet")
         assert pq.read_metadata(out).metadata[b"after"] == b"all"
 
 
 def test_bloom_filters_and_encodings_of_booleans_are_kept(tmp_path: Path) -> None:
-    made = table(flag=pa.array([True] * len(ROWS)))
+    flagged = table(flag=pa.array([True] * len(ROWS)))
     for number, encoding in enumerate(("PLAIN", "RLE")):
         log = store(
             tmp_path / f"log{number}.parquet",
-            made,
+            flagged,
             use_dictionary=False,
             column_encoding={"flag": encoding},
             data_page_version="2.0",
@@ -248,8 +248,8 @@ def test_bloom_filters_and_encodings_of_booleans_are_kept(tmp_path: Path) -> Non
 @pytest.mark.parametrize("number", range(examples(12, 2000)))
 def test_nothing_is_lost_in_odd_forms(number: int) -> None:
     with tempfile.TemporaryDirectory() as place:
-        word, found = proving.attempt(7, number, Path(place))
-    assert found == [], word
+        word, losses = proving.attempt(7, number, Path(place))
+    assert losses == [], word
 
 
 # Conversions

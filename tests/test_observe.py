@@ -80,7 +80,7 @@ def cases() -> Iterator[Audited]:
 
 def tokens_of(evidence: Evidence) -> Iterator[tuple[tuple[Any, ...], int, int, float | None]]:
     """Every generated token: a name, its turn, its position, its logprob."""
-    rollout, known = evidence.rollout, evidence.row
+    rollout, row_evidence = evidence.rollout, evidence.row
     for number, turn in enumerate(rollout.turns):
         for offset in range(0 if turn.completion_ids is None else len(turn.completion_ids)):
             start = 0 if turn.prompt_ids is None else len(turn.prompt_ids)
@@ -89,9 +89,9 @@ def tokens_of(evidence: Evidence) -> Iterator[tuple[tuple[Any, ...], int, int, f
     row = rollout.training_row
     if rollout.turns or row is None:
         return
-    mask = row.loss_mask if row.loss_mask is not None else known.sampled if known is not None else ()
+    mask = row.loss_mask if row.loss_mask is not None else row_evidence.sampled if row_evidence is not None else ()
     runs, before = -1, False
-    sampled = mask if known is None else known.sampled
+    sampled = mask if row_evidence is None else row_evidence.sampled
     for at, trained in enumerate(mask):
         runs += bool(sampled[at]) and not before
         before = bool(sampled[at])
@@ -102,18 +102,18 @@ def tokens_of(evidence: Evidence) -> Iterator[tuple[tuple[Any, ...], int, int, f
 
 def named(evidence: Evidence, finding: Finding) -> Iterator[tuple[Any, ...]]:
     """The names of the tokens that a finding covers."""
-    hit, known, turns = finding.hit, evidence.row, evidence.rollout.turns
+    hit, row_evidence, turns = finding.hit, evidence.row, evidence.rollout.turns
     for at in range(hit.start, hit.end):
         if hit.where is Where.COMPLETION:
             yield hit.turn, at
         elif hit.where is Where.ROW and not turns:
             yield (at,)
-        elif hit.where is Where.ROW and known is not None:
-            yield int(known.turn[at]), int(known.turn_offset[at])
+        elif hit.where is Where.ROW and row_evidence is not None:
+            yield int(row_evidence.turn[at]), int(row_evidence.turn_offset[at])
         elif hit.where is Where.PROMPT:
             turn: int | None = hit.turn
             while turn is not None:
-                link = next((one for one in evidence.links if one.turn == turn), None)
+                link = next((candidate for candidate in evidence.links if candidate.turn == turn), None)
                 turn = link.parent if link is not None and at < min(link.at, link.seen_at) else None
                 if turn is not None and at >= len(turns[turn].prompt_ids):
                     yield turn, at - len(turns[turn].prompt_ids)
@@ -139,32 +139,32 @@ def slow_measure(evidence: Evidence, findings: Sequence[Finding]) -> Measures:
     return out
 
 
-def same_counts(one: Measures, other: Measures) -> bool:
+def same_counts(measures: Measures, other: Measures) -> bool:
     names = ("by_turn", "by_position", "by_logprob", "without_logprob")
-    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
+    return all(np.array_equal(getattr(measures, name), getattr(other, name)) for name in names)
 
 
 def hold_together(evidence: Evidence, findings: Sequence[Finding]) -> Measures:
     """The measures of a rollout, which agree with one another, with the slow way and with the summary."""
-    found = measure(evidence, findings)
-    assert same_counts(found, slow_measure(evidence, findings))
-    states = found.by_turn.sum(axis=0)
-    assert np.array_equal(states, found.by_position.sum(axis=0))
-    assert np.array_equal(states, found.by_logprob.sum(axis=0) + found.without_logprob)
+    measures = measure(evidence, findings)
+    assert same_counts(measures, slow_measure(evidence, findings))
+    states = measures.by_turn.sum(axis=0)
+    assert np.array_equal(states, measures.by_position.sum(axis=0))
+    assert np.array_equal(states, measures.by_logprob.sum(axis=0) + measures.without_logprob)
     rollout = evidence.rollout
     row = rollout.training_row
     assert states.sum() == count_rollout(evidence)["generated_tokens"], "rates divide by what the charts count"
     if row is not None and (evidence.row is not None or row.loss_mask is not None):
-        assert sum(map(sum, found.roles.values())) == len(row.token_ids)
+        assert sum(map(sum, measures.roles.values())) == len(row.token_ids)
     if row is not None and row.loss_mask is not None:
-        assert sum(trained for trained, _ in found.roles.values()) == row.loss_mask.sum()
+        assert sum(trained for trained, _ in measures.roles.values()) == row.loss_mask.sum()
     if evidence.row is not None and row is not None:
         mask = evidence.row.sampled if row.loss_mask is None else row.loss_mask
         pairs = list(zip(evidence.row.roles, mask.tolist(), strict=True))
-        assert found.roles == {
+        assert measures.roles == {
             role: (pairs.count((role, True)), pairs.count((role, False))) for role in set(evidence.row.roles)
         }
-    return found
+    return measures
 
 
 # Views, held to the record.
@@ -189,38 +189,38 @@ def holds(evidence: Evidence, findings: Sequence[Finding]) -> View:
     recorded = [turn.prompt_ids for turn in rollout.turns] + [turn.completion_ids for turn in rollout.turns]
     there = sum(ids is not None for ids in recorded) + (rollout.training_row is not None)
     assert len(seen.sequences) + seen.left_out == there
-    assert sum(len(part.ids) for one in seen.sequences for part in one.stretches) <= REPORT_SIZE.tokens
-    assert sum(len(swap.ids) for one in seen.sequences for swap in one.swaps) <= MAX_SWAPPED
-    for one in seen.sequences:
-        ids = sequence(rollout, one.where, one.turn)
-        assert one.length == len(ids)
-        columns_of(one, ids, vocabulary)
-        edges = [edge for part in one.stretches for edge in (part.start, part.start + len(part.ids))]
+    assert sum(len(part.ids) for shown in seen.sequences for part in shown.stretches) <= REPORT_SIZE.tokens
+    assert sum(len(swap.ids) for shown in seen.sequences for swap in shown.swaps) <= MAX_SWAPPED
+    for shown in seen.sequences:
+        ids = sequence(rollout, shown.where, shown.turn)
+        assert shown.length == len(ids)
+        columns_of(shown, ids, vocabulary)
+        edges = [edge for part in shown.stretches for edge in (part.start, part.start + len(part.ids))]
         assert edges == sorted(set(edges)), "stretches are in order, hold something, and neither meet nor overlap"
         assert not edges or (edges[0] >= 0 and edges[-1] <= len(ids))
         at = 0
-        for swap in one.swaps:
+        for swap in shown.swaps:
             assert at <= swap.start <= swap.end <= len(ids)
             at = swap.end
             assert len(swap.ids) == min(swap.total, MAX_SWAP)
             assert any(
                 part.start <= max(swap.end - 1, swap.start) and swap.start <= part.start + len(part.ids)
-                for part in one.stretches
+                for part in shown.stretches
             ), "a swap stands in or beside what is shown"
             if vocabulary is not None:
                 assert swap.pieces == tuple(vocabulary.piece(i) for i in swap.ids)
                 assert swap.data == tuple(vocabulary.token_bytes(i).hex() for i in swap.ids)
             assert swap.code in CODES | {""}
             if swap.against not in (WAS_SEEN, WAS_SAMPLED):
-                assert any(is_of(swap, difference, one, rollout) for difference in evidence.differences)
+                assert any(is_of(swap, difference, shown, rollout) for difference in evidence.differences)
         for difference in evidence.differences:
-            if (difference.where, difference.turn) == (one.where, one.turn) and whole(one):
-                assert any(in_the_way(swap, difference) for swap in one.swaps), "it is a swap, or overlaps one"
+            if (difference.where, difference.turn) == (shown.where, shown.turn) and whole(shown):
+                assert any(in_the_way(swap, difference) for swap in shown.swaps), "it is a swap, or overlaps one"
     return seen
 
 
-def whole(one: ViewSequence) -> bool:
-    return sum(len(part.ids) for part in one.stretches) == one.length > 0
+def whole(shown: ViewSequence) -> bool:
+    return sum(len(part.ids) for part in shown.stretches) == shown.length > 0
 
 
 def in_the_way(swap: Swap, difference: Difference) -> bool:
@@ -229,8 +229,8 @@ def in_the_way(swap: Swap, difference: Difference) -> bool:
     return swap.start < difference.end and difference.start < swap.end
 
 
-def columns_of(one: ViewSequence, ids: np.ndarray, vocabulary: Vocabulary | None) -> None:
-    for part in one.stretches:
+def columns_of(shown: ViewSequence, ids: np.ndarray, vocabulary: Vocabulary | None) -> None:
+    for part in shown.stretches:
         assert part.ids == tuple(ids[part.start : part.start + len(part.ids)].tolist())
         if vocabulary is None:
             assert part.pieces == part.data == ()
@@ -242,32 +242,32 @@ def columns_of(one: ViewSequence, ids: np.ndarray, vocabulary: Vocabulary | None
         assert all(value is None or np.isfinite(value) for value in part.logprobs or ())
 
 
-def is_of(swap: Swap, difference: Difference, one: ViewSequence, rollout: Rollout) -> bool:
+def is_of(swap: Swap, difference: Difference, shown: ViewSequence, rollout: Rollout) -> bool:
     """Whether a swap is a difference: the same place, the same tokens on both sides."""
-    if (difference.where, difference.start, difference.end) != (one.where, swap.start, swap.end):
+    if (difference.where, difference.start, difference.end) != (shown.where, swap.start, swap.end):
         return False
-    if one.where is not Where.ROW and difference.turn != one.turn:
+    if shown.where is not Where.ROW and difference.turn != shown.turn:
         return False
     assert swap.before + swap.end - swap.start + swap.after == len(difference.recorded.ids)
-    if one.where is Where.COMPLETION:
-        here = sequence(rollout, one.where, one.turn)[swap.start : swap.end]
+    if shown.where is Where.COMPLETION:
+        here = sequence(rollout, shown.where, shown.turn)[swap.start : swap.end]
         assert np.array_equal(
             here, difference.recorded.ids[swap.before : len(difference.recorded.ids) - swap.after]
         )
         if swap.before:
-            tail = sequence(rollout, Where.PROMPT, one.turn)[-swap.before :]
+            tail = sequence(rollout, Where.PROMPT, shown.turn)[-swap.before :]
             assert np.array_equal(tail, difference.recorded.ids[: swap.before])
     whole = tuple(difference.canonical.ids.tolist())
     return swap.total == len(whole) and swap.ids == whole[:MAX_SWAP] and swap.against == difference.against.value
 
 
-def applied(one: ViewSequence) -> list[int]:
+def applied(shown: ViewSequence) -> list[int]:
     """A sequence that is shown whole, with everything swapped."""
-    (part,) = one.stretches
+    (part,) = shown.stretches
     assert part.start == 0
-    assert len(part.ids) == one.length
+    assert len(part.ids) == shown.length
     ids, out, at = list(part.ids), [], 0
-    for swap in one.swaps:
+    for swap in shown.swaps:
         assert swap.total == len(swap.ids)
         out += [*ids[at : swap.start], *swap.ids]
         at = swap.end
@@ -275,8 +275,8 @@ def applied(one: ViewSequence) -> list[int]:
 
 
 def of(seen: View, where: Where, turn: int | None = None) -> ViewSequence:
-    (found,) = (one for one in seen.sequences if (one.where, one.turn) == (where, turn))
-    return found
+    (wanted,) = (shown for shown in seen.sequences if (shown.where, shown.turn) == (where, turn))
+    return wanted
 
 
 # Everything at hand.
@@ -297,7 +297,7 @@ def test_the_cases_of_all_rules_are_counted_and_shown() -> None:
     for evidence, findings in cases():
         parts.append(hold_together(evidence, findings))
         total.add(parts[-1])
-        names.update(swap.against for one in holds(evidence, findings).sequences for swap in one.swaps)
+        names.update(swap.against for shown in holds(evidence, findings).sequences for swap in shown.swaps)
     assert np.array_equal(total.by_turn, sum(part.by_turn for part in parts))
     assert np.array_equal(total.by_logprob, sum(part.by_logprob for part in parts))
     assert (total.by_turn.sum(axis=0)[[0, 1, 3]] > 0).all(), "notes and errors are among the cases"
@@ -324,8 +324,8 @@ def test_recorded_rollouts_are_counted_and_shown(name: str, mode: str) -> None:
                 training_row=row_of(turns) if number % 3 != 1 else None,
             )
             evidence, findings = audited(rollout, tokenizer, renderer)
-            found = hold_together(evidence, findings)
-            assert found.without_logprob.sum() == 0
+            measures = hold_together(evidence, findings)
+            assert measures.without_logprob.sum() == 0
             holds(evidence, findings)
 
 
@@ -361,23 +361,23 @@ def observed(case: dict[str, Any]) -> tuple[Evidence, tuple[Finding, ...], Measu
 
 
 def test_tokens_that_a_later_prompt_holds_otherwise_are_in_error_where_they_stand() -> None:
-    evidence, _, found = observed(DRIFTED)
+    evidence, _, measures = observed(DRIFTED)
     starts = [len(turn.prompt_ids) for turn in evidence.rollout.turns if turn.prompt_ids is not None]
-    assert found.by_turn[:3].tolist() == [[2, 0, 0, 2], [2, 0, 0, 0], [0, 0, 0, 0]]
+    assert measures.by_turn[:3].tolist() == [[2, 0, 0, 2], [2, 0, 0, 0], [0, 0, 0, 0]]
     bins = [sum(edge <= start for edge in POSITION_EDGES) - 1 for start in starts]
     assert bins == [0, 1], "one prompt is shorter than 32 tokens, the other is not"
-    assert found.by_position[:2].tolist() == [[2, 0, 0, 2], [2, 0, 0, 0]]
-    filled = {LOGPROB_EDGES[i]: row.tolist() for i, row in enumerate(found.by_logprob) if row.any()}
+    assert measures.by_position[:2].tolist() == [[2, 0, 0, 2], [2, 0, 0, 0]]
+    filled = {LOGPROB_EDGES[i]: row.tolist() for i, row in enumerate(measures.by_logprob) if row.any()}
     assert filled == {-8.0: [0, 0, 0, 1], -0.5: [1, 0, 0, 0], -0.01: [1, 0, 0, 0]}
-    assert found.without_logprob.tolist() == [2, 0, 0, 1], "turn 1 has none, and one of turn 0 was not recorded"
-    assert found.roles == {"assistant": (6, 0)}
+    assert measures.without_logprob.tolist() == [2, 0, 0, 1], "turn 1 has none, and one of turn 0 was not recorded"
+    assert measures.roles == {"assistant": (6, 0)}
 
 
 def test_a_log_that_keeps_its_tokens_has_notes_in_the_same_place() -> None:
-    _, findings, found = observed(AGAIN)
+    _, findings, measures = observed(AGAIN)
     assert [finding.code for finding in findings if finding.code.startswith("SEQ")] == []
-    assert found.by_turn[0].tolist() == [2, 2, 0, 0]
-    assert found.by_turn[1].tolist() == [2, 0, 0, 0]
+    assert measures.by_turn[0].tolist() == [2, 2, 0, 0]
+    assert measures.by_turn[1].tolist() == [2, 0, 0, 0]
 
 
 def test_a_training_row_alone_counts_what_its_mask_trains_by_runs() -> None:
@@ -387,13 +387,13 @@ def test_a_training_row_alone_counts_what_its_mask_trains_by_runs() -> None:
     }
     size = len(toy.rollout_of(case).training_row.token_ids)  # type: ignore[union-attr]
     mask = "0" * (size - 3) + "111"
-    evidence, _, found = observed(case | {"mask": mask})
+    evidence, _, measures = observed(case | {"mask": mask})
     assert evidence.row is not None
-    assert found.by_turn[0].tolist() == [1, 2, 0, 0]
-    assert found.by_position[0].tolist() == [1, 2, 0, 0]
-    assert found.without_logprob.tolist() == [1, 2, 0, 0]
-    assert found.roles["assistant"] == (3, 0)
-    assert sum(trained for trained, _ in found.roles.values()) == 3
+    assert measures.by_turn[0].tolist() == [1, 2, 0, 0]
+    assert measures.by_position[0].tolist() == [1, 2, 0, 0]
+    assert measures.without_logprob.tolist() == [1, 2, 0, 0]
+    assert measures.roles["assistant"] == (3, 0)
+    assert sum(trained for trained, _ in measures.roles.values()) == 3
     bare = replace(evidence, row=None)
     assert measure(bare, ()).roles == {"unknown": (3, size - 3)}
     assert measure(bare, ()).by_turn[0, 0] == 3
@@ -405,13 +405,13 @@ def finding_at(code: str, severity: Severity, where: Where, turn: int | None, st
 
 def test_a_token_in_several_findings_counts_once_with_the_worst() -> None:
     evidence = toy.evidence_of(AGAIN)
-    said = Where.COMPLETION
+    where = Where.COMPLETION
     findings = [
-        finding_at("TPL299", Severity.ERROR, said, 0, 1, 2),
-        finding_at("TOK101", Severity.NOTE, said, 0, 0, 3),
-        finding_at("TPL203", Severity.WARNING, said, 0, 1, 3),
-        finding_at("MSK401", Severity.ERROR, said, 0, 0, 4),
-        finding_at("TOK104", Severity.ERROR, said, 0, 2, 2),
+        finding_at("TPL299", Severity.ERROR, where, 0, 1, 2),
+        finding_at("TOK101", Severity.NOTE, where, 0, 0, 3),
+        finding_at("TPL203", Severity.WARNING, where, 0, 1, 3),
+        finding_at("MSK401", Severity.ERROR, where, 0, 0, 4),
+        finding_at("TOK104", Severity.ERROR, where, 0, 2, 2),
     ]
     for order in (findings, findings[::-1]):
         assert hold_together(evidence, order).by_turn[0].tolist() == [1, 1, 1, 1]
@@ -426,8 +426,8 @@ def test_what_a_finding_says_of_a_prompt_or_the_row_counts_for_the_answers_that_
     assert hold_together(evidence, [in_prompt]).by_turn[:2].tolist() == [[0, 0, 4, 0], [2, 0, 0, 0]]
     in_row = finding_at("TPL201", Severity.WARNING, Where.ROW, None, prompt + 1, tokens)
     assert hold_together(evidence, [in_row]).by_turn[:2].tolist() == [[1, 0, 3, 0], [0, 0, 2, 0]]
-    given = finding_at("TPL201", Severity.WARNING, Where.PROMPT, 1, 0, prompt)
-    assert hold_together(evidence, [given]).by_turn[:2, 2].sum() == 0
+    in_first_prompt = finding_at("TPL201", Severity.WARNING, Where.PROMPT, 1, 0, prompt)
+    assert hold_together(evidence, [in_first_prompt]).by_turn[:2, 2].sum() == 0
     broken = toy.evidence_of(DRIFTED)
     assert hold_together(broken, [in_prompt]).by_turn[0].tolist() == [3, 0, 1, 0], "only up to where they part"
 
@@ -437,10 +437,10 @@ def test_what_is_no_finite_number_is_no_logprob_and_a_filler_is_none() -> None:
     ids = np.arange(8, dtype=np.int32)
     turn = Turn(None, ids, np.array(values))
     evidence = gather(Rollout(Place("x", 0), "toy", turns=(turn,)), None, None)
-    found = hold_together(evidence, ())
-    assert found.without_logprob[0] == 3
-    assert found.by_logprob[:2, 0].tolist() == [2, 1]
-    assert found.by_logprob[-1, 0] == 2
+    measures = hold_together(evidence, ())
+    assert measures.without_logprob[0] == 3
+    assert measures.by_logprob[:2, 0].tolist() == [2, 1]
+    assert measures.by_logprob[-1, 0] == 2
     mask = np.ones(8, np.bool_)
     row = TrainingRow(ids, mask, np.array([1.0, 1.0, *[-1.0] * 6]), sentinel=1.0)
     alone = gather(Rollout(Place("x", 0), "toy", training_row=row), None, None)
@@ -452,9 +452,9 @@ def test_what_is_no_finite_number_is_no_logprob_and_a_filler_is_none() -> None:
 def test_turns_past_the_last_bin_are_counted_in_it() -> None:
     turns = tuple(Turn(None, np.arange(2, dtype=np.int32)) for _ in range(TURNS + 6))
     evidence = gather(Rollout(Place("x", 0), "toy", turns=turns), None, None)
-    found = hold_together(evidence, [finding_at("TOK101", Severity.NOTE, Where.COMPLETION, TURNS + 5, 0, 1)])
-    assert found.by_turn[:-1].tolist() == [[2, 0, 0, 0]] * (TURNS - 1)
-    assert found.by_turn[-1].tolist() == [13, 1, 0, 0]
+    measures = hold_together(evidence, [finding_at("TOK101", Severity.NOTE, Where.COMPLETION, TURNS + 5, 0, 1)])
+    assert measures.by_turn[:-1].tolist() == [[2, 0, 0, 0]] * (TURNS - 1)
+    assert measures.by_turn[-1].tolist() == [13, 1, 0, 0]
 
 
 def test_a_rollout_of_nothing_has_counts_of_nothing() -> None:
@@ -500,15 +500,15 @@ def test_any_findings_are_counted_as_token_by_token(log: Log, data: st.DataObjec
 def test_a_swap_stands_where_the_tokens_were_said_and_where_they_came_back() -> None:
     evidence, findings, _ = observed(DRIFTED | {"row": ["@seen 1"]})
     seen = holds(evidence, findings)
-    assert [(one.where, one.turn) for one in seen.sequences] == [
+    assert [(shown.where, shown.turn) for shown in seen.sequences] == [
         (Where.PROMPT, 0),
         (Where.COMPLETION, 0),
         (Where.PROMPT, 1),
         (Where.COMPLETION, 1),
         (Where.ROW, None),
     ]
-    (said,) = of(seen, Where.COMPLETION, 0).swaps
-    assert (said.start, said.end, said.pieces, said.code, said.against) == (
+    (in_answer,) = of(seen, Where.COMPLETION, 0).swaps
+    assert (in_answer.start, in_answer.end, in_answer.pieces, in_answer.code, in_answer.against) == (
         1,
         3,
         (" answer",),
@@ -517,8 +517,8 @@ def test_a_swap_stands_where_the_tokens_were_said_and_where_they_came_back() -> 
     )
     (back,) = of(seen, Where.PROMPT, 1).swaps
     assert (back.pieces, back.code, back.against) == ((" answ", "er"), "SEQ301", WAS_SEEN)
-    (held,) = of(seen, Where.ROW).swaps
-    assert (held.start, held.end, held.pieces, held.against) == (
+    (in_row,) = of(seen, Where.ROW).swaps
+    assert (in_row.start, in_row.end, in_row.pieces, in_row.against) == (
         back.start,
         back.end,
         (" answ", "er"),
@@ -536,27 +536,27 @@ def test_a_prompt_is_shown_from_where_it_adds_to_what_was_seen_before() -> None:
     assert seen_ids is not None
     assert second.stretches[0].start == len(seen_ids) - 8
     assert second.note == f"the first {len(seen_ids)} tokens are what turn 0 saw and sampled"
-    said = of(holds(evidence, findings), Where.COMPLETION, 0).stretches[0]
-    assert said.logprobs == (-0.3, -7.0, None, 0.0)
-    assert said.roles == ("assistant", "assistant", "assistant", "turn end")
-    assert said.trained is None
-    assert said.data[:2] == (b"The".hex(), b" answ".hex())
+    answer = of(holds(evidence, findings), Where.COMPLETION, 0).stretches[0]
+    assert answer.logprobs == (-0.3, -7.0, None, 0.0)
+    assert answer.roles == ("assistant", "assistant", "assistant", "turn end")
+    assert answer.trained is None
+    assert answer.data[:2] == (b"The".hex(), b" answ".hex())
 
 
 def test_a_difference_across_the_seam_says_what_it_replaces_of_the_prompt() -> None:
-    found = [
+    swaps = [
         swap
         for evidence, findings in cases()
-        for one in view_rollout(evidence, findings).sequences
-        for swap in one.swaps
+        for shown in view_rollout(evidence, findings).sequences
+        for swap in shown.swaps
         if swap.before or swap.after
     ]
-    assert any(swap.before and swap.code == "TOK104" for swap in found)
+    assert any(swap.before and swap.code == "TOK104" for swap in swaps)
 
 
 def test_swaps_of_evidence_that_no_rule_has_explained_have_no_code() -> None:
     evidence = toy.evidence_of(DRIFTED)
-    assert [swap.code for one in view_rollout(evidence, ()).sequences for swap in one.swaps] == [""]
+    assert [swap.code for shown in view_rollout(evidence, ()).sequences for swap in shown.swaps] == [""]
 
 
 @st.composite
@@ -565,13 +565,13 @@ def drifted_logs(draw: st.DrawFn) -> tuple[Log, int]:
     log = draw(clean_logs())
     turn = draw(st.integers(0, len(log) - 2))
     special = toy.toy_tokenizer().vocabulary.special_ids
-    said = log.completions[turn]
+    answer = log.completions[turn]
     at = draw(
-        st.sampled_from([i for i, token in enumerate(said) if token not in special and len(spelling(token)) > 1])
+        st.sampled_from([i for i, token in enumerate(answer) if token not in special and len(spelling(token)) > 1])
     )
-    cut = draw(st.integers(1, len(spelling(said[at])) - 1))
-    halves = [encode_bytes(spelling(said[at])[:cut]), encode_bytes(spelling(said[at])[cut:])]
-    return log.replaced(turn, at, at + 1, halves[0] + halves[1]).forgotten(turn, said), turn
+    cut = draw(st.integers(1, len(spelling(answer[at])) - 1))
+    halves = [encode_bytes(spelling(answer[at])[:cut]), encode_bytes(spelling(answer[at])[cut:])]
+    return log.replaced(turn, at, at + 1, halves[0] + halves[1]).forgotten(turn, answer), turn
 
 
 def encode_bytes(data: bytes) -> list[int]:
@@ -593,13 +593,13 @@ def test_swapping_leads_from_what_was_said_to_what_was_heard_and_back(drifted: t
     if sum(len(ids) for ids in (*log.prompts, *log.completions, log.row_ids)) > REPORT_SIZE.tokens:
         return
     assert applied(of(seen, Where.COMPLETION, turn)) == log.heard[turn]
-    said = log.prompts[turn] + log.completions[turn]
+    seen_ids = log.prompts[turn] + log.completions[turn]
     prompt = of(seen, Where.PROMPT, turn + 1)
     start = prompt.stretches[0].start
     part = replace(prompt.stretches[0], start=0)
     swaps = tuple(replace(swap, start=swap.start - start, end=swap.end - start) for swap in prompt.swaps)
     back = applied(replace(prompt, stretches=(part,), swaps=swaps, length=prompt.length - start))
-    assert (log.prompts[turn + 1][:start] + back)[: len(said)] == said
+    assert (log.prompts[turn + 1][:start] + back)[: len(seen_ids)] == seen_ids
     row: list[int] = []
     for gap, tokens in zip(log.gaps, log.completions, strict=True):
         row += gap + tokens
@@ -615,9 +615,9 @@ def long_rollout(calls: int, size: int) -> Rollout:
     turns, seen = [], np.empty(0, np.int32)
     for _ in range(calls):
         prompt = np.concatenate([seen, np.full(5, 300, np.int32)])
-        said = np.full(size, 301, np.int32)
-        turns.append(Turn(prompt, said, np.full(size, -1.0)))
-        seen = np.concatenate([prompt, said])
+        answer = np.full(size, 301, np.int32)
+        turns.append(Turn(prompt, answer, np.full(size, -1.0)))
+        seen = np.concatenate([prompt, answer])
     return Rollout(Place("x", 0), "toy", turns=tuple(turns), training_row=TrainingRow(seen, None, None))
 
 
@@ -638,7 +638,7 @@ def test_of_a_long_rollout_what_is_found_is_shown_first_and_then_how_answers_beg
         finding_at("MSK401", Severity.ERROR, Where.ROW, None, 70_000, 100_000),
     ]
     seen = holds(evidence, findings)
-    assert sum(len(part.ids) for one in seen.sequences for part in one.stretches) == REPORT_SIZE.tokens
+    assert sum(len(part.ids) for shown in seen.sequences for part in shown.stretches) == REPORT_SIZE.tokens
     middle = [(part.start, len(part.ids)) for part in of(seen, Where.COMPLETION, 2).stretches]
     assert (29_980, 240) in middle
     row = [(part.start, len(part.ids)) for part in of(seen, Where.ROW).stretches]
@@ -651,8 +651,8 @@ def test_of_a_long_rollout_what_is_found_is_shown_first_and_then_how_answers_beg
 
 def vocabulary_of(*tokens: bytes) -> Vocabulary:
     lengths = np.array([*map(len, tokens), 0], np.int32)
-    known = np.array([*(True for _ in tokens), False])
-    return Vocabulary(Entries(Prefix.NEVER, (), (), np.empty(0, np.int64), b"".join(tokens), lengths, known))
+    is_token = np.array([*(True for _ in tokens), False])
+    return Vocabulary(Entries(Prefix.NEVER, (), (), np.empty(0, np.int64), b"".join(tokens), lengths, is_token))
 
 
 def test_long_tokens_are_cut_and_so_are_long_words_of_the_log() -> None:

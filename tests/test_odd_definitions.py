@@ -98,9 +98,9 @@ def test_anything_in_the_place_of_anything_is_one_message(tmp_path: Path) -> Non
         if path[0] in ("pre_tokenizer", "normalizer"):
             continue  # these start processes
         (tmp_path / name).write_text(json.dumps(replaced(whole, path, odd)))
-        said = refusal(tmp_path)
-        refused += bool(said)
-        assert not said or str(tmp_path) in said, (name, path, odd)
+        message = refusal(tmp_path)
+        refused += bool(message)
+        assert not message or str(tmp_path) in message, (name, path, odd)
         read_summary(tmp_path)
         (tmp_path / name).write_text(json.dumps(whole))
     assert refused > 10
@@ -120,9 +120,9 @@ def test_a_scan_with_an_odd_definition_names_its_place(tmp_path: Path, name: str
     (tmp_path / "chat_template.jinja").unlink()
     (tmp_path / name).write_text(json.dumps(json.loads((TOY / name).read_text()) | change))
     log = ROOT / "fixtures" / "formats" / "tito_sample.jsonl"
-    code, _, said = run("scan", log, "-t", tmp_path, "--no-config")
-    assert "Traceback" not in said
-    assert code in (0, 1) or (code == 2 and str(tmp_path) in said)
+    code, _, err = run("scan", log, "-t", tmp_path, "--no-config")
+    assert "Traceback" not in err
+    assert code in (0, 1) or (code == 2 and str(tmp_path) in err)
 
 
 def test_what_a_glance_cannot_read_is_none(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_a_deeply_nested_row_is_a_finding_of_every_command_that_reads_it(tmp_pat
     code, out, err = command.run("scan", log, "--report", "json")
     report = json.loads(out)
     assert (code, err, report["summary"]["rollouts"]) == (1, "", 2)
-    assert [one["row"] for one in report["findings"] if one["code"] == "REC001"] == [1]
+    assert [finding["row"] for finding in report["findings"] if finding["code"] == "REC001"] == [1]
     for words in (
         ("show", log, "--row", 1),
         ("show", log, "--row", 0),
@@ -178,7 +178,7 @@ def test_a_value_that_python_cannot_hold_is_a_finding_of_its_row(tmp_path: Path)
     with pa.ipc.new_file(log, table.schema) as out:
         out.write_table(table)
     code, out_text, err = command.run("scan", log, "--report", "json")
-    messages = [one["message"] for one in json.loads(out_text)["findings"] if one["code"] == "REC001"]
+    messages = [finding["message"] for finding in json.loads(out_text)["findings"] if finding["code"] == "REC001"]
     assert (code, err, len(messages)) == (1, "", 2)
     assert all("column 'when' holds a value of type sparse_union" in message for message in messages)
 
@@ -197,9 +197,9 @@ def test_a_row_of_any_values_is_written_as_json() -> None:
         "set": {1},
         "\ud800": 2**70,
     }
-    for one in (row, {"bytes": b"\xff\x00"}, {"mixed": row["mixed"]}):
-        back = json.loads(dump_row(one))
-        assert back.keys() == one.keys()
+    for case in (row, {"bytes": b"\xff\x00"}, {"mixed": row["mixed"]}):
+        back = json.loads(dump_row(case))
+        assert back.keys() == case.keys()
         assert back.get("bytes", "/wA=") == "/wA="
         assert back.get("mixed", [1, [1.0, 2.0], "x"]) == [1, [1.0, 2.0], "x"]
 
@@ -229,17 +229,17 @@ def test_a_mask_of_nulls_is_described_without_a_warning(tmp_path: Path, mask: li
     log = command.written(tmp_path / "log.jsonl", [{**CLEAN, "loss_mask": mask}])
     _, out, err = command.run("scan", log, "--report", "json")
     assert err == ""
-    found = [one for one in json.loads(out)["findings"] if one["code"] == "REC002"]
-    assert [("are all null" in one["message"], "some null" in one["message"]) for one in found] == [
+    findings = [finding for finding in json.loads(out)["findings"] if finding["code"] == "REC002"]
+    assert [("are all null" in finding["message"], "some null" in finding["message"]) for finding in findings] == [
         (mask[1] is None, mask[1] is not None)
     ]
 
 
 def test_values_with_arrays_in_them_are_compared() -> None:
-    one = {"a": [np.array([1, 2]), "x"], "b": 1}
-    assert not _differs(one, copy.deepcopy(one))
-    assert _differs(one, {**one, "a": [np.array([1, 3]), "x"]})
-    assert _differs(one, {"a": one["a"]})
+    value = {"a": [np.array([1, 2]), "x"], "b": 1}
+    assert not _differs(value, copy.deepcopy(value))
+    assert _differs(value, {**value, "a": [np.array([1, 3]), "x"]})
+    assert _differs(value, {"a": value["a"]})
     assert _differs([1], [1, 2])
 
 

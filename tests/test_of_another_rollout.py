@@ -57,27 +57,27 @@ def scanned(name: str, log: Path, *options: object) -> tuple[int, list[dict[str,
     code, out, _ = run(
         "scan", log, "-t", SHARED / "tokenizers" / name, "--no-config", "--report", "jsonl", *options
     )
-    found = [json.loads(line) for line in out.splitlines()]
-    return code, [one for one in found if one.get("severity") in ("error", "warning")]
+    records = [json.loads(line) for line in out.splitlines()]
+    return code, [record for record in records if record.get("severity") in ("error", "warning")]
 
 
 def repaired(name: str, log: Path, rows: list[dict[str, Any]]) -> bool:
     """Whether the default repair leaves these rows as they are."""
     fixed = log.with_name("fixed.jsonl")
     run("repair", log, "-t", SHARED / "tokenizers" / name, "--no-config", "-o", fixed)
-    kept = rows if not fixed.exists() else list(map(json.loads, fixed.read_text().splitlines()))
-    return all(row[key] == was[key] for row, was in zip(kept, rows, strict=True) for key in was)
+    after = rows if not fixed.exists() else list(map(json.loads, fixed.read_text().splitlines()))
+    return all(row[key] == was[key] for row, was in zip(after, rows, strict=True) for key in was)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_join_that_is_off_by_one_is_named(name: str, jobs: int, tmp_path: Path) -> None:
-    rows = [row_of(one, columns_of(other)) for one, other in pairwise(rollouts(name))]
+    rows = [row_of(rollout, columns_of(other)) for rollout, other in pairwise(rollouts(name))]
     log = written(tmp_path / "log.jsonl", rows)
-    code, found = scanned(name, log, "-j", jobs)
+    code, findings = scanned(name, log, "-j", jobs)
     assert code == 1
-    assert {one["row"] for one in found if one["severity"] == "error"} == set(range(len(rows)))
-    (of_log,) = [one for one in found if one["where"] == "log"]
+    assert {finding["row"] for finding in findings if finding["severity"] == "error"} == set(range(len(rows)))
+    (of_log,) = [finding for finding in findings if finding["where"] == "log"]
     assert of_log["code"] == "REC012"
     assert "the join of rows and calls is off by +1" in of_log["message"]
 
@@ -85,13 +85,13 @@ def test_a_join_that_is_off_by_one_is_named(name: str, jobs: int, tmp_path: Path
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_that_were_swapped_name_each_other(name: str, tmp_path: Path) -> None:
     every = rollouts(name)
-    rows = [row_of(one) for one in every]
+    rows = [row_of(rollout) for rollout in every]
     rows[3], rows[5] = row_of(every[3], columns_of(every[5])), row_of(every[5], columns_of(every[3]))
     log = written(tmp_path / "log.jsonl", rows)
-    code, found = scanned(name, log)
+    code, findings = scanned(name, log)
     assert code == 1
-    assert {one["row"] for one in found} == {3, 5}
-    assert "row 3 what row 5 sampled, row 5 what row 3 sampled" in found[-1]["message"]
+    assert {finding["row"] for finding in findings} == {3, 5}
+    assert "row 3 what row 5 sampled, row 5 what row 3 sampled" in findings[-1]["message"]
     assert repaired(name, log, rows)
 
 
@@ -99,10 +99,10 @@ CHANCE = random.Random(7)
 WRONG: dict[str, Callable[[list[int], list[int]], list[int]]] = {
     "random ids": lambda ids, mask: [CHANCE.randrange(40_000) for _ in ids],
     "random answers": lambda ids, mask: [
-        CHANCE.randrange(40_000) if yes else one for one, yes in zip(ids, mask, strict=True)
+        CHANCE.randrange(40_000) if yes else token for token, yes in zip(ids, mask, strict=True)
     ],
-    "ids plus 1": lambda ids, mask: [one + 1 for one in ids],
-    "ids minus 2": lambda ids, mask: [max(one - 2, 0) for one in ids],
+    "ids plus 1": lambda ids, mask: [token + 1 for token in ids],
+    "ids minus 2": lambda ids, mask: [max(token - 2, 0) for token in ids],
 }
 
 
@@ -110,46 +110,49 @@ WRONG: dict[str, Callable[[list[int], list[int]], list[int]]] = {
 @pytest.mark.parametrize("name", NAMES)
 def test_a_row_that_its_calls_did_not_sample_is_an_error(name: str, wrong: str, tmp_path: Path) -> None:
     rows = []
-    for one in rollouts(name):
-        ids, mask, logprobs = columns_of(one)
-        rows.append(row_of(one, (WRONG[wrong](ids, mask), mask, logprobs)))
+    for rollout in rollouts(name):
+        ids, mask, logprobs = columns_of(rollout)
+        rows.append(row_of(rollout, (WRONG[wrong](ids, mask), mask, logprobs)))
     log = written(tmp_path / "log.jsonl", rows)
-    code, found = scanned(name, log)
+    code, findings = scanned(name, log)
     assert code == 1
-    assert {one["row"] for one in found if one["code"] == "REC012"} == set(range(len(rows)))
-    assert not {one["code"] for one in found} & {"REC007"}
+    assert {finding["row"] for finding in findings if finding["code"] == "REC012"} == set(range(len(rows)))
+    assert not {finding["code"] for finding in findings} & {"REC007"}
     if wrong.startswith("ids"):
-        assert all(wrong.removeprefix("ids ") in one["message"] for one in found if one["code"] == "REC012")
+        assert all(
+            wrong.removeprefix("ids ") in finding["message"] for finding in findings if finding["code"] == "REC012"
+        )
     assert repaired(name, log, rows)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_answer_that_its_call_did_not_sample_is_an_error(name: str, tmp_path: Path) -> None:
-    several = [one for one in rollouts(name) if len(one["calls"]) > 2]
+    several = [rollout for rollout in rollouts(name) if len(rollout["calls"]) > 2]
     rows = []
-    for one in several:
-        ids, mask, logprobs = columns_of(one)
-        start, size = len(one["calls"][1]["prompt_token_ids"]), len(one["calls"][1]["generation_token_ids"])
+    for rollout in several:
+        ids, mask, logprobs = columns_of(rollout)
+        call = rollout["calls"][1]
+        start, size = len(call["prompt_token_ids"]), len(call["generation_token_ids"])
         ids = [*ids[:start], *[CHANCE.randrange(40_000) for _ in range(size)], *ids[start + size :]]
-        rows.append(row_of(one, (ids, mask, logprobs)))
-    code, found = scanned(name, written(tmp_path / "log.jsonl", rows))
+        rows.append(row_of(rollout, (ids, mask, logprobs)))
+    code, findings = scanned(name, written(tmp_path / "log.jsonl", rows))
     assert code == 1
-    assert {one["row"] for one in found if one["severity"] == "error"} == set(range(len(rows)))
+    assert {finding["row"] for finding in findings if finding["severity"] == "error"} == set(range(len(rows)))
 
 
 @pytest.mark.parametrize("part", ["whole", "cut 1", "cut 8", "cut 40", "first call"])
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_that_hold_a_part_of_what_was_sampled_are_right(name: str, part: str, tmp_path: Path) -> None:
     rows = []
-    for one in rollouts(name):
-        columns = columns_of(one)
-        start = len(one["calls"][0]["prompt_token_ids"])
+    for rollout in rollouts(name):
+        columns = columns_of(rollout)
+        start = len(rollout["calls"][0]["prompt_token_ids"])
         size = len(columns[0])
         if part.startswith("cut"):
             size = start + int(part.split()[1])
         elif part == "first call":
-            size = start + len(one["calls"][0]["generation_token_ids"])
-        rows.append(row_of(one, tuple(column[:size] for column in columns)))  # type: ignore[arg-type]
+            size = start + len(rollout["calls"][0]["generation_token_ids"])
+        rows.append(row_of(rollout, tuple(column[:size] for column in columns)))  # type: ignore[arg-type]
     assert scanned(name, written(tmp_path / "log.jsonl", rows)) == (0, [])
 
 
@@ -168,16 +171,16 @@ def test_messages_of_another_conversation_are_named_and_used_for_nothing(
 ) -> None:
     every = rollouts(name)
     rows = [
-        talk_of(one, other["messages"], calls=calls)
-        for one, other in zip(every, [*every[1:], every[0]], strict=True)
-        if not one["tools"] and not other["tools"]
+        talk_of(rollout, other["messages"], calls=calls)
+        for rollout, other in zip(every, [*every[1:], every[0]], strict=True)
+        if not rollout["tools"] and not other["tools"]
     ]
     log = written(tmp_path / "log.jsonl", rows)
-    code, found = scanned(name, log)
+    code, findings = scanned(name, log)
     assert code == 0
-    strange = {one["row"] for one in found if one["code"] == "REC012"}
+    strange = {finding["row"] for finding in findings if finding["code"] == "REC012"}
     assert len(strange) >= len(rows) // 2
-    assert not [one for one in found if one["row"] in strange and one["code"] != "REC012"]
+    assert not [finding for finding in findings if finding["row"] in strange and finding["code"] != "REC012"]
     assert repaired(name, log, rows)
     text = run("scan", log, "-t", SHARED / "tokenizers" / name, "--no-config")[1]
     assert "messages not used: they are of another conversation" in " ".join(text.split())
@@ -207,13 +210,13 @@ def test_messages_that_differ_elsewhere_are_of_the_row(
     name: str, edit: Callable[[list[dict[str, Any]]], None], calls: bool, tmp_path: Path
 ) -> None:
     rows = []
-    for one in rollouts(name):
-        messages = copy.deepcopy(one["messages"])
+    for rollout in rollouts(name):
+        messages = copy.deepcopy(rollout["messages"])
         edit(messages)
-        rows.append(talk_of(one, messages, calls=calls))
-    code, found = scanned(name, written(tmp_path / "log.jsonl", rows))
+        rows.append(talk_of(rollout, messages, calls=calls))
+    code, findings = scanned(name, written(tmp_path / "log.jsonl", rows))
     assert code == 0
-    assert not {one["code"] for one in found} & {"REC012", "MSK401", "MSK402"}
+    assert not {finding["code"] for finding in findings} & {"REC012", "MSK401", "MSK402"}
 
 
 # Messages as they were sent, without the last answer
@@ -235,8 +238,8 @@ def other_order(row: dict[str, Any], start: int, header: list[int]) -> None:
 
 def one_exchange_more(row: dict[str, Any], start: int, header: list[int]) -> None:
     at = 1 if row["messages"][0]["role"] == "system" else 0
-    asked, said = "What about the other plan?", "It is fine as it stands."
-    row["messages"][at:at] = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+    question, answer = "What about the other plan?", "It is fine as it stands."
+    row["messages"][at:at] = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 FAULTS = {doubled_header: "TPL207", no_header: "TPL207", other_order: "TPL212", one_exchange_more: "SEQ303"}
@@ -248,20 +251,20 @@ def test_a_row_is_compared_with_messages_up_to_its_last_answer(
 ) -> None:
     name = "qwen2.5-coder"
     rows = []
-    for one in rollouts(name):
-        row = talk_of(one, copy.deepcopy(one["messages"][:-1]), calls=False)
-        prompt = one["calls"][-1]["prompt_token_ids"]
+    for rollout in rollouts(name):
+        row = talk_of(rollout, copy.deepcopy(rollout["messages"][:-1]), calls=False)
+        prompt = rollout["calls"][-1]["prompt_token_ids"]
         if fault is not None:
             fault(row, len(prompt), prompt[-3:])
         rows.append(row)
     log = written(tmp_path / "log.jsonl", rows)
-    code, found = scanned(name, log)
+    code, findings = scanned(name, log)
     assert code == 0
     assert repaired(name, log, rows)
     if fault is None:
-        assert not found
+        assert not findings
         return
-    named = {one["row"] for one in found if one["code"] == FAULTS[fault]}
+    named = {finding["row"] for finding in findings if finding["code"] == FAULTS[fault]}
     at_fault = [number for number, row in enumerate(rows) if fault is not other_order or len(row["tools"]) > 1]
     assert len(named) >= len(at_fault) * 0.9
     assert named <= set(at_fault)
@@ -270,9 +273,9 @@ def test_a_row_is_compared_with_messages_up_to_its_last_answer(
 def test_a_row_that_was_cut_lacks_no_exchange_of_messages_as_sent(tmp_path: Path) -> None:
     name = "qwen2.5-coder"
     rows = []
-    for one in rollouts(name):
-        row = talk_of(one, one["messages"][:-1], calls=False)
-        first = one["calls"][0]
+    for rollout in rollouts(name):
+        row = talk_of(rollout, rollout["messages"][:-1], calls=False)
+        first = rollout["calls"][0]
         size = len(first["prompt_token_ids"]) + len(first["generation_token_ids"])
         rows.append({**row, **{key: row[key][:size] for key in ("token_ids", "loss_mask", "rollout_logprobs")}})
     assert scanned(name, written(tmp_path / "log.jsonl", rows)) == (0, [])

@@ -39,7 +39,7 @@ ONLY = Settings(select=("REC009",))
 ONCE = RepairSettings(strategies=("once",))
 
 Wire = dict[str, Any]
-Said = tuple[Severity, str, Where, int, int]
+Spot = tuple[Severity, str, Where, int, int]
 
 
 def scanned(*logs: Path, **how: Any) -> tuple[dict[tuple[str, int], list[Finding]], Summary]:
@@ -47,17 +47,20 @@ def scanned(*logs: Path, **how: Any) -> tuple[dict[tuple[str, int], list[Finding
     chunk = how.pop("chunk", None)
     scan = scan_rollouts([str(log) for log in logs], replace(ONLY, **how))
     scan.chunk_bytes = chunk
-    found: dict[tuple[str, int], list[Finding]] = {}
+    by_row: dict[tuple[str, int], list[Finding]] = {}
     for result in scan:
-        for one in result.findings:
-            found.setdefault((Path(one.place.file).name, one.place.row), []).append(one)
-    return found, scan.summary
+        for finding in result.findings:
+            by_row.setdefault((Path(finding.place.file).name, finding.place.row), []).append(finding)
+    return by_row, scan.summary
 
 
-def said(found: Mapping[tuple[str, int], Sequence[Finding]]) -> dict[tuple[str, int], list[Said]]:
+def spots_of(by_row: Mapping[tuple[str, int], Sequence[Finding]]) -> dict[tuple[str, int], list[Spot]]:
     return {
-        key: [(one.severity, one.hit.cause, one.hit.where, one.hit.start, one.hit.end) for one in findings]
-        for key, findings in found.items()
+        key: [
+            (finding.severity, finding.hit.cause, finding.hit.where, finding.hit.start, finding.hit.end)
+            for finding in findings
+        ]
+        for key, findings in by_row.items()
     }
 
 
@@ -85,8 +88,8 @@ def answer(dice: random.Random, context: list[int], before: Sequence[Answer] = (
 
 def conversation(dice: random.Random, steps: int, size: int = 24) -> list[Answer]:
     """A conversation of `steps` answers, with tool results between them."""
-    told = answer(dice, [dice.randrange(10, 5000) for _ in range(9)], size=size)
-    out = [told]
+    first = answer(dice, [dice.randrange(10, 5000) for _ in range(9)], size=size)
+    out = [first]
     for _ in range(steps - 1):
         result = [dice.randrange(10, 5000) for _ in range(5)]
         out.append(answer(dice, out[-1].seen + result, [*out[-1].before, out[-1]], size=size))
@@ -97,56 +100,56 @@ def row_of(last: Answer, trained: Iterable[Answer] | None = None, tail: Sequence
     """The training row that ends with an answer and trains some answers in it; the last one by default."""
     ids = [*last.seen, *tail]
     mask, logprobs = [0] * len(ids), [None] * len(ids)
-    for one in [*last.before, last]:
-        start = len(one.context)
-        for at, value in enumerate(one.logprobs):
+    for event in [*last.before, last]:
+        start = len(event.context)
+        for at, value in enumerate(event.logprobs):
             logprobs[start + at] = value  # type: ignore[call-overload]
-    for one in [last] if trained is None else trained:
-        start = len(one.context)
-        mask[start : start + len(one.tokens)] = [1] * len(one.tokens)
+    for event in [last] if trained is None else trained:
+        start = len(event.context)
+        mask[start : start + len(event.tokens)] = [1] * len(event.tokens)
     return {"token_ids": ids, "loss_mask": mask, "logprobs": logprobs}
 
 
 def trained_events(rows: Sequence[tuple[Wire, Sequence[Answer]]]) -> dict[int, set[int]]:
     """The reference: by row, which tokens it trains although a shorter row or an earlier one does."""
     order = sorted(range(len(rows)), key=lambda k: (_last(rows[k][0]), len(rows[k][0]["token_ids"]), k))
-    taken: set[tuple[int, int]] = set()
+    seen: set[tuple[int, int]] = set()
     again: dict[int, set[int]] = {}
     for k in order:
         row, answers = rows[k]
-        for one in answers:
-            for at in range(len(one.tokens)):
-                place = len(one.context) + at
+        for event in answers:
+            for at in range(len(event.tokens)):
+                place = len(event.context) + at
                 if not row["loss_mask"][place]:
                     continue
-                if (id(one), at) in taken:
+                if (id(event), at) in seen:
                     again.setdefault(k, set()).add(place)
-                taken.add((id(one), at))
+                seen.add((id(event), at))
     return again
 
 
 def _last(row: Wire) -> int:
-    return max(at for at, one in enumerate(row["loss_mask"]) if one) + 1
+    return max(at for at, trained in enumerate(row["loss_mask"]) if trained) + 1
 
 
 class TestHistory:
     def test_one_row_a_step_that_trains_its_own_answer_is_silent(self, tmp_path: Path) -> None:
         dice = random.Random(1)
-        rows = [row_of(one) for _ in range(6) for one in conversation(dice, 4)]
-        found, summary = scanned(written(tmp_path / "steps.jsonl", rows))
-        assert found == {}
+        rows = [row_of(event) for _ in range(6) for event in conversation(dice, 4)]
+        by_row, summary = scanned(written(tmp_path / "steps.jsonl", rows))
+        assert by_row == {}
         assert not any("trained" in notice for notice in summary.notices)
 
     def test_history_that_each_step_trains_again_is_found_and_leaves_the_loss(self, tmp_path: Path) -> None:
         dice = random.Random(2)
         talks = [conversation(dice, 3) for _ in range(4)]
-        right = [row_of(one) for talk in talks for one in talk]
+        right = [row_of(event) for talk in talks for event in talk]
         log = written(
-            tmp_path / "steps.jsonl", [row_of(one, [*one.before, one]) for talk in talks for one in talk]
+            tmp_path / "steps.jsonl", [row_of(event, [*event.before, event]) for talk in talks for event in talk]
         )
-        found, summary = scanned(log)
-        assert sorted(row for _, row in found) == [row for row in range(12) if row % 3]
-        (finding,) = found["steps.jsonl", 2]
+        by_row, summary = scanned(log)
+        assert sorted(row for _, row in by_row) == [row for row in range(12) if row % 3]
+        (finding,) = by_row["steps.jsonl", 2]
         assert (finding.severity, finding.hit.cause) == (Severity.ERROR, "history trained again")
         assert (finding.hit.where, finding.hit.start, finding.hit.end) == (Where.ROW, 9, 9 + 24 + 5 + 24)
         assert finding.hit.message == (
@@ -166,16 +169,20 @@ class TestHistory:
     def test_short_answers_are_one_event_where_the_log_has_one_row_a_step(self, tmp_path: Path) -> None:
         dice = random.Random(3)
         talks = [conversation(dice, 3, size=3) for _ in range(4)]
-        rows = [row_of(one, [*one.before, one]) for talk in talks for one in talk]
-        found, _ = scanned(written(tmp_path / "steps.jsonl", rows))
-        assert sorted(row for _, row in found) == [row for row in range(12) if row % 3]
+        rows = [row_of(event, [*event.before, event]) for talk in talks for event in talk]
+        by_row, _ = scanned(written(tmp_path / "steps.jsonl", rows))
+        assert sorted(row for _, row in by_row) == [row for row in range(12) if row % 3]
 
     def test_a_few_short_rows_that_continue_others_by_chance_are_left_alone(self, tmp_path: Path) -> None:
         """A game with something hidden: a guess may be right for one sample and wrong for another."""
         dice = random.Random(4)
         talk = conversation(dice, 2, size=2)
         others = [conversation(dice, 2, size=2)[1] for _ in range(8)]
-        rows = [row_of(talk[0]), row_of(talk[1], talk), *(row_of(one, [*one.before, one]) for one in others)]
+        rows = [
+            row_of(talk[0]),
+            row_of(talk[1], talk),
+            *(row_of(event, [*event.before, event]) for event in others),
+        ]
         assert scanned(written(tmp_path / "games.jsonl", rows))[0] == {}
 
 
@@ -190,23 +197,23 @@ class TestGroups:
         dice = random.Random(5)
         prompt = [dice.randrange(10, 5000) for _ in range(20)]
         rows = [row_of(Answer(prompt, [42, 7], [-0.4 - k / 1000, -0.01])) for k in range(16)]
-        found, summary = scanned(written(tmp_path / "group.jsonl", rows))
-        assert found == {}
+        by_row, summary = scanned(written(tmp_path / "group.jsonl", rows))
+        assert by_row == {}
         assert not any("trained" in notice for notice in summary.notices)
 
     def test_long_answers_that_start_alike_are_two_events(self, tmp_path: Path) -> None:
         dice = random.Random(6)
-        one = answer(dice, [1, 2, 3], size=40)
-        other = Answer(one.context, [*one.tokens[:39], 9], one.logprobs)
-        assert scanned(written(tmp_path / "group.jsonl", [row_of(one), row_of(other)]))[0] == {}
+        event = answer(dice, [1, 2, 3], size=40)
+        other = Answer(event.context, [*event.tokens[:39], 9], event.logprobs)
+        assert scanned(written(tmp_path / "group.jsonl", [row_of(event), row_of(other)]))[0] == {}
 
     def test_other_logprobs_show_another_event(self, tmp_path: Path) -> None:
         dice = random.Random(7)
-        one = answer(dice, [1, 2, 3], size=40)
-        other = replace(one, logprobs=[value * 0.5 for value in one.logprobs])
-        assert scanned(written(tmp_path / "group.jsonl", [row_of(one), row_of(other)]))[0] == {}
-        near = replace(one, logprobs=[value * 1.01 for value in one.logprobs])
-        assert len(scanned(written(tmp_path / "row.jsonl", [row_of(one), row_of(near)]))[0]) == 1
+        event = answer(dice, [1, 2, 3], size=40)
+        other = replace(event, logprobs=[value * 0.5 for value in event.logprobs])
+        assert scanned(written(tmp_path / "group.jsonl", [row_of(event), row_of(other)]))[0] == {}
+        near = replace(event, logprobs=[value * 1.01 for value in event.logprobs])
+        assert len(scanned(written(tmp_path / "row.jsonl", [row_of(event), row_of(near)]))[0]) == 1
 
 
 class TestRows:
@@ -215,9 +222,11 @@ class TestRows:
         rows = [row_of(talk[-1], talk) for talk in (conversation(dice, 2) for _ in range(3))]
         first = written(tmp_path / "a.jsonl", rows[:2])
         second = written(tmp_path / "b.jsonl", [rows[2], rows[1]])
-        found, _ = scanned(first, second)
-        assert said(found) == {("b.jsonl", 1): [(Severity.ERROR, "duplicated row", Where.ROW, 9, 9 + 24 + 5 + 24)]}
-        (finding,) = found["b.jsonl", 1]
+        by_row, _ = scanned(first, second)
+        assert spots_of(by_row) == {
+            ("b.jsonl", 1): [(Severity.ERROR, "duplicated row", Where.ROW, 9, 9 + 24 + 5 + 24)]
+        }
+        (finding,) = by_row["b.jsonl", 1]
         assert finding.hit.message == (
             f"trained again: all of its 48 tokens in the loss, as {first}:1 trains the same tokens first; "
             "25 % of all that the run trains"
@@ -229,11 +238,11 @@ class TestRows:
         dice = random.Random(3)
         rows = [row_of(answer(dice, [5, k, 6])) for k in range(6)]
         log = written(tmp_path / "log.jsonl", [*rows, rows[0]])
-        assert len(said(scanned(log)[0])) == 1
+        assert len(spots_of(scanned(log)[0])) == 1
         monkeypatch.setattr("tito_audit.chains.ledger.MOST_BYTES", 100)
-        found, summary = scanned(log)
-        assert not said(found)
-        (notice,) = [one for one in summary.notices if one.startswith("REC009")]
+        by_row, summary = scanned(log)
+        assert not spots_of(by_row)
+        (notice,) = [notice for notice in summary.notices if notice.startswith("REC009")]
         assert "compared only the first" in notice
         assert "more were not compared. Scan fewer files at a time." in notice
 
@@ -242,8 +251,8 @@ class TestRows:
         talk = conversation(dice, 2)
         ends = [answer(dice, [*talk[-1].seen, *[k] * 4], talk, size=20 + k) for k in range(3)]
         rows = [row_of(end, [*talk, end]) for end in ends]
-        found, _ = scanned(written(tmp_path / "tree.jsonl", rows))
-        assert said(found) == {
+        by_row, _ = scanned(written(tmp_path / "tree.jsonl", rows))
+        assert spots_of(by_row) == {
             ("tree.jsonl", row): [(Severity.ERROR, "shared prefix", Where.ROW, 9, len(talk[-1].seen))]
             for row in (1, 2)
         }
@@ -251,12 +260,14 @@ class TestRows:
     def test_masks_that_differ_are_compared_token_by_token(self, tmp_path: Path) -> None:
         dice = random.Random(10)
         talk = conversation(dice, 2, size=30)
-        one, other = row_of(talk[0]), row_of(talk[1], talk)
+        first, other = row_of(talk[0]), row_of(talk[1], talk)
         other["loss_mask"][12:15] = [0, 0, 0]
-        log = written(tmp_path / "rows.jsonl", [one, other])
-        found, _ = scanned(log)
-        assert said(found) == {("rows.jsonl", 1): [(Severity.ERROR, "history trained again", Where.ROW, 9, 39)]}
-        assert "27 tokens in 2 spans of its history" in found["rows.jsonl", 1][0].hit.message
+        log = written(tmp_path / "rows.jsonl", [first, other])
+        by_row, _ = scanned(log)
+        assert spots_of(by_row) == {
+            ("rows.jsonl", 1): [(Severity.ERROR, "history trained again", Where.ROW, 9, 39)]
+        }
+        assert "27 tokens in 2 spans of its history" in by_row["rows.jsonl", 1][0].hit.message
 
     @pytest.mark.parametrize("ends", [(True, False), (False, True)])
     def test_a_turn_end_that_only_one_of_the_rows_trains_hides_nothing(
@@ -266,8 +277,10 @@ class TestRows:
         rows = [row_of(talk[0]), row_of(talk[1], talk)]
         for row, end in zip(rows, ends, strict=True):
             row["loss_mask"][9 + 29] = int(end)
-        found, _ = scanned(written(tmp_path / "rows.jsonl", rows))
-        assert said(found) == {("rows.jsonl", 1): [(Severity.ERROR, "history trained again", Where.ROW, 9, 38)]}
+        by_row, _ = scanned(written(tmp_path / "rows.jsonl", rows))
+        assert spots_of(by_row) == {
+            ("rows.jsonl", 1): [(Severity.ERROR, "history trained again", Where.ROW, 9, 38)]
+        }
 
     def test_without_logprobs_it_is_undecided_and_not_repaired(self, tmp_path: Path) -> None:
         dice = random.Random(11)
@@ -275,8 +288,8 @@ class TestRows:
         for row in rows:
             del row["logprobs"]
         log = written(tmp_path / "rows.jsonl", [*rows, rows[1]])
-        found, _ = scanned(log)
-        assert said(found) == {("rows.jsonl", 3): [(Severity.NOTE, UNDECIDED, Where.LOG, 0, 0)]}
+        by_row, _ = scanned(log)
+        assert spots_of(by_row) == {("rows.jsonl", 3): [(Severity.NOTE, UNDECIDED, Where.LOG, 0, 0)]}
         assert repaired_rows(log, tmp_path / "out.jsonl") == [*rows, rows[1]]
 
     def test_a_first_token_in_the_loss_belongs_to_the_rules_of_the_mask(self, tmp_path: Path) -> None:
@@ -285,27 +298,29 @@ class TestRows:
         assert scanned(written(tmp_path / "rows.jsonl", [row, row]))[0] == {}
 
 
-def call_of(one: Answer, **more: Any) -> Wire:
-    return {"prompt_ids": one.context, "completion_ids": one.tokens, "logprobs": one.logprobs, **more}
+def call_of(event: Answer, **more: Any) -> Wire:
+    return {"prompt_ids": event.context, "completion_ids": event.tokens, "logprobs": event.logprobs, **more}
 
 
 class TestCalls:
     def test_a_call_that_was_logged_twice_would_be_trained_twice(self, tmp_path: Path) -> None:
-        calls = [call_of(one) for one in conversation(random.Random(13), 3)]
+        calls = [call_of(event) for event in conversation(random.Random(13), 3)]
         log = written(tmp_path / "calls.jsonl", [*calls, calls[1]])
-        found, _ = scanned(log)
-        assert said(found) == {("calls.jsonl", 3): [(Severity.ERROR, "duplicated call", Where.COMPLETION, 0, 24)]}
-        (finding,) = found["calls.jsonl", 3]
+        by_row, _ = scanned(log)
+        assert spots_of(by_row) == {
+            ("calls.jsonl", 3): [(Severity.ERROR, "duplicated call", Where.COMPLETION, 0, 24)]
+        }
+        (finding,) = by_row["calls.jsonl", 3]
         assert "as row 1 has the same call" in finding.hit.message
         assert finding.repair is None
-        (outcome,) = [one for one in repair_rollouts(log, None, Settings(), ONCE) if one.declined]
+        (outcome,) = [outcome for outcome in repair_rollouts(log, None, Settings(), ONCE) if outcome.declined]
         assert outcome.declined == {"once": "a call has no mask, so leave its row out instead"}
 
     def test_the_id_of_the_server_proves_and_disproves(self, tmp_path: Path) -> None:
-        one = Answer([1, 2, 3], [4, 5], [-0.1, -0.2])
-        same = [call_of(one, id="chatcmpl-8f31a2c0"), call_of(one, id="chatcmpl-8f31a2c0")]
-        found, _ = scanned(written(tmp_path / "same.jsonl", same))
-        assert [key for key, _ in found.items()] == [("same.jsonl", 1)]
+        event = Answer([1, 2, 3], [4, 5], [-0.1, -0.2])
+        same = [call_of(event, id="chatcmpl-8f31a2c0"), call_of(event, id="chatcmpl-8f31a2c0")]
+        by_row, _ = scanned(written(tmp_path / "same.jsonl", same))
+        assert [key for key, _ in by_row.items()] == [("same.jsonl", 1)]
         long = answer(random.Random(14), [1, 2, 3], size=40)
         other = [call_of(long, id="chatcmpl-8f31a2c0"), call_of(long, id="chatcmpl-8f31a2c1")]
         assert scanned(written(tmp_path / "other.jsonl", other))[0] == {}
@@ -313,7 +328,7 @@ class TestCalls:
     def test_calls_and_the_rows_made_of_them_are_one_training(self, tmp_path: Path) -> None:
         dice = random.Random(15)
         talks = [conversation(dice, 3) for _ in range(3)]
-        calls = written(tmp_path / "calls.jsonl", [call_of(one) for talk in talks for one in talk])
+        calls = written(tmp_path / "calls.jsonl", [call_of(event) for talk in talks for event in talk])
         rows = written(tmp_path / "rows.jsonl", [row_of(talk[-1], talk) for talk in talks])
         assert scanned(calls, rows)[0] == scanned(rows, calls)[0] == {}
 
@@ -322,32 +337,32 @@ class TestCalls:
         """Whatever the template writes after the last answer."""
         dice = random.Random(27)
         talks = [conversation(dice, 3) for _ in range(3)]
-        calls = written(tmp_path / "calls.jsonl", [call_of(one) for talk in talks for one in talk])
+        calls = written(tmp_path / "calls.jsonl", [call_of(event) for talk in talks for event in talk])
         rows = [row_of(talk[-1], talk if talk is not talks[2] else talk[::2], tail) for talk in talks]
         for row, talk in zip(rows, talks, strict=True):
-            for one in talk:
-                row["loss_mask"][len(one.seen) - 1] = 0
-        found, _ = scanned(calls, written(tmp_path / "rows.jsonl", rows))
-        assert said(found) == {("calls.jsonl", 7): [(Severity.NOTE, NEVER, Where.COMPLETION, 0, 24)]}
+            for event in talk:
+                row["loss_mask"][len(event.seen) - 1] = 0
+        by_row, _ = scanned(calls, written(tmp_path / "rows.jsonl", rows))
+        assert spots_of(by_row) == {("calls.jsonl", 7): [(Severity.NOTE, NEVER, Where.COMPLETION, 0, 24)]}
 
     def test_a_call_that_no_row_trains_is_noted(self, tmp_path: Path) -> None:
         dice = random.Random(16)
         talks = [conversation(dice, 3) for _ in range(3)]
-        calls = written(tmp_path / "calls.jsonl", [call_of(one) for talk in talks for one in talk])
+        calls = written(tmp_path / "calls.jsonl", [call_of(event) for talk in talks for event in talk])
         rows = written(tmp_path / "rows.jsonl", [row_of(talk[-1], talk) for talk in talks[:2]])
         left_out = row_of(talks[2][-1], talks[2][::2])
         rows.write_text(rows.read_text(encoding="utf-8") + json.dumps(left_out) + "\n", encoding="utf-8")
-        found, summary = scanned(calls, rows)
-        assert said(found) == {("calls.jsonl", 7): [(Severity.NOTE, NEVER, Where.COMPLETION, 0, 24)]}
+        by_row, summary = scanned(calls, rows)
+        assert spots_of(by_row) == {("calls.jsonl", 7): [(Severity.NOTE, NEVER, Where.COMPLETION, 0, 24)]}
         assert "No row of the run trains 24 sampled tokens of 1 call." in summary.notices
         assert scanned(calls, rows, sample=0.9)[0].keys() <= {("calls.jsonl", 7)}
 
     def test_logs_that_have_nothing_to_do_with_each_other_are_judged_alone(self, tmp_path: Path) -> None:
         dice = random.Random(17)
-        calls = [call_of(one) for one in conversation(dice, 3)]
-        rows = written(tmp_path / "rows.jsonl", [row_of(one) for one in conversation(dice, 3)])
-        found, _ = scanned(written(tmp_path / "calls.jsonl", [*calls, calls[2]]), rows)
-        assert list(found) == [("calls.jsonl", 3)]
+        calls = [call_of(event) for event in conversation(dice, 3)]
+        rows = written(tmp_path / "rows.jsonl", [row_of(event) for event in conversation(dice, 3)])
+        by_row, _ = scanned(written(tmp_path / "calls.jsonl", [*calls, calls[2]]), rows)
+        assert list(by_row) == [("calls.jsonl", 3)]
 
 
 # Any log
@@ -363,15 +378,15 @@ def logs(draw: st.DrawFn) -> list[tuple[Wire, list[Answer]]]:
         for _ in range(draw(st.integers(0, 2))):
             at = dice.choice(talk)
             talk.append(answer(dice, [*at.seen, *[dice.randrange(10, 5000)] * 3], [*at.before, at]))
-        for one in talk:
-            held = [*one.before, one]
+        for last in talk:
+            events = [*last.before, last]
             for _ in range(dice.choice((0, 1, 1, 1, 2))):
-                trained = [event for event in held if event is one or dice.random() < 0.4]
-                row = row_of(one, trained, [7] * dice.choice((0, 0, 2)))
+                trained = [event for event in events if event is last or dice.random() < 0.4]
+                row = row_of(last, trained, [7] * dice.choice((0, 0, 2)))
                 for event in trained if dice.random() < 0.3 else ():  # masks that differ inside an answer
                     hole = len(event.context) + dice.randrange(0, len(event.tokens) - 4)
                     row["loss_mask"][hole : hole + 3] = [0] * 3
-                rows.append((row, held))
+                rows.append((row, events))
     for _ in range(draw(st.integers(0, 2))):  # groups whose answers are the same by chance
         prompt = [dice.randrange(10, 5000) for _ in range(12)]
         for _ in range(3):
@@ -392,9 +407,9 @@ def test_what_is_planted_is_found_to_the_token_and_repaired(
     parts = [part for part in (log[:cut], log[cut:]) if part]
     files = [written(folder / f"{n}.jsonl", [row for row, _ in part]) for n, part in enumerate(parts)]
     again = trained_events(log)
-    found, _ = scanned(*files)
+    by_row, _ = scanned(*files)
     rows = {f.name: n * (len(log) - len(parts[-1])) for n, f in enumerate(files)}
-    ranges = {rows[file] + row: (one.hit.start, one.hit.end) for (file, row), (one,) in found.items()}
+    ranges = {rows[file] + row: (finding.hit.start, finding.hit.end) for (file, row), (finding,) in by_row.items()}
     assert ranges == {row: (min(places), max(places) + 1) for row, places in again.items()}
     (folder / "out").mkdir()
     target = folder / "out" if len(files) > 1 else folder / "out" / files[0].name
@@ -404,8 +419,8 @@ def test_what_is_planted_is_found_to_the_token_and_repaired(
         json.loads(line) for f in files for line in (folder / "out" / f.name).read_text("utf-8").splitlines()
     ]
     for number, ((row, _), after) in enumerate(zip(log, after_rows, strict=True)):
-        left = [bool(one) and at not in again.get(number, ()) for at, one in enumerate(row["loss_mask"])]
-        assert [bool(one) for one in after["loss_mask"]] == left, number
+        left = [bool(trained) and at not in again.get(number, ()) for at, trained in enumerate(row["loss_mask"])]
+        assert [bool(trained) for trained in after["loss_mask"]] == left, number
         assert after["token_ids"] == row["token_ids"]
         assert after["logprobs"] == row["logprobs"]
     assert scanned(*(folder / "out" / f.name for f in files))[0] == {}
@@ -413,7 +428,9 @@ def test_what_is_planted_is_found_to_the_token_and_repaired(
 
 def planted(dice: random.Random) -> list[Wire]:
     talks = [conversation(dice, 3) for _ in range(12)]
-    rows = [row_of(one, [*one.before, one] if dice.random() < 0.5 else None) for talk in talks for one in talk]
+    rows = [
+        row_of(event, [*event.before, event] if dice.random() < 0.5 else None) for talk in talks for event in talk
+    ]
     dice.shuffle(rows)
     return [*rows, rows[3], rows[5]]
 
@@ -422,25 +439,27 @@ def planted(dice: random.Random) -> list[Wire]:
 def test_processes_and_kinds_of_files_change_nothing(tmp_path: Path) -> None:
     rows = planted(random.Random(18))
     log = written(tmp_path / "log.jsonl", rows)
-    want = said(scanned(log)[0])
+    want = spots_of(scanned(log)[0])
     assert len(want) > 5
-    assert said(scanned(log, jobs=2, chunk=3000)[0]) == want
+    assert spots_of(scanned(log, jobs=2, chunk=3000)[0]) == want
     with gzip.open(tmp_path / "log.jsonl.gz", "wb") as packed:
         packed.write(log.read_bytes())
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "log.parquet", row_group_size=7)
     for other in ("log.jsonl.gz", "log.parquet"):
-        got = said(scanned(tmp_path / other, jobs=2, chunk=3000)[0])
-        assert {row: one for (_, row), one in got.items()} == {row: one for (_, row), one in want.items()}, other
+        got = spots_of(scanned(tmp_path / other, jobs=2, chunk=3000)[0])
+        assert {row: spots for (_, row), spots in got.items()} == {
+            row: spots for (_, row), spots in want.items()
+        }, other
 
 
 @pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")
 def test_a_repair_in_several_processes_writes_the_same(tmp_path: Path) -> None:
     log = written(tmp_path / "log.jsonl", planted(random.Random(19)))
-    one = repaired_rows(log, tmp_path / "one.jsonl")
+    alone = repaired_rows(log, tmp_path / "one.jsonl")
     run = repair_rollouts(log, tmp_path / "two.jsonl", Settings(jobs=2), ONCE)
     run.batch_bytes = 4000
     assert sum(outcome.repaired for outcome in run) > 5
-    assert [json.loads(line) for line in (tmp_path / "two.jsonl").read_text("utf-8").splitlines()] == one
+    assert [json.loads(line) for line in (tmp_path / "two.jsonl").read_text("utf-8").splitlines()] == alone
 
 
 def test_the_order_of_files_changes_only_which_of_equal_rows_is_kept(tmp_path: Path) -> None:
@@ -493,8 +512,8 @@ MASKED = (
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FORMATS.glob("*.jsonl")))
 def test_no_row_of_a_format_is_taken_for_another(name: str) -> None:
-    found, _ = scanned(FORMATS / f"{name}.jsonl")
-    assert {one.severity for findings in found.values() for one in findings} <= {Severity.NOTE}
+    by_row, _ = scanned(FORMATS / f"{name}.jsonl")
+    assert {finding.severity for findings in by_row.values() for finding in findings} <= {Severity.NOTE}
 
 
 @pytest.mark.parametrize("name", MASKED)
@@ -506,28 +525,28 @@ def test_each_format_leaves_second_trainings_out_in_its_own_way(
     rows = (FORMATS / f"{name}.jsonl").read_bytes().rstrip(b"\n") + b"\n"
     log, out = tmp_path / "log.jsonl", tmp_path / "out.jsonl"
     log.write_bytes(rows + rows)
-    found, _ = scanned(log)
-    causes = {one.hit.cause for findings in found.values() for one in findings}
+    by_row, _ = scanned(log)
+    causes = {finding.hit.cause for findings in by_row.values() for finding in findings}
     assert "duplicated row" in causes
     (*outcomes,) = repair_rollouts(log, out, Settings(), ONCE)
-    assert not any(one.declined for one in outcomes)
-    assert {one.place.row for one in outcomes if one.cured} >= {row for _, row in found} - {1}
+    assert not any(outcome.declined for outcome in outcomes)
+    assert {outcome.place.row for outcome in outcomes if outcome.cured} >= {row for _, row in by_row} - {1}
     left, _ = scanned(out)
-    assert {one.severity for findings in left.values() for one in findings} <= {Severity.NOTE}
+    assert {finding.severity for findings in left.values() for finding in findings} <= {Severity.NOTE}
 
 
 def test_calls_of_joined_rows_are_named_by_their_own_rows(tmp_path: Path) -> None:
     dice = random.Random(25)
     talks = [conversation(dice, 3) for _ in range(3)]
-    calls = [call_of(one, session_id=f"s{k}") for k, talk in enumerate(talks) for one in talk]
+    calls = [call_of(event, session_id=f"s{k}") for k, talk in enumerate(talks) for event in talk]
     first = written(tmp_path / "a.jsonl", calls[:5])
     second = written(tmp_path / "b.jsonl", [*calls[5:], calls[4], {**calls[7], "session_id": "s9"}])
-    alone = said(scanned(first, second, join=False)[0])
+    alone = spots_of(scanned(first, second, join=False)[0])
     assert sorted(alone) == [("b.jsonl", 4), ("b.jsonl", 5)]
     joined = scanned(first, second)[0]
-    assert sorted(said(joined)) == sorted(alone)
-    assert {key: [one[1:] for one in found] for key, found in said(joined).items()} == {
-        key: [one[1:] for one in found] for key, found in alone.items()
+    assert sorted(spots_of(joined)) == sorted(alone)
+    assert {key: [spot[1:] for spot in spots] for key, spots in spots_of(joined).items()} == {
+        key: [spot[1:] for spot in spots] for key, spots in alone.items()
     }
     assert f"as {first}:4 has the same call" in joined["b.jsonl", 4][0].hit.message
 
@@ -544,20 +563,22 @@ def test_rows_of_recorded_rollouts(model: str, tmp_path: Path) -> None:
         for record in map(json.loads, lines):
             before: list[Answer] = []
             for call in record["calls"]:
-                one = Answer(call["prompt_token_ids"], call["generation_token_ids"], call["generation_log_probs"])
-                one.before = before if before and one.context[: len(before[-1].seen)] == before[-1].seen else []
-                right.append(row_of(one))
-                wrong.append(row_of(one, [*one.before, one]))
-                calls.append(call_of(one))
-                before = [*one.before, one]
+                columns = call["prompt_token_ids"], call["generation_token_ids"], call["generation_log_probs"]
+                event = Answer(*columns)
+                seen = before[-1].seen if before else []
+                event.before = before if event.context[: len(seen)] == seen else []
+                right.append(row_of(event))
+                wrong.append(row_of(event, [*event.before, event]))
+                calls.append(call_of(event))
+                before = [*event.before, event]
     logs = {
         name: written(tmp_path / f"{name}.jsonl", rows)
         for name, rows in (("right", right), ("wrong", wrong), ("calls", calls))
     }
     assert scanned(logs["right"])[0] == scanned(logs["calls"])[0] == {}
     assert scanned(logs["right"], logs["calls"])[0] == {}
-    found, _ = scanned(logs["wrong"])
-    assert {row for _, row in found} == {
+    by_row, _ = scanned(logs["wrong"])
+    assert {row for _, row in by_row} == {
         n for n, row in enumerate(wrong) if sum(row["loss_mask"]) > sum(right[n]["loss_mask"])
     }
     after = repaired_rows(logs["wrong"], tmp_path / "out.jsonl")
@@ -570,11 +591,13 @@ def test_rows_of_recorded_rollouts(model: str, tmp_path: Path) -> None:
 def ledger_of(rows: Iterable[tuple[str, int, Wire]]) -> Ledger:
     ledger = Ledger()
     for file, number, row in rows:
-        known = [np.nan if value is None else value for value in row["logprobs"]]
-        held = TrainingRow(
-            np.array(row["token_ids"], np.int32), np.array(row["loss_mask"], np.bool_), np.array(known, np.float64)
+        logprobs = [np.nan if value is None else value for value in row["logprobs"]]
+        training_row = TrainingRow(
+            np.array(row["token_ids"], np.int32),
+            np.array(row["loss_mask"], np.bool_),
+            np.array(logprobs, np.float64),
         )
-        trainings = trainings_of(Rollout(Place(file, number), "toy", training_row=held))
+        trainings = trainings_of(Rollout(Place(file, number), "toy", training_row=training_row))
         if trainings is not None:
             ledger.add(trainings, Place(file, number))
     return ledger
@@ -594,8 +617,8 @@ def test_spans_are_sorted_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch) -
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9))))
 @settings(max_examples=examples(25, 500), deadline=None)
-def test_runs_are_merged(given_: list[tuple[int, int]]) -> None:
-    runs = [(start, start + size) for start, size in given_]
+def test_runs_are_merged(spans: list[tuple[int, int]]) -> None:
+    runs = [(start, start + size) for start, size in spans]
     places = {at for start, end in runs for at in range(start, end)}
     out = merge_runs(runs)
     assert {at for start, end in out for at in range(start, end)} == places

@@ -41,11 +41,11 @@ def plain(kind: Any) -> set[Any]:
     if get_origin(kind) is Literal:
         return set(get_args(kind))
     inner = get_args(kind) if not isinstance(kind, type) and get_origin(kind) not in (list, tuple) else ()
-    found = {one for each in inner for one in plain(each)} if inner else {kind}
-    return found - {NoneType}
+    kinds = {word for each in inner for word in plain(each)} if inner else {kind}
+    return kinds - {NoneType}
 
 
-def taken(option: Option) -> set[Any]:
+def flag_takes(option: Option) -> set[Any]:
     """The types or words that a flag takes."""
     if isinstance(option.takes, tuple):
         return set(option.takes)
@@ -54,18 +54,20 @@ def taken(option: Option) -> set[Any]:
 
 @pytest.mark.parametrize("settings", FILLED)
 def test_a_field_of_the_settings_has_one_option_and_an_option_one_field(settings: type) -> None:
-    wanted = Counter(one.name for one in fields(settings) if (settings, one.name) not in NO_OPTION)
+    wanted = Counter(field.name for field in fields(settings) if (settings, field.name) not in NO_OPTION)
     assert Counter(option.name for option in OPTIONS if option.fills is settings) == wanted
 
 
-@pytest.mark.parametrize("option", [one for one in OPTIONS if one.fills is not None], ids=called)
+@pytest.mark.parametrize("option", [option for option in OPTIONS if option.fills is not None], ids=called)
 def test_an_option_takes_what_its_field_holds(option: Option) -> None:
     assert option.fills in FILLED
-    held = get_type_hints(option.fills)[option.name]
+    field_type = get_type_hints(option.fills)[option.name]
     if option.reads is None:
-        assert taken(option) == plain(held)
+        assert flag_takes(option) == plain(field_type)
         assert not option.repeats
-    assert option.repeats == (get_origin(held) in (tuple, Mapping)), "a flag repeats where a field holds several"
+    assert option.repeats == (get_origin(field_type) in (tuple, Mapping)), (
+        "a flag repeats where a field holds several"
+    )
     assert option.default is None if option.repeats else option.default == getattr(option.fills(), option.name)
 
 
@@ -108,8 +110,8 @@ def test_a_command_reads_options_that_it_has(command: str) -> None:
 def test_the_flags_of_a_command_are_those_of_the_table_in_its_order() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for name in COMMANDS:
-        flags = [one for one in commands[name].params if one.param_type_name == "option"]
-        assert [(one.name, one.opts) for one in flags] == [
+        flags = [parameter for parameter in commands[name].params if parameter.param_type_name == "option"]
+        assert [(parameter.name, parameter.opts) for parameter in flags] == [
             (option.name, [flag.partition("/")[0] for flag in option.declared]) for option in options_of(name)
         ]
     assert {option for option in OPTIONS if not set(option.commands) <= set(COMMANDS)} == set()
@@ -164,7 +166,9 @@ def test_a_letter_stands_for_one_flag_over_all_commands() -> None:
         if option.short:
             assert LETTERS[option.short] == SAME_AS.get(option.flag, option.flag)
         for alias in option.aliases:
-            others = [one for one in OPTIONS if one.flag == alias and set(one.commands) & set(option.commands)]
+            others = [
+                other for other in OPTIONS if other.flag == alias and set(other.commands) & set(option.commands)
+            ]
             assert others == [], f"{alias} is another flag of the same command"
 
 
@@ -181,8 +185,8 @@ def test_keys_are_told_apart_and_a_flag_is_a_key_or_for_the_command_line_only() 
     assert sorted(KEYS) == sorted(option.key for option in keyed)
     assert all(option.flag_only is None for option in keyed)
     flags = {option.flag for option in keyed}
-    read_the_file = [one for one in OPTIONS if not set(one.commands) <= {"config", "list", "explain"}]
-    left = [one.flag for one in read_the_file if one.flag_only is None and one.flag not in flags]
+    read_the_file = [option for option in OPTIONS if not set(option.commands) <= {"config", "list", "explain"}]
+    left = [option.flag for option in read_the_file if option.flag_only is None and option.flag not in flags]
     assert left == [], "give each a key, or a reason to have none"
     assert not flags & {f"--{flag}" for flag in FLAG_ONLY}
 

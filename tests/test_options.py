@@ -52,8 +52,8 @@ def test_a_rate_that_cannot_be_is_refused_with_what_to_write(text: str, said: st
 
 
 def test_a_baseline_is_updated_only_where_one_is_named() -> None:
-    made = options.gate_settings_of(baseline="known.json", update_baseline=True)
-    assert made == GateSettings((), "known.json", True)
+    gate = options.gate_settings_of(baseline="known.json", update_baseline=True)
+    assert gate == GateSettings((), "known.json", True)
     with messages_name_flags(), pytest.raises(SetupError, match="--update-baseline: no baseline file is named"):
         options.gate_settings_of(update_baseline=True)
 
@@ -108,27 +108,32 @@ def test_a_code_of_extend_select_that_there_is_not_ends_the_run() -> None:
         list(scan_rollouts([], Settings(extend_select=("TOKK",))))
 
 
-@pytest.mark.parametrize("given", ["inf", "-inf", "nan", "-NaN", "1e999"])
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan", "-NaN", "1e999"])
 @pytest.mark.parametrize(
-    "flag", [one.flag for one in OPTIONS if one.takes is float and not one.hidden and "scan" in one.commands]
+    "flag",
+    [
+        option.flag
+        for option in OPTIONS
+        if option.takes is float and not option.hidden and "scan" in option.commands
+    ],
 )
-def test_a_number_is_finite(flag: str, given: str) -> None:
-    code, _, said = run("scan", "nowhere.jsonl", f"{flag}={given}", "--no-config")
+def test_a_number_is_finite(flag: str, number: str) -> None:
+    code, _, err = run("scan", "nowhere.jsonl", f"{flag}={number}", "--no-config")
     assert code == 2
-    assert flag in said
-    assert "nowhere" not in said
-    assert len(said.strip().splitlines()) <= 2
+    assert flag in err
+    assert "nowhere" not in err
+    assert len(err.strip().splitlines()) <= 2
 
 
 def test_a_whole_number_has_64_bits(tmp_path: Path) -> None:
-    code, _, said = run("scan", "nowhere.jsonl", "--max-row-bytes", 10**30, "--no-config")
+    code, _, err = run("scan", "nowhere.jsonl", "--max-row-bytes", 10**30, "--no-config")
     assert code == 2
-    assert "--max-row-bytes" in said
-    assert len(said.strip().splitlines()) <= 2
+    assert "--max-row-bytes" in err
+    assert len(err.strip().splitlines()) <= 2
     (tmp_path / "tito-audit.toml").write_text(f"max-row-bytes = {10**400}\n")
-    code, _, said = run("scan", "nowhere.jsonl", "--config", tmp_path / "tito-audit.toml")
+    code, _, err = run("scan", "nowhere.jsonl", "--config", tmp_path / "tito-audit.toml")
     assert code == 2
-    assert "at most 9,223,372,036,854,775,807" in said
+    assert "at most 9,223,372,036,854,775,807" in err
 
 
 def test_numbers_of_more_than_64_bits_are_written_in_full() -> None:

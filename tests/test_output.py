@@ -69,7 +69,7 @@ def rewritten(source: Path, target: Path, rewrite: Rewrite, **options: Any) -> b
     return unpacked(target)
 
 
-def kept(source: Path, target: Path, compression: Any = None) -> Log:
+def copied(source: Path, target: Path, compression: Any = None) -> Log:
     """The log, written row by row without the shortcut for logs in which nothing changed."""
     log = open_log(source, keep_text=True)
     with new_file(target, overwrite=True) as file:
@@ -152,7 +152,7 @@ def test_a_row_that_is_too_long_has_no_text(tmp_path):
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.name)
 def test_every_example_log_goes_through_byte_for_byte(path, tmp_path):
-    kept(path, tmp_path / "out")
+    copied(path, tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == path.read_bytes()
 
 
@@ -162,13 +162,13 @@ def test_the_shared_rollouts_go_through_byte_for_byte(tmp_path):
         pytest.skip("the shared rollouts are not beside this checkout")
     for path in ROLLOUTS:
         for compression in ("gzip", "zstd"):
-            kept(path, tmp_path / "out", compression)
+            copied(path, tmp_path / "out", compression)
             assert unpacked(tmp_path / "out") == gzip.decompress(path.read_bytes())
 
 
 @pytest.mark.parametrize("data", LOGS.values(), ids=LOGS)
 def test_every_kind_of_log_goes_through_byte_for_byte(tmp_path, data):
-    kept(write(tmp_path / "log", data), tmp_path / "out")
+    copied(write(tmp_path / "log", data), tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == data
 
 
@@ -200,10 +200,10 @@ def test_an_edit_of_one_row_leaves_every_other_byte(tmp_path):
         if not lines[at]:
             continue
         target = tmp_path / f"{path.name}.out"
-        found = rewritten(path, target, as_rows(lambda row: [{**row, "tito_audit": {"k": [1]}}], at)).split(b"\n")
-        assert found[:at] + found[at + 1 :] == lines[:at] + lines[at + 1 :]
-        assert json.loads(found[at]) == {**json.loads(lines[at]), "tito_audit": {"k": [1]}}
-        assert found[at].startswith(lines[at][:-1])
+        edited = rewritten(path, target, as_rows(lambda row: [{**row, "tito_audit": {"k": [1]}}], at)).split(b"\n")
+        assert edited[:at] + edited[at + 1 :] == lines[:at] + lines[at + 1 :]
+        assert json.loads(edited[at]) == {**json.loads(lines[at]), "tito_audit": {"k": [1]}}
+        assert edited[at].startswith(lines[at][:-1])
 
 
 CHANGES: dict[str, tuple[Rewrite, Callable[[list[int]], list[int]]]] = {
@@ -234,13 +234,13 @@ LAYOUTS = {
 def test_rows_left_out_and_forks_are_laid_out_as_the_file_is(tmp_path, layout, change, suffix):
     data, start, between, end = layout
     rewrite, expected = change
-    found = rewritten(write(tmp_path / "log", data), tmp_path / f"out{suffix}", rewrite)
+    edited = rewritten(write(tmp_path / "log", data), tmp_path / f"out{suffix}", rewrite)
     left = expected([1, 2, 3])
     row = '{{\n"a": {}}}' if between == b"\n" and b"{\n" in data else '{{"a": {}}}'
     if left or start.startswith(b"["):
-        assert found == start + between.join(row.format(a).encode() for a in left) + end
+        assert edited == start + between.join(row.format(a).encode() for a in left) + end
     else:
-        assert found in {b"", BOM}
+        assert edited in {b"", BOM}
     assert [raw.value for raw in open_log(tmp_path / f"out{suffix}")] == [{"a": a} for a in left]
 
 
@@ -262,8 +262,8 @@ def test_an_only_element_may_fork_or_go(tmp_path):
 
 def test_what_follows_an_array_stays_behind_its_end(tmp_path):
     source = write(tmp_path / "log", b'[{"a": 1}\n]\nmore\n')
-    found = rewritten(source, tmp_path / "out", as_rows(lambda row: [], 0))
-    assert found == b"[\n]\nmore\n"
+    edited = rewritten(source, tmp_path / "out", as_rows(lambda row: [], 0))
+    assert edited == b"[\n]\nmore\n"
 
 
 def test_a_row_that_cannot_be_read_is_kept_or_left_out(tmp_path):

@@ -51,25 +51,25 @@ def setup() -> ModuleType:
 
 def needed(names: list[str]) -> set[str]:
     """Distributions that these need, and those that they need, as they are installed here; without extras."""
-    found: set[str] = set()
+    distributions: set[str] = set()
     rest = list(names)
     while rest:
         requirement = packaging.Requirement(rest.pop())
         name = re.sub(r"[-_.]+", "-", requirement.name).lower()
-        if name in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+        if name in distributions or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
             continue
-        found.add(name)
+        distributions.add(name)
         rest += importlib.metadata.requires(name) or []
-    return found
+    return distributions
 
 
 def modules_of_others() -> list[str]:
     """Every module that is installed here, and is neither the package nor of what it needs."""
-    mine = needed(PROJECT["dependencies"]) | {"tito-audit"}
+    ours = needed(PROJECT["dependencies"]) | {"tito-audit"}
     return [
         module
         for module, owners in importlib.metadata.packages_distributions().items()
-        if not {re.sub(r"[-_.]+", "-", owner).lower() for owner in owners} & mine
+        if not {re.sub(r"[-_.]+", "-", owner).lower() for owner in owners} & ours
     ]
 
 
@@ -140,8 +140,8 @@ def test_an_extra_that_is_named_is_one_that_there_is() -> None:
     named = {
         extra
         for file in files
-        for found in re.findall(r"tito-audit\[([\w,]+)\]", file.read_text(encoding="utf-8"))
-        for extra in found.split(",")
+        for listed in re.findall(r"tito-audit\[([\w,]+)\]", file.read_text(encoding="utf-8"))
+        for extra in listed.split(",")
     }
     assert {"hf", "serve", "torch", "transformers"} <= named <= set(EXTRAS)
 
@@ -159,15 +159,15 @@ def changes() -> Iterator[tuple[str, str, str]]:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     parts = re.split(r"^## (.*)$", text, flags=re.MULTILINE)[1:]
     for heading, body in zip(parts[::2], parts[1::2], strict=True):
-        found = re.fullmatch(r"(\d+\.\d+\.\d+) - (unreleased|\d{4}-\d\d-\d\d)", heading)
-        assert found, f"## {heading}"
-        yield found[1], found[2], body
+        match = re.fullmatch(r"(\d+\.\d+\.\d+) - (unreleased|\d{4}-\d\d-\d\d)", heading)
+        assert match, f"## {heading}"
+        yield match[1], match[2], body
 
 
 def test_the_changelog_has_a_heading_for_each_version_the_newest_first() -> None:
     versions = [version for version, _, _ in changes()]
     assert versions[0] == __version__
-    assert versions == sorted(versions, key=lambda one: [*map(int, one.split("."))], reverse=True)
+    assert versions == sorted(versions, key=lambda text: [*map(int, text.split("."))], reverse=True)
     assert [date for _, date, _ in changes()].count("unreleased") <= 1
     kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
     for version, _, body in changes():
@@ -297,10 +297,10 @@ def test_a_container_has_the_extras_that_are_asked_for(extras: str | None, what:
     assert ("ARG", "EXTRAS=") in DOCKERFILE
     (word,) = (rest.split()[-1] for name, rest in DOCKERFILE if name == "RUN" and "pip" in rest)
     environment = {} if extras is None else {"EXTRAS": extras}
-    said = subprocess.run(
+    ran = subprocess.run(
         ["sh", "-ec", f"echo {word}"], capture_output=True, text=True, env=environment, check=True
     )
-    assert said.stdout == f"{what}\n"
+    assert ran.stdout == f"{what}\n"
 
 
 @pytest.mark.skipif(not DEEP, reason="`make deep` builds it")

@@ -58,12 +58,12 @@ def theirs(name: str):
 @functools.cache
 def conversations() -> list[tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None]]:
     """(tokenizer, messages, tools) of every rollout, in both modes."""
-    found = []
+    triples = []
     for file in sorted(ROLLOUTS.glob("*/*.jsonl.gz")):
         with gzip.open(file) as lines:
             rows = [json.loads(line) for line in lines]
-        found += [(row["tokenizer"], row["messages"], row["tools"]) for row in rows]
-    return found
+        triples += [(row["tokenizer"], row["messages"], row["tools"]) for row in rows]
+    return triples
 
 
 def pick(name: str) -> list[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]]:
@@ -97,10 +97,10 @@ def reference(tokenizer: Any, messages: list[dict[str, Any]], tools: Any, opens_
         except Exception:
             continue
     for chat in (with_parsed_arguments(messages), messages):
-        kept = [{k: v for k, v in m.items() if v is not None or k == "content"} for m in chat]
+        filtered = [{k: v for k, v in m.items() if v is not None or k == "content"} for m in chat]
         try:
             return render_jinja_template(
-                conversations=[kept],
+                conversations=[filtered],
                 tools=tools,
                 chat_template=tokenizer.get_chat_template(tools=tools),
                 add_generation_prompt=opens_answer,
@@ -367,5 +367,5 @@ def test_tokens_that_only_the_settings_name_are_added_as_by_transformers(setting
     text = "a <|new|> b <|image|> c <|boi|>  <|one|><|two|> <|bos|> d <|more|>."
     assert tokenizer.encode(text).tolist() == oracle.encode(text, add_special_tokens=False)
     added = {i: (t.content, t.special, t.lstrip) for i, t in oracle.added_tokens_decoder.items()}
-    mine = tokenizer.backend.get_added_tokens_decoder()
-    assert {i: (t.content, t.special, t.lstrip) for i, t in mine.items()} == added
+    decoder = tokenizer.backend.get_added_tokens_decoder()
+    assert {i: (t.content, t.special, t.lstrip) for i, t in decoder.items()} == added

@@ -94,14 +94,14 @@ def test_nothing_that_was_given_is_taken_back_when_the_answer_goes_on(name: str,
     parts = st.lists(st.sampled_from(PARTS[name]), max_size=8)
     first, second = "".join(data.draw(parts)), "".join(data.draw(parts))
     run = parser_of(name).start(ParseOptions(TOOLS))
-    given_ = join_deltas(run.feed(first))
+    so_far = join_deltas(run.feed(first))
     whole = join_deltas(streamed(parser_of(name), ParseOptions(TOOLS), [first + second]))
-    assert (whole.content or "").startswith(given_.content or "")
-    assert (whole.reasoning or "").startswith(given_.reasoning or "")
-    assert len(whole.tool_calls) >= len(given_.tool_calls)
-    for mine, later in zip(given_.tool_calls, whole.tool_calls, strict=False):
-        assert mine.name == later.name
-        assert later.arguments.startswith(mine.arguments)
+    assert (whole.content or "").startswith(so_far.content or "")
+    assert (whole.reasoning or "").startswith(so_far.reasoning or "")
+    assert len(whole.tool_calls) >= len(so_far.tool_calls)
+    for earlier, later in zip(so_far.tool_calls, whole.tool_calls, strict=False):
+        assert earlier.name == later.name
+        assert later.arguments.startswith(earlier.arguments)
 
 
 @pytest.mark.parametrize("name", NAMES)

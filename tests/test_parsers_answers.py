@@ -163,7 +163,7 @@ def test_parsers_are_found_by_name_and_alias() -> None:
 
 @pytest.mark.parametrize("reads", [Reads.TOOLS, Reads.REASONING])
 def test_no_two_parsers_have_a_name_in_common(reads: Reads) -> None:
-    names = [name for one in all_parsers() if reads & one.reads for name in (one.name, *one.aliases)]
+    names = [name for parser in all_parsers() if reads & parser.reads for name in (parser.name, *parser.aliases)]
     assert len(names) == len(set(names))
 
 
@@ -267,5 +267,5 @@ def test_an_object_nested_too_deep_is_no_call() -> None:
 )
 def test_a_mark_is_found_where_it_first_is(text: str, mark: str, size: int) -> None:
     source = TextSource()
-    found = read_in_pieces(source, read_until(source, mark), text, size)
-    assert found == (text.find(mark) if mark in text else None)
+    place = read_in_pieces(source, read_until(source, mark), text, size)
+    assert place == (text.find(mark) if mark in text else None)

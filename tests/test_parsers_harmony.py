@@ -31,12 +31,12 @@ LAST = ("<|channel|>final<|message|>no end", "<|channel|>analysis<|message|>", "
 
 def answers(count: int) -> list[str]:
     some = random.Random(11)
-    found = []
+    texts = []
     for _ in range(count):
         messages = [some.choice(MESSAGES) for _ in range(some.randint(0, 4))]
         messages += [some.choice(LAST)] if some.random() < 0.5 or not messages else []
-        found.append("<|start|>assistant".join(messages))
-    return found
+        texts.append("<|start|>assistant".join(messages))
+    return texts
 
 
 def as_parsed(messages: list[list[str | None]]) -> Parsed:
@@ -79,9 +79,9 @@ def test_answers_are_read_as_the_library_reads_them(library: dict[str, str]) -> 
         env=library,
         check=True,
     )
-    found = json.loads(ran.stdout)
+    expected = json.loads(ran.stdout)
     parser = parser_named("openai", Reads.TOOLS)
     tools = ({"type": "function", "function": {"name": "get_weather"}},)
-    for text, messages in zip(texts, found, strict=True):
+    for text, messages in zip(texts, expected, strict=True):
         assert messages is not None, text
         assert parse_answer(text, parser, parser, ParseOptions(tools)) == as_parsed(messages), text

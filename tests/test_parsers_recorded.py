@@ -44,7 +44,7 @@ DIFFERENCES = {
 
 def answers() -> list[Any]:
     """Each choice of a chat completion that has its token ids, with its request."""
-    found = []
+    cases = []
     for path in sorted(ANSWERS.glob("*.json")):
         row = json.loads(path.read_text(encoding="utf-8"))
         if row["status"] != 200 or "/chat/completions" not in row["path"] or "response" not in row:
@@ -53,8 +53,8 @@ def answers() -> list[Any]:
         for number, choice in enumerate(row["response"].get("choices", ())):
             ids = generated[number]["token_ids"] if generated else choice.get("token_ids")
             if ids is not None:
-                found.append(pytest.param(path.stem, row, choice, ids, id=f"{path.stem}-{number}"))
-    return found
+                cases.append(pytest.param(path.stem, row, choice, ids, id=f"{path.stem}-{number}"))
+    return cases
 
 
 @cache
@@ -68,7 +68,7 @@ def tools_of(row: dict) -> list:
     return request.get("tools") or ([{"function": {"name": "get_weather"}}] if derendered else [])
 
 
-def said(message: dict, finished: str | None) -> dict[str, Any]:
+def plain(message: dict, finished: str | None) -> dict[str, Any]:
     """What a client is told, as plain values."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     return {
@@ -97,19 +97,19 @@ def test_an_answer_is_parsed_as_the_server_parsed_it(name: str, row: dict, choic
     hermes, options = parser_named("hermes", Reads.TOOLS), ParseOptions(tools)
     parsed = parse_answer(text, reasoning, hermes, options)
     sampled = "stop" if choice["finish_reason"] == "tool_calls" else choice["finish_reason"]
-    mine = said(to_message(parsed, str), finish_reason(parsed, sampled))
-    theirs = said(choice["message"], choice["finish_reason"])
+    ours = plain(to_message(parsed, str), finish_reason(parsed, sampled))
+    theirs = plain(choice["message"], choice["finish_reason"])
     differs = dict(DIFFERENCES.get(name, {}))
     if "arguments" in differs:
         before, now = differs["arguments"]
         assert before in theirs["arguments"]
         assert json.loads(before) == json.loads(now)
-        theirs["arguments"] = [now if one == before else one for one in theirs["arguments"]]
+        theirs["arguments"] = [now if arguments == before else arguments for arguments in theirs["arguments"]]
         del differs["arguments"]
     for key, (before, now) in differs.items():
         assert theirs[key] == before
         theirs[key] = now
-    assert mine == theirs
+    assert ours == theirs
 
     stream, run = TextStream(tokenizer.vocabulary, **shown), start_answer(reasoning, hermes, options)
     deltas = [delta for token_id in ids for delta in run.feed(stream.feed([token_id]))]

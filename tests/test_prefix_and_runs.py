@@ -23,8 +23,8 @@ EDGES = (0, 1, 63, 64, 65, 319, 320, 321, 87_359, 87_360, 87_361)
 def loop(a: Any, b: Any) -> int:
     """How many entries two sequences start with in common."""
     count = 0
-    for one, other in zip(a, b, strict=False):
-        if one != other:
+    for left, right in zip(a, b, strict=False):
+        if left != right:
             break
         count += 1
     return count
@@ -41,9 +41,9 @@ few_ids = st.lists(st.integers(0, 3), max_size=90)
 @given(few_ids, few_ids, st.sampled_from(TYPES), st.sampled_from(TYPES))
 def test_the_common_prefix_is_that_of_a_loop(a: list[int], b: list[int], kind: Any, other: Any) -> None:
     for left, right in ((a, b), (a, a + b), (a + b, a), (a + b, a + b[::-1])):
-        one, two = ids(left, kind), ids(right, other)
-        assert common_prefix(one, two) == loop(left, right)
-        assert starts_with(one, two) is (left[: len(right)] == right)
+        first, second = ids(left, kind), ids(right, other)
+        assert common_prefix(first, second) == loop(left, right)
+        assert starts_with(first, second) is (left[: len(right)] == right)
 
 
 @pytest.mark.parametrize("at", EDGES)
@@ -69,10 +69,10 @@ class Counting(np.ndarray[Any, Any]):
     looked_at = 0
 
     def __getitem__(self, key: Any) -> Any:
-        found = super().__getitem__(key)
+        part = super().__getitem__(key)
         if isinstance(key, slice):
-            Counting.looked_at += len(found)
-        return found
+            Counting.looked_at += len(part)
+        return part
 
 
 @pytest.mark.parametrize(("at", "most"), [(0, 64), (50_000, 5 * 50_000), (1_000_000, 1_000_000)])
@@ -126,7 +126,7 @@ def test_equal_runs_and_their_gaps_are_those_of_difflib(a: list[int], b: list[in
     for left, right in ((a, b), (a * 5, b * 5)):
         matcher = SequenceMatcher(None, left, right, autojunk=frequent is not None)
         runs = equal_runs(ids(left), ids(right), frequent_from=frequent)
-        assert [tuple(run) for run in runs] == [tuple(one) for one in matcher.get_matching_blocks()[:-1]]
+        assert [tuple(run) for run in runs] == [tuple(run) for run in matcher.get_matching_blocks()[:-1]]
         wanted = [tuple(rest) for tag, *rest in matcher.get_opcodes() if tag != "equal"]
         assert [tuple(gap) for gap in gaps(runs, len(left), len(right))] == wanted
         check_runs(runs, left, right)
@@ -166,12 +166,12 @@ def test_the_nearest_run_is_the_one_that_a_search_of_all_pairs_finds(
             for j in range(len(right) - 2)
             if left[i : i + 3] == right[j : j + 3]
         ]
-        found = nearest_run(ids(left), ids(right), 3)
-        assert (found is None) is (not places)
-        if found is not None:
-            assert left[found.start : found.start + 3] == right[found.other : found.other + 3]
-            assert found.size == 3
-            assert (found.start + found.other, found.start, found.other) in places
+        nearest = nearest_run(ids(left), ids(right), 3)
+        assert (nearest is None) is (not places)
+        if nearest is not None:
+            assert left[nearest.start : nearest.start + 3] == right[nearest.other : nearest.other + 3]
+            assert nearest.size == 3
+            assert (nearest.start + nearest.other, nearest.start, nearest.other) in places
 
 
 def test_the_nearest_run_is_the_first_of_both_where_none_comes_twice() -> None:

@@ -51,7 +51,7 @@ def on_terminal(*arguments: object) -> str:
     pid, end = pty.fork()
     if not pid:
         become(*arguments, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"})
-    said = b""
+    output = b""
     while True:
         try:
             block = os.read(end, 1 << 16)
@@ -59,43 +59,43 @@ def on_terminal(*arguments: object) -> str:
             break
         if not block:
             break
-        said += block
+        output += block
     os.waitpid(pid, 0)
     os.close(end)
-    return said.decode()
+    return output.decode()
 
 
 LINE = r"\d+:\d\d · \d+% · (?:\w[\w ()]* · )?(?:about \d+ s left · )?[\d,]+ rows · [\d,.]+ rows/s · [\d,.]+ MB/s"
 
 
 def test_a_scan_shows_share_rows_speed_and_the_time_left(log: Path) -> None:
-    said = on_terminal("scan", log, "-t", TOY, "--jobs", 1, "--fail-on", "never", "--worst", 0)
-    lines = re.findall(LINE, said)
-    assert lines, said[-2000:]
+    screen = on_terminal("scan", log, "-t", TOY, "--jobs", 1, "--fail-on", "never", "--worst", 0)
+    lines = re.findall(LINE, screen)
+    assert lines, screen[-2000:]
     shares = [int(line.split(" · ")[1].rstrip("%")) for line in lines]
-    assert "about 5 s left" in said
-    assert re.search(r"\d tokens/s|\dk tokens/s", said)
+    assert "about 5 s left" in screen
+    assert re.search(r"\d tokens/s|\dk tokens/s", screen)
     assert shares == sorted(shares)
     assert shares[-1] > 50, "the share is of the bytes as they are stored"
 
 
 def test_a_repair_shows_its_phase_and_goes_on_while_the_result_is_scanned(log: Path, tmp_path: Path) -> None:
     out = tmp_path / f"out-{log.name}"
-    said = on_terminal("repair", log, "-o", out, "-t", TOY, "--jobs", 1, "--fail-on", "never")
-    found = re.findall(LINE, said)
-    phases = list(dict.fromkeys(line.split(" · ")[2] for line in found))
-    assert phases == ["repairing (1 of 2)", "scanning the result (2 of 2)"], said[-2000:]
+    screen = on_terminal("repair", log, "-o", out, "-t", TOY, "--jobs", 1, "--fail-on", "never")
+    lines = re.findall(LINE, screen)
+    phases = list(dict.fromkeys(line.split(" · ")[2] for line in lines))
+    assert phases == ["repairing (1 of 2)", "scanning the result (2 of 2)"], screen[-2000:]
 
 
 def test_a_dry_run_has_one_phase(log: Path) -> None:
-    said = on_terminal("repair", log, "--dry-run", "-t", TOY, "--jobs", 1, "--fail-on", "never")
-    assert {line.split(" · ")[2] for line in re.findall(LINE, said)} == {"repairing"}
+    screen = on_terminal("repair", log, "--dry-run", "-t", TOY, "--jobs", 1, "--fail-on", "never")
+    assert {line.split(" · ")[2] for line in re.findall(LINE, screen)} == {"repairing"}
 
 
 def test_identify_says_what_it_is_at(log: Path) -> None:
-    said = on_terminal("identify", log, "-t", TOY)
-    assert re.findall(r"0:00 · (reading|loading|trying)", said)[0] == "reading"
-    assert "trying 1 tokenizer" in said
+    screen = on_terminal("identify", log, "-t", TOY)
+    assert re.findall(r"0:00 · (reading|loading|trying)", screen)[0] == "reading"
+    assert "trying 1 tokenizer" in screen
 
 
 def test_nothing_is_drawn_without_a_terminal_or_when_quiet(log: Path) -> None:

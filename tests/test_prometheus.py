@@ -25,21 +25,21 @@ Gauges = dict[str, dict[Labels, float]]
 
 def gauges(text: str) -> Gauges:
     """The values of each gauge by its labels; both parsers read the same, and nothing twice."""
-    found: list[Gauges] = []
+    readings: list[Gauges] = []
     for parse in (as_prometheus, as_openmetrics):
-        one: Gauges = {}
+        by_name: Gauges = {}
         for family in parse(text):
             assert family.type == "gauge"
             assert family.documentation
-            assert family.name not in one
-            values = one[family.name.removeprefix("tito_audit_")] = {}
+            assert family.name not in by_name
+            values = by_name[family.name.removeprefix("tito_audit_")] = {}
             for sample in family.samples:
                 labels = tuple(sample.labels.items())
                 assert labels not in values
                 values[labels] = sample.value
-        found.append(one)
-    assert found[0] == found[1]
-    return found[0]
+        readings.append(by_name)
+    assert readings[0] == readings[1]
+    return readings[0]
 
 
 def by(values: dict[Labels, float], *labels: str) -> dict[str, float]:

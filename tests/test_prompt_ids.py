@@ -69,9 +69,9 @@ def values(ids: list[int]) -> st.SearchStrategy[Any]:
 def marked(value: Any, ids: list[int]) -> Any:
     """The slow way: every list of this name that is these ids, replaced in the parsed answer."""
     if isinstance(value, dict):
-        same = {key for key, one in value.items() if key == NAME and json.dumps(one) == json.dumps(ids)}
-        return {key: ECHOED if key in same else marked(one, ids) for key, one in value.items()}
-    return [marked(one, ids) for one in value] if isinstance(value, list) else value
+        same = {key for key, entry in value.items() if key == NAME and json.dumps(entry) == json.dumps(ids)}
+        return {key: ECHOED if key in same else marked(entry, ids) for key, entry in value.items()}
+    return [marked(entry, ids) for entry in value] if isinstance(value, list) else value
 
 
 @settings(max_examples=examples(150, 3000))

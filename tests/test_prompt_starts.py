@@ -193,20 +193,20 @@ class Writer:
     renderer: Renderer
     others: Sequence[Renderer]
 
-    def rollout(self, messages: list[dict[str, Any]], dice: random.Random, **given: Any) -> Rollout:
+    def rollout(self, messages: list[dict[str, Any]], dice: random.Random, **options: Any) -> Rollout:
         """A rollout with a call for each answer."""
         renderer = self.renderer if dice.random() < 0.6 else dice.choice(self.others)
         own = dice.random() < 0.3
         answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
         logged = as_messages(messages, "messages")
-        tools = as_tools(given.get("tools"), "tools")
+        tools = as_tools(options.get("tools"), "tools")
         turns: list[Turn] = []
         for at in answers:
             sent = as_messages(copy.deepcopy(messages[:at]), "messages") if own else logged[:at]
             if own and dice.random() < 0.1:
                 sent = as_messages([*messages[: at - 1], {"role": "user", "content": "Sum up."}], "messages")
             writer = renderer if dice.random() < 0.9 else dice.choice(self.others)
-            kwargs = given.get("kwargs", {})
+            kwargs = options.get("kwargs", {})
             try:
                 text = writer.render(sent, tools, add_generation_prompt=True, template_kwargs=kwargs)
             except RenderError:
@@ -222,7 +222,7 @@ class Writer:
                 turns.append(turns[-1])
         if dice.random() < 0.1:
             dice.shuffle(turns)
-        kwargs = given.get("kwargs", {})
+        kwargs = options.get("kwargs", {})
         return Rollout(Place("toy", 0), "toy", logged, tools, kwargs, tuple(turns))
 
 
@@ -250,24 +250,24 @@ def forget(renderer: Renderer) -> None:
 def agree(writer: Writer, rollouts: Sequence[Rollout]) -> int:
     """How many prompts were known without being rendered; all that is said has to be the same."""
     forget(writer.renderer)
-    known = 0
+    count = 0
     is_known = PromptStarts.is_known
 
-    def counted(self: PromptStarts, *given: Any) -> bool:
-        nonlocal known
-        found = is_known(self, *given)
-        known += found
-        return found
+    def counted(self: PromptStarts, *arguments: Any) -> bool:
+        nonlocal count
+        answer = is_known(self, *arguments)
+        count += answer
+        return answer
 
     with patch.object(PromptStarts, "is_known", counted):
-        found = [written(rollout, writer.tokenizer, writer.renderer) for rollout in rollouts]
+        outputs = [written(rollout, writer.tokenizer, writer.renderer) for rollout in rollouts]
     with everything_rendered():
-        for rollout, one in zip(rollouts, found, strict=True):
-            assert one == written(rollout, writer.tokenizer, writer.renderer)
+        for rollout, output in zip(rollouts, outputs, strict=True):
+            assert output == written(rollout, writer.tokenizer, writer.renderer)
     with nothing_fast():
-        for rollout, one in list(zip(rollouts, found, strict=True))[:: examples(5, 1)]:
-            assert one[-1] == said(gather(rollout, writer.tokenizer, writer.renderer))
-    return known
+        for rollout, output in list(zip(rollouts, outputs, strict=True))[:: examples(5, 1)]:
+            assert output[-1] == said(gather(rollout, writer.tokenizer, writer.renderer))
+    return count
 
 
 def log_of(writer: Writer, dice: random.Random) -> list[Rollout]:
@@ -276,11 +276,11 @@ def log_of(writer: Writer, dice: random.Random) -> list[Rollout]:
     tools = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
     for _ in range(dice.randrange(1, 5)):
         messages = conversation(dice)
-        given = {
+        options = {
             "tools": dice.choice(([], [], tools, tools * 2)),
             "kwargs": dice.choice(({}, {}, {"think": True})),
         }
-        rollouts += [writer.rollout(messages, dice, **given) for _ in range(dice.choice((1, 2, 3)))]
+        rollouts += [writer.rollout(messages, dice, **options) for _ in range(dice.choice((1, 2, 3)))]
     dice.shuffle(rollouts)
     return rollouts
 
@@ -292,7 +292,7 @@ def toy_writer(name: str) -> Writer:
     def renderer(source: str) -> Renderer:
         return make_renderer(tokenizer, chat_template=source)
 
-    others = [renderer(NEAR[one]) for one in NEAR if "last" in one or one == "plain"]
+    others = [renderer(NEAR[other]) for other in NEAR if "last" in other or other == "plain"]
     return Writer(tokenizer, renderer((NEAR | FAR)[name]), others)
 
 
@@ -371,12 +371,12 @@ def test_a_prompt_of_another_template_is_not_taken_for_its_own(name: str, seed: 
             messages = short_conversation(dice)
             rollout = Writer(right.tokenizer, right.renderer, ()).rollout(messages, dice)
             other = Writer(right.tokenizer, wrong, ()).rollout(messages, dice)
-            kept = sorted(dice.sample(range(len(other.turns)), dice.randrange(len(other.turns) + 1)))
-            turns = tuple(other.turns[k] if k in kept else turn for k, turn in enumerate(rollout.turns))
+            swapped = sorted(dice.sample(range(len(other.turns)), dice.randrange(len(other.turns) + 1)))
+            turns = tuple(other.turns[k] if k in swapped else turn for k, turn in enumerate(rollout.turns))
             some_calls = sorted(dice.sample(range(len(turns)), dice.randrange(1, len(turns) + 1)))
-            for made in (rollout.turns, turns, [turns[k] for k in some_calls]):
-                one = replace(rollout, turns=tuple(made))
-                assert texts_of(one, reference) == rendered_texts_of(one, reference)
+            for calls in (rollout.turns, turns, [turns[k] for k in some_calls]):
+                tried = replace(rollout, turns=tuple(calls))
+                assert texts_of(tried, reference) == rendered_texts_of(tried, reference)
 
 
 @pytest.mark.parametrize(
@@ -398,12 +398,12 @@ def test_a_message_is_proven_only_for_what_comes_after_it(seen: Sequence[str], t
             texts_of(own.rollout(of_kinds(kinds, number), dice), reference)
         messages = of_kinds(trap, 9)
         rollout, other = own.rollout(messages, dice), wrong.rollout(messages, dice)
-    taken = next(k for k, turn in enumerate(rollout.turns) if turn.message_index == 5)
-    turns = [other.turns[k] if k == taken else turn for k, turn in enumerate(rollout.turns)]
+    at = next(k for k, turn in enumerate(rollout.turns) if turn.message_index == 5)
+    turns = [other.turns[k] if k == at else turn for k, turn in enumerate(rollout.turns)]
     misled = replace(rollout, turns=tuple(turns))
-    found = texts_of(misled, reference)
-    assert found == rendered_texts_of(misled, reference)
-    assert not found[0][taken][1]
+    texts = texts_of(misled, reference)
+    assert texts == rendered_texts_of(misled, reference)
+    assert not texts[0][at][1]
 
 
 def of_kinds(kinds: str, number: int) -> list[dict[str, Any]]:
@@ -417,8 +417,8 @@ def of_kinds(kinds: str, number: int) -> list[dict[str, Any]]:
 
 
 def texts_of(rollout: Rollout, reference: Reference) -> Any:
-    found = prompts.render_texts(rollout, chain_turns(rollout, reference), reference)
-    return {turn: (text.text, text.matches_record) for turn, text in found.texts.items()}, found.errors
+    rendered = prompts.render_texts(rollout, chain_turns(rollout, reference), reference)
+    return {turn: (text.text, text.matches_record) for turn, text in rendered.texts.items()}, rendered.errors
 
 
 def rendered_texts_of(rollout: Rollout, reference: Reference) -> Any:
@@ -440,13 +440,13 @@ def test_most_prompts_of_like_conversations_are_known(name: str) -> None:
             )
         with patch.object(dice, "random", lambda: 0.5):
             rollouts.append(writer.rollout(messages, dice))
-    known = agree(writer, rollouts)
+    count = agree(writer, rollouts)
     if name == "last message marked":
-        assert known == 0
+        assert count == 0
     elif name == "last question in front":
-        assert 0 < known < 2 * 12, "the last prompt is the start of the whole"
+        assert 0 < count < 2 * 12, "the last prompt is the start of the whole"
     else:
-        assert known > 12 * 4
+        assert count > 12 * 4
 
 
 def test_templates_that_may_look_further_are_told() -> None:
@@ -468,7 +468,7 @@ def test_a_template_that_was_misread_is_always_rendered() -> None:
     )
     source += "{% endif %}" + END + "{{ ns.long }}" + PLAIN
     tokenizer = toy.toy_tokenizer()
-    renderer, wrong = (make_renderer(tokenizer, chat_template=one) for one in (source, "long " + PLAIN))
+    renderer, wrong = (make_renderer(tokenizer, chat_template=template) for template in (source, "long " + PLAIN))
     short, long = (
         [
             {"role": role, "content": f"{text}{number}"}
@@ -498,13 +498,13 @@ def test_texts_that_both_engines_write_alike_are_proven_by_shape() -> None:
     tokenizer, renderer = toy.toy_tokenizer(), make_renderer(toy.toy_tokenizer(), chat_template=PLAIN)
     starts = prompts.prompt_starts(tokenizer, renderer.template(False))
     assert starts is not None
-    known = template_scaffolds(renderer.template(False))
-    given = known.inputs(renderer.variables((), {})) if known is not None else None
+    scaffolds = template_scaffolds(renderer.template(False))
+    inputs = scaffolds.inputs(renderer.variables((), {})) if scaffolds is not None else None
 
     def places(*texts: str, opens: bool = True) -> Any:
         roles = ("user", "assistant") * len(texts)
         logged = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
-        return starts.contexts_alone(as_messages(logged, "messages"), given, opens, ChatForms())
+        return starts.contexts_alone(as_messages(logged, "messages"), inputs, opens, ChatForms())
 
     first = places("a", "b")
     assert not starts.writes_alike(first)
@@ -551,8 +551,8 @@ def test_a_differing_prompt_of_a_known_shape_is_not_rendered_by_the_reference(
 def test_shapes_tell_values_apart_that_templates_tell_apart() -> None:
     shapes = MessageShapes((("user",), ("</think>", "<think>"), (3,)))
     same = [("Hi there", "Hello you"), (17, 18), ({"a": "Hi there"}, {"a": "Good day"})]
-    for one, other in same:
-        assert shapes.shape_of(one) == shapes.shape_of(other)
+    for left, other in same:
+        assert shapes.shape_of(left) == shapes.shape_of(other)
     different: list[Any] = [
         "",
         " ",
@@ -585,7 +585,7 @@ def test_shapes_tell_values_apart_that_templates_tell_apart() -> None:
         {"b": "Hi!"},
         {"a": 1},
     ]
-    found = [shapes.shape_of(value) for value in different]
-    assert len(set(found)) == len(found)
+    kinds = [shapes.shape_of(value) for value in different]
+    assert len(set(kinds)) == len(kinds)
     with pytest.raises(TypeError):
         shapes.shape_of((1, 2))

@@ -20,19 +20,19 @@ NAMED = [{"columns": ["ids", "calls[].mask", "tito_audit"], "into": 1, "rows": [
 
 
 def report_of(log: Path, written: Path, changed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    moved = sum(stop - start for one in changed for start, stop in one["rows"] if one["into"] == 0)
-    rows = sum(stop - start for one in changed for start, stop in one["rows"])
+    moved = sum(stop - start for change in changed for start, stop in change["rows"] if change["into"] == 0)
+    rows = sum(stop - start for change in changed for start, stop in change["rows"])
     return {
         "before": {"notices": []},
         "after": {"notices": []},
         "notes": [],
         "rows": {"repaired": rows - moved, "quarantined": moved},
         "files": [{"log": str(log), "written": str(written)}],
-        "changed": [{"file": str(log), **one} for one in changed],
+        "changed": [{"file": str(log), **change} for change in changed],
     }
 
 
-def found(folder: Path, before: bytes, after: bytes, changed: Any = NAMED, suffix: str = ".jsonl") -> list[str]:
+def losses(folder: Path, before: bytes, after: bytes, changed: Any = NAMED, suffix: str = ".jsonl") -> list[str]:
     log, written = folder / f"log{suffix}", folder / f"out{suffix}"
     log.write_bytes(before)
     written.write_bytes(after)
@@ -86,48 +86,48 @@ LOSSES_OF_TEXT = {
 
 
 def test_a_named_change_is_no_loss(tmp_path: Path) -> None:
-    assert found(tmp_path, LINES, CHANGED) == []
-    assert found(tmp_path, BOM + LINES, BOM + CHANGED) == []
-    ends = (one.replace(b"\n", b"\r\n") for one in (LINES, CHANGED))
-    assert found(tmp_path, *ends) == []
-    packed = (gzip.compress(one) for one in (LINES, CHANGED))
-    assert found(tmp_path, *packed, suffix=".jsonl.gz") == []
+    assert losses(tmp_path, LINES, CHANGED) == []
+    assert losses(tmp_path, BOM + LINES, BOM + CHANGED) == []
+    ends = (content.replace(b"\n", b"\r\n") for content in (LINES, CHANGED))
+    assert losses(tmp_path, *ends) == []
+    packed = (gzip.compress(content) for content in (LINES, CHANGED))
+    assert losses(tmp_path, *packed, suffix=".jsonl.gz") == []
 
 
 @pytest.mark.parametrize("what", LOSSES_OF_TEXT)
 def test_a_loss_in_text_is_found(what: str, tmp_path: Path) -> None:
     old, new = LOSSES_OF_TEXT[what]
     assert CHANGED.count(old) == 1
-    assert found(tmp_path, LINES, CHANGED.replace(old, new)) != []
+    assert losses(tmp_path, LINES, CHANGED.replace(old, new)) != []
 
 
 def test_what_is_around_the_rows_is_compared(tmp_path: Path) -> None:
-    assert "the byte-order mark is gone" in found(tmp_path, BOM + LINES, CHANGED)
-    assert found(tmp_path, LINES.replace(b"\n", b"\r\n"), CHANGED) != []
-    assert found(tmp_path, LINES, CHANGED, []) != []
+    assert "the byte-order mark is gone" in losses(tmp_path, BOM + LINES, CHANGED)
+    assert losses(tmp_path, LINES.replace(b"\n", b"\r\n"), CHANGED) != []
+    assert losses(tmp_path, LINES, CHANGED, []) != []
     members = gzip.compress(LINES[:10]) + gzip.compress(LINES[10:])
-    assert found(tmp_path, members, gzip.compress(CHANGED), suffix=".jsonl.gz") == ["gzip members: 2 became 1"]
-    assert found(tmp_path, gzip.compress(LINES), CHANGED, suffix=".gz") != []
+    assert losses(tmp_path, members, gzip.compress(CHANGED), suffix=".jsonl.gz") == ["gzip members: 2 became 1"]
+    assert losses(tmp_path, gzip.compress(LINES), CHANGED, suffix=".gz") != []
     array = b'[ {"ids": [1]} ,\n{"ids": [2]}]\n'
     named = [{"columns": ["ids"], "into": 1, "rows": [[1, 2]]}]
-    assert found(tmp_path, array, array.replace(b"[2]", b"[3]"), named, ".json") == []
-    assert found(tmp_path, array, array.replace(b"[2]", b"[3]").replace(b" ,", b","), named, ".json") != []
+    assert losses(tmp_path, array, array.replace(b"[2]", b"[3]"), named, ".json") == []
+    assert losses(tmp_path, array, array.replace(b"[2]", b"[3]").replace(b" ,", b","), named, ".json") != []
     documents = b'{\n "ids": [1]\n}\n{"ids": [2]}\n'
-    assert found(tmp_path, documents, documents.replace(b"[2]", b"[3]"), named, ".json") == []
+    assert losses(tmp_path, documents, documents.replace(b"[2]", b"[3]"), named, ".json") == []
     assert (
-        found(tmp_path, documents, documents.replace(b"[2]", b"[3]").replace(b"\n}", b"}"), named, ".json") != []
+        losses(tmp_path, documents, documents.replace(b"[2]", b"[3]").replace(b"\n}", b"}"), named, ".json") != []
     )
 
 
 def test_rows_that_were_left_out_or_forked_are_followed(tmp_path: Path) -> None:
     rows = LINES.splitlines(keepends=True)
     gone = [{"columns": [], "into": 0, "rows": [[1, 2]]}]
-    assert found(tmp_path, LINES, b"".join([rows[0], *rows[2:]]), gone) == []
-    assert found(tmp_path, LINES, b"".join([rows[0], rows[2]]), gone) != []
+    assert losses(tmp_path, LINES, b"".join([rows[0], *rows[2:]]), gone) == []
+    assert losses(tmp_path, LINES, b"".join([rows[0], rows[2]]), gone) != []
     two = [{"columns": ["ids"], "into": 2, "rows": [[1, 2]]}]
     forked = [rows[1].replace(b"1e5", number) for number in (b"7", b"8")]
-    assert found(tmp_path, LINES, b"".join([rows[0], *forked, *rows[2:]]), two) == []
-    assert found(tmp_path, LINES, b"".join([rows[0], forked[0], *rows[2:]]), two) != []
+    assert losses(tmp_path, LINES, b"".join([rows[0], *forked, *rows[2:]]), two) == []
+    assert losses(tmp_path, LINES, b"".join([rows[0], forked[0], *rows[2:]]), two) != []
 
 
 # Tables
@@ -210,9 +210,9 @@ def test_a_loss_of_a_value_is_found(what: str, tmp_path: Path) -> None:
     files = stored(tmp_path, "log.parquet", TABLE), stored(tmp_path, "out.parquet", table)
     assert in_table(tmp_path, *files) != []
     arrow = []
-    for name, one in (("log.arrow", TABLE), ("out.arrow", table)):
-        with pa.ipc.new_file(tmp_path / name, one.schema) as writer:
-            writer.write_table(one, max_chunksize=2)
+    for name, content in (("log.arrow", TABLE), ("out.arrow", table)):
+        with pa.ipc.new_file(tmp_path / name, content.schema) as writer:
+            writer.write_table(content, max_chunksize=2)
         arrow.append(tmp_path / name)
     assert in_table(tmp_path, *arrow) != []
 
@@ -260,5 +260,5 @@ def test_codecs_are_compared_row_group_by_row_group(tmp_path: Path) -> None:
     done = repaired(TABLE)
     joined_parquet(tmp_path / "out.parquet", [done.slice(0, 2), done.slice(2)], ["ZSTD", "NONE"])
     assert in_table(tmp_path, tmp_path / "log.parquet", tmp_path / "out.parquet") == []
-    one = in_table(tmp_path, tmp_path / "log.parquet", stored(tmp_path, "one.parquet", done))
-    assert any("codec: NONE became ZSTD" in said for said in one)
+    differences = in_table(tmp_path, tmp_path / "log.parquet", stored(tmp_path, "one.parquet", done))
+    assert any("codec: NONE became ZSTD" in loss for loss in differences)

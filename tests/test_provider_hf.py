@@ -73,7 +73,7 @@ def test_greedy_is_what_transformers_generates(provider, model, start, penalty):
     import torch
 
     ids = PROMPT[start:]
-    (mine,) = generate(provider, ids, temperature=0, max_tokens=60, extra={"repetition_penalty": penalty})
+    (ours,) = generate(provider, ids, temperature=0, max_tokens=60, extra={"repetition_penalty": penalty})
     theirs = model.generate(
         torch.tensor([ids]),
         attention_mask=torch.ones(1, len(ids), dtype=torch.long),
@@ -81,8 +81,8 @@ def test_greedy_is_what_transformers_generates(provider, model, start, penalty):
         max_new_tokens=60,
         repetition_penalty=penalty,
     )
-    assert [*ids, *mine.output_ids] == theirs[0].tolist()
-    assert mine.finish_reason in ("length", "stop")
+    assert [*ids, *ours.output_ids] == theirs[0].tolist()
+    assert ours.finish_reason in ("length", "stop")
 
 
 def test_logprobs_are_those_of_the_whole_distribution_whatever_shapes_the_sampling(provider, model):
@@ -176,28 +176,28 @@ def test_a_stream_gives_the_tokens_of_the_answers_one_by_one(provider):
 
     chunks = asyncio.run(streamed())
     for index, result in enumerate(asyncio.run(provider.generate_n(PROMPT, sampling))):
-        mine = [chunk for chunk in chunks if chunk.index == index]
-        assert tuple(token for chunk in mine for token in chunk.output_ids) == result.output_ids
-        assert tuple(value for chunk in mine for value in chunk.logprobs) == result.logprobs
-        assert tuple(top for chunk in mine for top in chunk.top_logprobs) == result.top_logprobs
-        assert [chunk.finish_reason for chunk in mine] == [None] * (len(mine) - 1) + [result.finish_reason]
+        parts = [chunk for chunk in chunks if chunk.index == index]
+        assert tuple(token for chunk in parts for token in chunk.output_ids) == result.output_ids
+        assert tuple(value for chunk in parts for value in chunk.logprobs) == result.logprobs
+        assert tuple(top for chunk in parts for top in chunk.top_logprobs) == result.top_logprobs
+        assert [chunk.finish_reason for chunk in parts] == [None] * (len(parts) - 1) + [result.finish_reason]
 
 
 @pytest.mark.parametrize(*table(__file__, "tokens_are_drawn_as_often_as_they_are_likely"))
 def test_tokens_are_drawn_as_often_as_they_are_likely(provider, model, choices):
     draws = examples(2000, 20_000)
     expected = expectation(reference(model, PROMPT)[-1].double(), **choices)
-    found = Counter(
+    counts = Counter(
         token
         for result in generate(provider, n=draws, seed=1, max_tokens=1, **choices)
         for token in result.output_ids
     )
-    assert {token for token in found if expected[token] == 0} == set()
+    assert {token for token in counts if expected[token] == 0} == set()
     likely = [token for token in range(len(expected)) if expected[token] * draws >= 5]
     rest = 1 - sum(expected[token] for token in likely)
-    pairs = [(found[token], expected[token]) for token in likely]
+    pairs = [(counts[token], expected[token]) for token in likely]
     if rest > 1e-9:
-        pairs.append((draws - sum(found[token] for token in likely), rest))
+        pairs.append((draws - sum(counts[token] for token in likely), rest))
     squares = sum((count - share * draws) ** 2 / (share * draws) for count, share in pairs)
     freedom = max(1, len(pairs) - 1)
     assert squares < freedom + 5 * (2 * freedom) ** 0.5  # five standard deviations of chi-squared
@@ -270,11 +270,11 @@ def test_other_kinds_of_models_sample_and_score_the_same(kind, monkeypatch):
     )
     assert [*ids, *greedy.output_ids] == theirs[0].tolist()
     answers = generate(opened, ids, n=3, seed=3, max_tokens=15, stop_token_ids=tuple(range(0, 300, 7)))
-    assert len({len(one.output_ids) for one in answers}) > 1
-    for one in answers:
-        assert one.logprobs == pytest.approx(stated(model, one), abs=1e-4)
-        scored = asyncio.run(opened.score([*ids, *one.output_ids], start=40))
-        assert scored.logprobs == pytest.approx(one.logprobs, abs=1e-4)
+    assert len({len(answer.output_ids) for answer in answers}) > 1
+    for answer in answers:
+        assert answer.logprobs == pytest.approx(stated(model, answer), abs=1e-4)
+        scored = asyncio.run(opened.score([*ids, *answer.output_ids], start=40))
+        assert scored.logprobs == pytest.approx(answer.logprobs, abs=1e-4)
     asyncio.run(opened.close())
 
 
@@ -288,9 +288,9 @@ def test_a_call_that_is_cancelled_samples_no_more_and_the_loop_goes_on(provider,
     passes = Counter()
     forward = model.forward
 
-    def counted(*given, **named):
+    def counted(*arguments, **named):
         passes["forward"] += 1
-        return forward(*given, **named)
+        return forward(*arguments, **named)
 
     monkeypatch.setattr(model, "forward", counted)
 
@@ -316,10 +316,10 @@ def test_concurrent_calls_give_what_they_give_alone(provider):
 
     async def together():
         return await asyncio.gather(
-            *(provider.generate(PROMPT[: seed + 1], one) for seed, one in enumerate(wanted))
+            *(provider.generate(PROMPT[: seed + 1], params) for seed, params in enumerate(wanted))
         )
 
-    alone = [asyncio.run(provider.generate(PROMPT[: seed + 1], one)) for seed, one in enumerate(wanted)]
+    alone = [asyncio.run(provider.generate(PROMPT[: seed + 1], params)) for seed, params in enumerate(wanted)]
     assert asyncio.run(together()) == alone
 
 
@@ -355,9 +355,9 @@ def test_a_folder_without_a_model_is_named(tmp_path):
 def test_a_model_that_is_loaded_already_is_taken_as_it_is(provider, model):
     opened = HuggingFaceProvider(model)
     opened.weight_version = "step 3"
-    (mine,), (theirs,) = (generate(one, seed=1, max_tokens=6) for one in (opened, provider))
-    assert mine.output_ids == theirs.output_ids
-    assert mine.weight_version == "step 3"
+    (ours,), (theirs,) = (generate(source, seed=1, max_tokens=6) for source in (opened, provider))
+    assert ours.output_ids == theirs.output_ids
+    assert ours.weight_version == "step 3"
     asyncio.run(opened.close())
 
 

@@ -20,13 +20,13 @@ from tito_audit.providers.sglang import SGLangProvider
 
 IDS = [5, 6, 7]
 asked, generated, streamed, scored = (
-    partial(one, "sglang") for one in (replay.asked, replay.generated, replay.streamed, replay.scored)
+    partial(helper, "sglang") for helper in (replay.asked, replay.generated, replay.streamed, replay.scored)
 )
 
 
 def meta(count=2, **changes):
     """The `meta_info` of an answer of so many tokens, with some of it changed (`...`: left out)."""
-    found = {
+    info = {
         "id": "g0",
         "finish_reason": {"type": "stop", "matched": 2},
         "prompt_tokens": 3,
@@ -35,7 +35,7 @@ def meta(count=2, **changes):
         "output_token_logprobs": [[-0.5 * (at + 1), 30 + at, None] for at in range(count)],
         "output_top_logprobs": [[[-0.1, 40 + at, None], [-0.9, 50, None]] for at in range(count)],
     }
-    return changed(found, changes)
+    return changed(info, changes)
 
 
 def answer(count=2, **changes):
@@ -119,11 +119,11 @@ def test_a_wrong_answer_is_an_error_of_one_line(changes, said):
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [({"text": "ab"}, "no meta_info"), ([answer(), answer()], "1 answers were requested, and 2 came")],
 )
-def test_what_is_no_answer_is_an_error(body, said):
-    with pytest.raises(ProviderError, match=said):
+def test_what_is_no_answer_is_an_error(body, message):
+    with pytest.raises(ProviderError, match=message):
         generated(Fixed(body))
 
 

@@ -63,8 +63,8 @@ class Server:
             outputs = [engine_answer({"prompt_token_ids": ids}, how) for ids in body["prompts"]]
             answer = {
                 "prompt_ids": [each.prompt_token_ids for each in outputs],
-                "completion_ids": [list(one.token_ids) for each in outputs for one in each.outputs],
-                **_columns([place for each in outputs for one in each.outputs for place in [one.logprobs]]),
+                "completion_ids": [list(sample.token_ids) for each in outputs for sample in each.outputs],
+                **_columns([place for each in outputs for sample in each.outputs for place in [sample.logprobs]]),
             }
         else:
             assert request.path == "/get_sequence_logprobs/"
@@ -137,9 +137,9 @@ async def exercised(provider: TRLProvider) -> dict[str, Any]:
 
 
 def check_exercised(answers: dict[str, Any]) -> None:
-    one = answers["one"]
-    assert (one.input_ids, one.output_ids, one.logprobs) == ((1, 2, 3), (4, 5, 6), (-0.04, -0.05, -0.06))
-    assert (one.top_logprobs, one.finish_reason, one.weight_version) == (None, "length", None)
+    single = answers["one"]
+    assert (single.input_ids, single.output_ids, single.logprobs) == ((1, 2, 3), (4, 5, 6), (-0.04, -0.05, -0.06))
+    assert (single.top_logprobs, single.finish_reason, single.weight_version) == (None, "length", None)
     first, second = answers["several"]
     assert (first.output_ids, second.output_ids) == ((9, 10), (10, 11))
     assert second.top_logprobs == (((10, -0.1), (11, -0.11)), ((11, -0.11), (12, -0.12)))
@@ -154,7 +154,7 @@ def check_exercised(answers: dict[str, Any]) -> None:
     assert (scored.start, scored.logprobs) == (2, (-0.03, -0.04))
     assert scored.top_logprobs == (((3, -0.03),), ((4, -0.04),))
     assert answers["whole"].logprobs == (-0.02, -0.03)
-    assert [one.output_ids[0] for one in answers["together"]] == list(range(2, 10))
+    assert [answer.output_ids[0] for answer in answers["together"]] == list(range(2, 10))
 
 
 def test_ids_go_in_and_ids_and_logprobs_come_out() -> None:
@@ -216,7 +216,7 @@ def test_calls_that_come_while_others_are_sampled_wait_and_go_together() -> None
     async def work(provider: TokenProvider) -> Any:
         return await asyncio.gather(*(late(provider, at) for at in range(1, 6)))
 
-    assert [one.output_ids[0] for one in asked(server, work)] == [2, 3, 4, 5, 6]
+    assert [answer.output_ids[0] for answer in asked(server, work)] == [2, 3, 4, 5, 6]
     assert [body["prompts"] for _, body in server.bodies] == [[[1]], [[2], [3], [4], [5]]]
 
 
@@ -285,9 +285,9 @@ def test_a_session_tells_which_ids_end_an_answer() -> None:
         async with managed_server(provider, TOY) as managed:
             return provider.end_ids, managed.tokenizer.eos_ids
 
-    told, eos_ids = asked(Server(), work)
-    assert told == eos_ids
-    assert told
+    end_ids, eos_ids = asked(Server(), work)
+    assert end_ids == eos_ids
+    assert end_ids
 
 
 def test_the_gateway_samples_from_it_and_rescore_agrees_with_its_log(tmp_path: Path) -> None:

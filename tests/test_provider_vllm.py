@@ -31,7 +31,7 @@ SAMPLED = SamplingParams(temperature=1.0, seed=7, max_tokens=40)
 
 
 asked, generated, streamed, scored = (
-    partial(one, "vllm") for one in (replay.asked, replay.generated, replay.streamed, replay.scored)
+    partial(helper, "vllm") for helper in (replay.asked, replay.generated, replay.streamed, replay.scored)
 )
 
 
@@ -94,7 +94,7 @@ class TestRecorded:
         async def work(provider):
             names = ("temperature", "max_tokens", "seed")
             asks = [(each["request"], {name: each["request"][name] for name in names}) for each in records]
-            return [await provider.generate(sent["prompt"], SamplingParams(**given)) for sent, given in asks]
+            return [await provider.generate(sent["prompt"], SamplingParams(**params)) for sent, params in asks]
 
         results = asked(Replay(records), work)
         assert len(results) == 36
@@ -108,11 +108,11 @@ class TestRecorded:
     def test_a_score_is_that_of_the_prompt(self, start):
         (record,) = recorded("completions-score")
         ids = record["request"]["prompt"]
-        found = scored(Replay([record], frozenset({"temperature", "seed", "logprobs"})), ids, start=start)
+        score = scored(Replay([record], frozenset({"temperature", "seed", "logprobs"})), ids, start=start)
         entries = record["response"]["choices"][0]["prompt_logprobs"]
         first = max(1, start)
-        assert found.start == first
-        assert found.logprobs == tuple(
+        assert score.start == first
+        assert score.logprobs == tuple(
             entry[str(token)]["logprob"] for entry, token in zip(entries[first:], ids[first:], strict=True)
         )
 
@@ -129,18 +129,18 @@ class TestRecorded:
         assert result.logprobs == pytest.approx(score.logprobs, abs=1e-4)
 
     @pytest.mark.parametrize(
-        ("name", "said"),
+        ("name", "message"),
         [
             ("completions-bad-id", "Token id 60000 is out of vocabulary"),
             ("completions-prompt-token-ids-field", "Either prompt or prompt_embeds"),
         ],
     )
-    def test_what_a_server_refuses_is_said_in_its_words(self, name, said):
+    def test_what_a_server_refuses_is_said_in_its_words(self, name, message):
         (record,) = recorded(name)
         record["request"] = {**record["request"], "prompt": [1, 2, 60000]}
         record["request"].pop("prompt_token_ids", None)
         server = Replay([record], frozenset({"logprobs", "return_token_ids"}))
-        with pytest.raises(ProviderError, match=said) as refused:
+        with pytest.raises(ProviderError, match=message) as refused:
             generated(server, [1, 2, 60000], temperature=1.0, seed=7, max_tokens=2)
         assert refused.value.status == 400
         assert json.loads(refused.value.body)["error"]["code"] == 400
@@ -442,9 +442,9 @@ def test_a_server_that_states_what_its_logprobs_are_is_believed(mode, refused):
             return provider.logprobs_mode, str(error)
         return provider.logprobs_mode, ""
 
-    found, said = asked(Stating(answer()), work)
-    assert found == mode
-    assert ("--logprobs-mode raw_logits" in said) is refused
+    stated, refusal = asked(Stating(answer()), work)
+    assert stated == mode
+    assert ("--logprobs-mode raw_logits" in refusal) is refused
 
 
 def entry(values):
@@ -454,25 +454,25 @@ def entry(values):
 
 def test_a_score_holds_the_likeliest_of_each_place():
     entries = [None, entry({"6": -2.0, "3": -0.1, "4": -1.0}), entry({"7": -0.2, "1": -3.0})]
-    found = scored(Fixed(answer(prompt_logprobs=entries)), top=2)
-    assert found.logprobs == (-2.0, -0.2)
-    assert found.top_logprobs == (((3, -0.1), (4, -1.0)), ((7, -0.2), (1, -3.0)))
+    score = scored(Fixed(answer(prompt_logprobs=entries)), top=2)
+    assert score.logprobs == (-2.0, -0.2)
+    assert score.top_logprobs == (((3, -0.1), (4, -1.0)), ((7, -0.2), (1, -3.0)))
 
 
 def full(**changes):
     """The score of IDS by a server whose context they fill, and what it was sent."""
-    given = {"prompt_logprobs": [None, entry({"6": -2.0})], "prompt_token_ids": IDS[:-1], "token_ids": [7]}
+    scores = {"prompt_logprobs": [None, entry({"6": -2.0})], "prompt_token_ids": IDS[:-1], "token_ids": [7]}
     alternatives = {"token_id:7": -0.25, "token_id:1": -3.0}
     columns = {"logprobs": {"token_logprobs": [-0.25], "top_logprobs": [alternatives]}}
-    server = Fixed(answer(**{**given, **columns, **changes}, usage={}), context=3)
+    server = Fixed(answer(**{**scores, **columns, **changes}, usage={}), context=3)
     return scored(server, top=1), server.calls
 
 
 def test_ids_that_fill_the_context_are_scored_to_the_last():
-    found, (sent,) = full()
-    assert found.ids == tuple(IDS)
-    assert found.logprobs == (-2.0, -0.25)
-    assert found.top_logprobs == (((6, -2.0),), ((7, -0.25),))
+    score, (sent,) = full()
+    assert score.ids == tuple(IDS)
+    assert score.logprobs == (-2.0, -0.25)
+    assert score.top_logprobs == (((6, -2.0),), ((7, -0.25),))
     assert (sent["prompt"], sent["max_tokens"], sent["allowed_token_ids"]) == ([5, 6], 1, [7])
 
 

@@ -55,12 +55,12 @@ def test_a_missing_extra_is_named(missing, spec, extra, monkeypatch, tmp_path: P
 )
 def test_events_are_the_same_wherever_their_bytes_are_cut(texts, end, sizes):
     data = "".join(f": comment{end}id: 3{end}data: {text}{end}{end}" for text in texts).encode()
-    events, found, turn = _http.EventParser(), [], 0
+    events, contents, turn = _http.EventParser(), [], 0
     while data:
         size = sizes[turn % len(sizes)]
-        found += events.feed(data[:size])
+        contents += events.feed(data[:size])
         data, turn = data[size:], turn + 1
-    assert found == [text.encode() for text in texts]
+    assert contents == [text.encode() for text in texts]
 
 
 def test_an_event_of_several_lines_is_one_text():

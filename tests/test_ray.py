@@ -75,16 +75,16 @@ def shards(folder: Path, count: int) -> list[str]:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Driver]:
     """A process that stays connected to two nodes, each with one CPU; in `make test` to one with two."""
-    with driver(NODES, 2 // NODES) as found:
-        found(ray_driver.stay_connected)
-        yield found
+    with driver(NODES, 2 // NODES) as call:
+        call(ray_driver.stay_connected)
+        yield call
 
 
 def same_scan(call: Driver, folder: Path) -> None:
     logs = shards(folder / "shards", examples(30, 2_000))
-    one = call(ray_driver.scanned, logs, None, WITH)
-    assert len(one[0]) > len(logs)
-    assert call(ray_driver.scanned, logs, 2_000, RAY) == one
+    alone = call(ray_driver.scanned, logs, None, WITH)
+    assert len(alone[0]) > len(logs)
+    assert call(ray_driver.scanned, logs, 2_000, RAY) == alone
     ways = [["--engine", "ray", *jobs] for jobs in some(([], ["--jobs", "1"], ["--jobs", "5"]), 1)]
     words = ["scan", str(folder / "shards"), "-t", TOKENIZER]
     first, *others = call(ray_driver.reports, words, ["--jobs", "1"], *ways)
@@ -96,69 +96,69 @@ def same_scan(call: Driver, folder: Path) -> None:
 def same_joined_calls(call: Driver, folder: Path) -> None:
     _, lines, rollouts = captured()
     capture = str(written(folder / "mixed.tokens.jsonl", lines))
-    said = str(written(folder / "rollouts.jsonl", rollouts))
-    one = call(ray_driver.scanned, capture, None, {**WITH, "messages": said})
-    assert call(ray_driver.scanned, capture, 900, {**RAY, "messages": said}) == one
+    messages = str(written(folder / "rollouts.jsonl", rollouts))
+    alone = call(ray_driver.scanned, capture, None, {**WITH, "messages": messages})
+    assert call(ray_driver.scanned, capture, 900, {**RAY, "messages": messages}) == alone
     calls = [
         {"number": number, **line} for number, line in enumerate(apart(contents(folder.parent / WHOLE), chat, 3))
     ]
     logs = list(map(str, sharded(calls, folder, ["zst", "plain", "gz"])))
     for settings in some(({"format": "openai_chat"}, {"session": "session_id"}, {}), 1):
-        one = call(ray_driver.scanned, logs, None, {**WITH, **settings})
-        assert any("conversations" in notice for notice in one[1].joined)
-        assert call(ray_driver.scanned, logs, 900, {**RAY, **settings}) == one
-        assert call(ray_driver.scanned, logs, 900, {**RAY, **settings}, large=True) == one
+        alone = call(ray_driver.scanned, logs, None, {**WITH, **settings})
+        assert any("conversations" in notice for notice in alone[1].joined)
+        assert call(ray_driver.scanned, logs, 900, {**RAY, **settings}) == alone
+        assert call(ray_driver.scanned, logs, 900, {**RAY, **settings}, large=True) == alone
 
 
 def same_repair(call: Driver, folder: Path) -> None:
     logs = some(FORMATS, 8)
     words = ["repair", *map(str, logs), "-t", TOKENIZER, "--unsafe", "--force"]
-    said = []
+    runs = []
     for name, engine in (("local", ["--jobs", "1"]), ("ray", ["--engine", "ray"])):
         code, out, err = call(ray_driver.command, *words, "-o", str(folder / name), "-q", "-f", "json", *engine)
         report = json.loads(out.replace(str(folder / name), "OUT"))
         times = [part.pop("seconds") for part in report.values() if isinstance(part, dict) and "seconds" in part]
         files = {str(file.relative_to(folder / name)): file.read_bytes() for file in (folder / name).rglob("*.*")}
         assert len(files) == len(logs)
-        said.append((code, report, err, files, len(times)))
-    assert said[0] == said[1]
+        runs.append((code, report, err, files, len(times)))
+    assert runs[0] == runs[1]
 
 
 def a_killed_worker(call: Driver, folder: Path) -> None:
     logs = list(map(str, some(FORMATS, 8)))
-    one = call(ray_driver.scanned, logs, None, WITH)
+    alone = call(ray_driver.scanned, logs, None, WITH)
     noted = folder / "noted"
-    found, printed = call(ray_driver.printed, ray_driver.scanned_by_a_lost_worker, logs, noted, RAY)
+    after, printed = call(ray_driver.printed, ray_driver.scanned_by_a_lost_worker, logs, noted, RAY)
     assert noted.exists()
-    assert found == one
+    assert after == alone
     assert printed == ""
 
 
 def a_killed_node(call: Driver, folder: Path) -> None:
     logs = list(map(str, FORMATS))
-    one = call(ray_driver.scanned, logs, None, WITH)
-    found, printed = call(ray_driver.printed, ray_driver.scanned_by_a_lost_node, logs, folder, RAY)
+    alone = call(ray_driver.scanned, logs, None, WITH)
+    after, printed = call(ray_driver.printed, ray_driver.scanned_by_a_lost_node, logs, folder, RAY)
     assert (folder / "gone").exists()
-    assert found == one
+    assert after == alone
     assert printed == ""
 
 
 def another_version(call: Driver, folder: Path) -> None:
-    said = call(ray_driver.with_version, "0.0.1", str(FORMATS[0]), RAY)
-    assert said.startswith("Ray node ")
-    assert "and this run is of 0.0.1.\nInstall the same version on all nodes." in said
+    message = call(ray_driver.with_version, "0.0.1", str(FORMATS[0]), RAY)
+    assert message.startswith("Ray node ")
+    assert "and this run is of 0.0.1.\nInstall the same version on all nodes." in message
 
 
 def a_log_of_one_process(call: Driver, folder: Path) -> None:
-    said = call(ray_driver.of_open_file, str(FORMATS[0]), RAY)
-    assert said.startswith("/proc/self/fd/")
-    assert "this log cannot be read on" in said
+    message = call(ray_driver.of_open_file, str(FORMATS[0]), RAY)
+    assert message.startswith("/proc/self/fd/")
+    assert "this log cannot be read on" in message
 
 
 def a_tokenizer_of_one_process(call: Driver, folder: Path) -> None:
-    said = call(ray_driver.of_lost_tokenizer, str(FORMATS[0]), folder / "tokenizer", TOKENIZER)
-    assert said.startswith("Ray node ")
-    assert str(folder / "tokenizer") in said
+    message = call(ray_driver.of_lost_tokenizer, str(FORMATS[0]), folder / "tokenizer", TOKENIZER)
+    assert message.startswith("Ray node ")
+    assert str(folder / "tokenizer") in message
 
 
 def same_findings_of_a_dataset(call: Driver, folder: Path) -> None:
@@ -220,11 +220,11 @@ deep = pytest.mark.skipif(not DEEP, reason="starts clusters of its own; in `make
 @pytest.mark.parametrize("name", ["gemma-3", "qwen2.5-coder", "smollm2"])
 def test_a_cluster_finds_in_real_rollouts_what_one_process_does(cluster: Driver, name: str) -> None:
     words = ["scan", str(SHARED / "rollouts" / name), "-t", str(SHARED / "tokenizers" / name)]
-    one, *others = cluster(
+    alone, *others = cluster(
         ray_driver.reports, words, ["--jobs", "1"], ["--engine", "ray"], ["-j3", "--engine=ray"]
     )
-    assert one[1]["findings"]
-    assert others == [one, one]
+    assert alone[1]["findings"]
+    assert others == [alone, alone]
 
 
 # Addresses
@@ -247,7 +247,7 @@ def test_an_address_where_no_cluster_answers_is_refused_at_once(
         server = stack.enter_context(
             http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
         )
-        monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *said: None)
+        monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *arguments: None)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         stack.callback(server.shutdown)
         started = time.monotonic()
@@ -345,8 +345,8 @@ def test_batches_hold_the_findings_of_a_scan_of_their_rows_however_they_are_cut(
     assert expected
     for size in (1, 7, 30):
         cut = [table.slice(start, size) for start in range(0, 30, size)]
-        found = audited(cut, table)
-        assert [(row["row_id"], row["code"], row["message"]) for row in found] == expected
+        rows = audited(cut, table)
+        assert [(row["row_id"], row["code"], row["message"]) for row in rows] == expected
     schema = AuditBatches(Settings(**WITH), table)(table.slice(0, 0)).schema
     assert schema.names[0] == ROW_ID
     assert set(schema.names[1:]) == set(findings_table([]).schema.names) - {"file", "row"}

@@ -112,11 +112,11 @@ def test_a_message_is_read_as_by_asking_one_thing_after_the_other():
     for content, calls, reason in itertools.product(CONTENTS, CALLS, REASONS):
         value = {"role": "assistant", "content": content, "tool_calls": calls, **reason, "more": 1}
         for kind in (dict, OrderedDict, UserDict):
-            one, other = outcome(as_message, kind(value), "m"), outcome(plain_message, kind(value), "m")
-            assert one == other
-            assert type(one) is type(other)
-            if isinstance(one, Message):
-                assert type(one.wire) is type(other.wire)
+            fast, slow = outcome(as_message, kind(value), "m"), outcome(plain_message, kind(value), "m")
+            assert fast == slow
+            assert type(fast) is type(slow)
+            if isinstance(fast, Message):
+                assert type(fast.wire) is type(slow.wire)
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_the_format_told_by_the_keys_is_the_first_that_matches(log: Path):
     others = [next(iter(open_log(other))).value or {} for other in dice.sample(EXAMPLES, 5)]
     for raw in itertools.islice(open_log(log), 3):
         row = raw.value or {}
-        for one in (row, *itertools.chain(*(changed_rows(row, other, dice) for other in others))):
-            assert picked(one) is first_that_matches(one), one
+        for candidate in (row, *itertools.chain(*(changed_rows(row, other, dice) for other in others))):
+            assert picked(candidate) is first_that_matches(candidate), candidate
 
 
 def test_any_key_that_some_format_knows_may_stand_alone_or_with_others():
@@ -205,11 +205,11 @@ def test_the_value_of_untrained_tokens_is_the_only_one_they_have(tokens: list[tu
     logprobs = "logprobs", np.array([value for value, _ in tokens])
     row = build_training_row(ids, mask=mask, logprobs=logprobs)
     sentinel = plain_sentinel(row)
-    found = build_training_row(ids, mask=mask, logprobs=logprobs, sentinel=SHOWN_BY_ROW)
-    assert found.sentinel == sentinel
-    for column in found.columns:
+    built = build_training_row(ids, mask=mask, logprobs=logprobs, sentinel=SHOWN_BY_ROW)
+    assert built.sentinel == sentinel
+    for column in built.columns:
         assert column.sentinel == (sentinel if column.role is ColumnRole.LOGPROBS else None)
-    assert np.array_equal(found.token_ids, row.token_ids)
+    assert np.array_equal(built.token_ids, row.token_ids)
 
 
 def plainly_trains_all(mask: Any, prompt: Any, response: Any) -> bool:
@@ -239,8 +239,8 @@ def test_a_mask_that_trains_all_of_a_response_is_seen(values: list[Any], prompt:
 def test_a_prompt_is_found_in_front_whether_columns_are_lists_or_arrays(ids: list[int], prompt: list[int]):
     prompts, full = _flat.PROMPT_IDS[0], len(ids)
     length = len(prompt) if prompt and ids[: len(prompt)] == prompt else None
-    for one, other in itertools.product((list, np.array), repeat=2):
-        row = {"token_ids": one(ids), prompts: other(prompt)}
+    for ids_kind, prompt_kind in itertools.product((list, np.array), repeat=2):
+        row = {"token_ids": ids_kind(ids), prompts: prompt_kind(prompt)}
         assert _flat._prompt_length(row, "token_ids", full) == (length, False)
     for ids_column, nested in ((np.array(ids), [np.array(ids)]), (ids, ["a", None][:full])):
         row = {"token_ids": ids_column, prompts: nested}
@@ -255,10 +255,10 @@ def test_a_prompt_is_found_in_front_whether_columns_are_lists_or_arrays(ids: lis
 def test_ids_that_fit_no_vocabulary_are_named_in_lists_and_arrays_alike(ids: list[int]):
     wrong = [(i, value) for i, value in enumerate(ids) if not -(2**31) <= value < 2**31]
     for values in (ids, np.array(ids, np.int64)):
-        found = outcome(as_ids, values, "ids")
+        result = outcome(as_ids, values, "ids")
         if wrong:
             position, value = wrong[0]
-            assert found.startswith(f"column 'ids' holds id {value} at position {position}, ")
+            assert result.startswith(f"column 'ids' holds id {value} at position {position}, ")
         else:
-            assert found.dtype == np.int32
-            assert found.tolist() == ids
+            assert result.dtype == np.int32
+            assert result.tolist() == ids

@@ -34,9 +34,9 @@ def written(tokenizer: Tokenizer, ids: list[int]) -> list[TokenText]:
 
 
 def id_of(tokenizer: Tokenizer, text: str) -> int:
-    (found,) = tokenizer.encode(text).tolist()
-    assert isinstance(found, int)
-    return found
+    (token_id,) = tokenizer.encode(text).tolist()
+    assert isinstance(token_id, int)
+    return token_id
 
 
 @pytest.mark.parametrize("text", ["The answer is 4.", "two\nlines\n\n", "", "naïve ☃ 🙂", '{"city": "Oslo"}'])

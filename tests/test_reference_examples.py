@@ -111,9 +111,11 @@ ID_LISTS = {
 
 every_example = pytest.mark.parametrize("example", EXAMPLES, ids=str)
 with_ids = pytest.mark.parametrize(
-    "example", [one for one in EXAMPLES if one.format not in ("miles_trajectory", "openai_chat")], ids=str
+    "example",
+    [example for example in EXAMPLES if example.format not in ("miles_trajectory", "openai_chat")],
+    ids=str,
 )
-changing = pytest.mark.parametrize("example", [one for one in EXAMPLES if one.changes], ids=str)
+changing = pytest.mark.parametrize("example", [example for example in EXAMPLES if example.changes], ids=str)
 
 
 @pytest.fixture(scope="module")
@@ -123,11 +125,11 @@ def texts() -> dict[tuple[str, int], str]:
         pytest.skip("the reference on formats is not beside this checkout")
     whole = REFERENCE.read_text(encoding="utf-8")
     whole = whole[whole.index("\n## 3. ") : whole.index("\n## 4. ")]
-    found: dict[tuple[str, int], str] = {}
+    printed: dict[tuple[str, int], str] = {}
     for section in re.split(r"^### ", whole, flags=re.MULTILINE)[1:]:
         examples = re.findall(r"^```json\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
-        found |= {(section.split()[0], number): text for number, text in enumerate(examples)}
-    return found
+        printed |= {(section.split()[0], number): text for number, text in enumerate(examples)}
+    return printed
 
 
 def row_of(example: Example, texts: dict[tuple[str, int], str]) -> dict[str, Any]:
@@ -164,7 +166,9 @@ def dotted(path: Keys) -> str:
 
 
 def test_every_example_of_the_reference_is_looked_at(texts):
-    looked_at = {(one.section, one.number) for one in EXAMPLES} | {(section, 0) for section in TEXT_ONLY}
+    looked_at = {(example.section, example.number) for example in EXAMPLES} | {
+        (section, 0) for section in TEXT_ONLY
+    }
     assert looked_at == set(texts)
 
 
@@ -209,9 +213,9 @@ def test_a_log_of_text_is_told_that_it_holds_no_ids(section: str, whose: str, te
 
 def test_examples_without_ids_say_so(texts):
     rollouts = {
-        one.format: format_named(one.format).read(row_of(one, texts), PLACE)[0]
-        for one in EXAMPLES
-        if one.format in ("miles_trajectory", "openai_chat")
+        example.format: format_named(example.format).read(row_of(example, texts), PLACE)[0]
+        for example in EXAMPLES
+        if example.format in ("miles_trajectory", "openai_chat")
     }
     assert rollouts["miles_trajectory"].stated.ids_wanted is False
     (turn,) = rollouts["openai_chat"].turns  # tokens as text, from which ids are guessed
@@ -317,7 +321,7 @@ def test_a_repaired_example_is_written_in_its_own_form(example: Example, form: s
 
 
 def test_a_call_whose_prompt_nobody_logged_has_no_place_for_one(texts):
-    example = next(one for one in EXAMPLES if one.format == "sglang")
+    example = next(example for example in EXAMPLES if example.format == "sglang")
     row = row_of(example, texts)
     (rollout,) = format_named("sglang").read(row, PLACE)
     turn = replace(rollout.turns[0], prompt_ids=np.array(NEW, np.int32))
@@ -337,7 +341,7 @@ MILES_TYPES = {
 
 @pytest.mark.parametrize("repair", [False, True], ids=["as-it-was", "repaired"])
 def test_the_example_of_a_table_comes_back_type_for_type(repair: bool, texts, tmp_path: Path):
-    example = next(one for one in EXAMPLES if one.format == "miles_columns")
+    example = next(example for example in EXAMPLES if example.format == "miles_columns")
     row = row_of(example, texts)
     log, out = tmp_path / "log.parquet", tmp_path / "out.parquet"
     pq.write_table(pa.Table.from_pylist([row] * 3, schema=pa.schema(MILES_TYPES.items())), log, row_group_size=2)

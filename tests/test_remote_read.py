@@ -99,10 +99,10 @@ def refused(*arguments: object) -> str:
     """What the command says when it cannot read a log: one line and no traceback."""
     code, out, err = run(*arguments)
     assert (code, out) == (2, ""), (code, out, err)
-    said = err.removeprefix("tito-audit: ").strip()
-    assert "\n" not in said, said
-    assert "Traceback" not in said
-    return said
+    message = err.removeprefix("tito-audit: ").strip()
+    assert "\n" not in message, message
+    assert "Traceback" not in message
+    return message
 
 
 # The same findings
@@ -209,8 +209,8 @@ def test_a_signed_url_is_read_and_shown_without_its_signature(web: WebServer, fo
     assert not {"verysecret", "alsosecret", "password"} & set(" ".join((out, err)).replace("=", " ").split())
     assert "secret" not in out + err
     assert "password" not in out + err
-    assert all(one.query.startswith("X-Amz-Signature=verysecret") for one in web.requests())
-    assert all(one.headers["authorization"].startswith("Basic ") for one in web.requests())
+    assert all(request.query.startswith("X-Amz-Signature=verysecret") for request in web.requests())
+    assert all(request.headers["authorization"].startswith("Basic ") for request in web.requests())
 
 
 def test_a_remote_file_survives_pickling_and_joins_like_a_path() -> None:
@@ -305,17 +305,17 @@ def test_dropped_connections_and_busy_servers_are_outlasted(
     hub.commit(f"org/{name}", {"log.jsonl": data})
     written(folder / "log.jsonl", training_rows(6_000))
     server, url = servers[where]
-    (found,) = find_logs([url])
+    (log,) = find_logs([url])
     server.fail(fault)
-    assert found.read_bytes() == data
+    assert log.read_bytes() == data
     assert server.requests()[-1].status < 400
 
 
 def test_a_log_that_changes_while_it_is_read_is_refused(s3: S3Server, web: WebServer, folder: Path) -> None:
     written(folder / "moving.jsonl", training_rows(6_000))
     for url in (s3.put("moving/log.jsonl", json_lines(training_rows(6_000))), f"{web.url}/moving.jsonl"):
-        (found,) = find_logs([url])
-        with found.open() as opened:
+        (log,) = find_logs([url])
+        with log.open() as opened:
             opened.read(1_000)
             s3.put("moving/log.jsonl", json_lines(training_rows(6_001)))
             written(folder / "moving.jsonl", training_rows(6_001))
@@ -340,9 +340,9 @@ def test_each_refusal_of_a_bucket_is_one_clear_line(s3: S3Server, monkeypatch: p
     assert "Did you mean s3://logs/there/rollouts.jsonl?" in refused("scan", "s3://logs/there/rollout.jsonl")
     assert "no such bucket" in refused("scan", "s3://nothing-here/log.jsonl")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrongsecret")
-    said = refused("scan", "s3://logs/there/rollouts.jsonl")
-    assert "refuses these credentials (SignatureDoesNotMatch). Set AWS_PROFILE" in said
-    assert "wrongsecret" not in said
+    message = refused("scan", "s3://logs/there/rollouts.jsonl")
+    assert "refuses these credentials (SignatureDoesNotMatch). Set AWS_PROFILE" in message
+    assert "wrongsecret" not in message
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIANOBODY")
     assert "refuses these credentials (InvalidAccessKeyId)" in refused("scan", "s3://logs/there/")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -369,9 +369,9 @@ def test_each_refusal_of_the_hub_is_one_clear_line(hub: HubServer, monkeypatch: 
     assert "is gated: ask for access" in refused("scan", "hf://datasets/org/gated-logs/log.jsonl")
     assert "or it is private. Run `hf auth login`" in refused("scan", "hf://datasets/org/private-logs/log.jsonl")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    said = refused("scan", "hf://datasets/org/private-logs/log.jsonl")
-    assert "credentials" in said
-    assert "hf_wrong" not in said
+    message = refused("scan", "hf://datasets/org/private-logs/log.jsonl")
+    assert "credentials" in message
+    assert "hf_wrong" not in message
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert run("scan", "hf://datasets/org/private-logs/log.jsonl")[0] == 1
 
@@ -382,9 +382,9 @@ def test_each_refusal_of_a_web_server_is_one_clear_line(web: WebServer, folder: 
     assert "does not list its files" in refused("scan", f"{web.url}/*.jsonl")
     for status, words in ((403, "may not read it (403)"), (401, "(401)"), (500, "fails (500)")):
         web.fail(Fault(status=status, times=-1))
-        said = refused("scan", f"{web.url}/there.jsonl?sig=secret")
-        assert words in said
-        assert "secret" not in said
+        message = refused("scan", f"{web.url}/there.jsonl?sig=secret")
+        assert words in message
+        assert "secret" not in message
     assert "cannot be reached" in refused("scan", "http://127.0.0.1:9/log.jsonl")
     assert "ftp:// is not read" in refused("scan", "ftp://host/log.jsonl")
 
@@ -448,8 +448,8 @@ def test_a_server_that_sends_a_byte_now_and_then_is_not_waited_for(monkeypatch: 
 
     class Handler(BaseRequestHandler):
         def handle(self) -> None:
-            asked = re.search(rb"bytes=(\d+)-", self.request.recv(1 << 16))
-            first = int(asked[1]) if asked is not None else 0
+            wanted = re.search(rb"bytes=(\d+)-", self.request.recv(1 << 16))
+            first = int(wanted[1]) if wanted is not None else 0
             with suppress(OSError):
                 self.request.sendall(
                     b"HTTP/1.1 206 Part\r\nContent-Length: 9000\r\nContent-Range: bytes %d-/9000\r\n\r\n" % first
@@ -483,8 +483,8 @@ def test_names_that_a_folder_cannot_hold_are_refused_and_not_left_out(s3: S3Serv
 
 def test_a_missing_driver_is_one_line_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
-    said = refused("scan", "gs://logs/a.jsonl")
-    assert "gs:// needs gcsfs, which is not installed. Install it: pip install 'tito-audit[gs]'" in said
+    message = refused("scan", "gs://logs/a.jsonl")
+    assert "gs:// needs gcsfs, which is not installed. Install it: pip install 'tito-audit[gs]'" in message
 
 
 @pytest.mark.parametrize("where", ["hub", "web"])

@@ -204,8 +204,8 @@ def test_a_lost_answer_and_passing_failures_are_no_failure(s3: S3Server) -> None
 
 def test_a_file_that_appears_meanwhile_is_not_overwritten(s3: S3Server, tmp_path: Path) -> None:
     place = output_path(f"s3://{s3.bucket}/a.jsonl")
-    taken = pytest.raises(StorageError, match="the file exists, so nothing was written")
-    with taken, new_file(place, overwrite=False) as out:
+    refusal = pytest.raises(StorageError, match="the file exists, so nothing was written")
+    with refusal, new_file(place, overwrite=False) as out:
         s3.put("a.jsonl", b"theirs")
         out.write(b"mine")
     assert s3.get("a.jsonl") == b"theirs"
@@ -230,7 +230,7 @@ def test_a_large_file_is_sent_in_parts_and_a_failure_ends_its_upload(s3: S3Serve
     upload(large, place, overwrite=False)
     monkeypatch.undo()
     assert s3.get("large.bin") == large.read_bytes()
-    parts = {re.search(r"partNumber=(\d+)", one.query)[1] for one in s3.requests("partNumber=")}
+    parts = {re.search(r"partNumber=(\d+)", request.query)[1] for request in s3.requests("partNumber=")}
     assert parts == {"1", "2", "3"}
     assert uploads(s3) == []
 
@@ -326,15 +326,15 @@ def kill_at(methods: tuple[str, ...], number: int, when: str) -> None:
     async def counted(self: Any, request: Any) -> Any:
         nonlocal count
         count += request.method in methods
-        mine = count == number and request.method in methods
-        if mine and when == "before":
+        due = count == number and request.method in methods
+        if due and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        if mine and when == "during":
+        if due and when == "during":
             asyncio.get_running_loop().call_later(0.001, os.kill, os.getpid(), signal.SIGKILL)
         answer = await send(self, request)
-        if mine and when == "during":
+        if due and when == "during":
             await asyncio.sleep(60)  # the answer came before the signal
-        if mine and when == "after":
+        if due and when == "after":
             os.kill(os.getpid(), signal.SIGKILL)
         return answer
 
