@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import run
+from tests.tiers import crossed
 from tests.toy import ROOT, rollout_of
 
 TOY = ("-t", ROOT / "fixtures" / "tokenizers" / "toy_bpe")
@@ -29,8 +30,10 @@ def test_a_scan_names_the_repair_and_promises_no_number() -> None:
     assert "may fix" not in suggested
 
 
-@pytest.mark.parametrize("name", ["nemo_gym.jsonl", "generic.jsonl", "miles_columns.parquet", "slime.jsonl"])
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "jobs"),
+    crossed(["nemo_gym.jsonl", "generic.jsonl", "miles_columns.parquet", "slime.jsonl"], [1, 2]),
+)
 def test_what_a_repair_left_is_not_repaired_again(name: str, jobs: int, tmp_path: Path) -> None:
     repaired = tmp_path / name
     assert run("repair", FORMATS / name, "-o", repaired, *TOY)[0] == 1

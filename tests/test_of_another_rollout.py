@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.command import run, written
-from tests.tiers import some
+from tests.tiers import crossed, examples, some
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 NAMES = some(["qwen2.5-coder", "smollm2", "gemma-3"], 1)
@@ -29,7 +29,7 @@ Columns = tuple[list[int], list[int], list[float]]
 @cache
 def rollouts(name: str) -> list[dict[str, Any]]:
     with gzip.open(SHARED / "rollouts" / name / "tito.jsonl.gz") as lines:
-        return [json.loads(line) for line in lines][:16]
+        return [json.loads(line) for line in lines][: examples(11, 16)]
 
 
 def columns_of(rollout: dict[str, Any]) -> Columns:
@@ -140,7 +140,7 @@ def test_each_answer_that_its_call_did_not_sample_is_an_error(name: str, tmp_pat
     assert {finding["row"] for finding in findings if finding["severity"] == "error"} == set(range(len(rows)))
 
 
-@pytest.mark.parametrize("part", ["whole", "cut 1", "cut 8", "cut 40", "first call"])
+@pytest.mark.parametrize("part", some(["whole", "cut 1", "cut 8", "cut 40", "first call"], 3))
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_that_hold_a_part_of_what_was_sampled_are_right(name: str, part: str, tmp_path: Path) -> None:
     rows = []
@@ -203,8 +203,9 @@ def other_white_space(messages: list[dict[str, Any]]) -> None:
             message["content"] = f" {message['content']}\n"
 
 
-@pytest.mark.parametrize("calls", [False, True], ids=["row", "calls"])
-@pytest.mark.parametrize("edit", [other_system, other_tool_results, other_white_space])
+@pytest.mark.parametrize(
+    ("calls", "edit"), crossed([False, True], [other_system, other_tool_results, other_white_space])
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_messages_that_differ_elsewhere_are_of_the_row(
     name: str, edit: Callable[[list[dict[str, Any]]], None], calls: bool, tmp_path: Path

@@ -397,7 +397,7 @@ def logs(draw: st.DrawFn) -> list[tuple[Wire, list[Answer]]]:
 
 
 @given(log=logs(), cut=st.integers(0, 10))
-@settings(max_examples=examples(15, 600), deadline=None)
+@settings(max_examples=examples(8, 600), deadline=None)
 def test_what_is_planted_is_found_to_the_token_and_repaired(
     log: list[tuple[Wire, list[Answer]]], cut: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -634,7 +634,7 @@ def test_results_of_a_run_are_no_rollouts(tmp_path: Path) -> None:
 
 def test_a_row_takes_a_few_bytes_of_the_ledger() -> None:
     """10 million rows of one span take less than 400 MB, settled too."""
-    rows = 1 << 16
+    rows = examples(1 << 13, 1 << 16)
     spans = np.zeros(rows, SPAN)
     spans["hash"] = np.random.default_rng(28).permutation(rows)
     spans["end"], spans["tokens"], spans["logprob"] = 900, 400, -90.0

@@ -7,6 +7,7 @@ import inspect
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -77,6 +78,7 @@ def test_settings_of_nothing_are_the_defaults(settings: type) -> None:
     assert fill_settings(settings, nothing) == fill_settings(settings, {}) == settings()
 
 
+@cache
 def options_read(module: str) -> set[str]:
     """The options that a module of the command line reads: `options.dry_run`."""
     tree = ast.parse((CLI / f"{module}.py").read_text(encoding="utf-8"))

@@ -147,7 +147,7 @@ def test_a_report_that_ends_early_leaves_nothing(tmp_path: Path) -> None:
 EAGER = """
 from tito_audit.cli import main
 from tito_audit.terminal import terminal
-terminal._EVERY = 0.002
+terminal._REDRAW_SECONDS = terminal._EARLY_SECONDS = 0.002
 main()
 """
 """The command, which says all the time how far it is: a fast machine would be done before."""
@@ -171,7 +171,7 @@ def test_progress_on_a_terminal_leaves_stdout_to_the_report(log: Path, command: 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     run_ = subprocess.Popen(
-        [sys.executable, "-c", EAGER, *command, str(written(log, [CLEAN, BROKEN] * 400))],
+        [sys.executable, "-c", EAGER, *command, str(written(log, [CLEAN, BROKEN] * 40))],
         stdout=subprocess.PIPE,
         stderr=side,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},

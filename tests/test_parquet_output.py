@@ -579,7 +579,7 @@ def swaps(draw: st.DrawFn) -> tuple[pa.DataType, list[Any], list[Any]]:
 
 
 @settings(
-    max_examples=examples(30, 150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(15, 150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(swaps(), st.integers(1, 3))
 def test_any_value_can_take_the_place_of_any_other_of_its_type(tmp_path, swap, rows_per_group):

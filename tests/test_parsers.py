@@ -67,7 +67,7 @@ def test_an_answer_is_read_as_its_case_says_and_the_same_character_by_character(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=examples(40, 2000))
+@settings(max_examples=examples(20, 2000))
 @given(data=st.data())
 def test_an_answer_is_the_same_however_it_is_cut(name: str, data) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(PARTS[name]), max_size=12)))
@@ -88,7 +88,7 @@ def test_an_answer_is_the_same_however_it_is_cut(name: str, data) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=examples(30, 1000))
+@settings(max_examples=examples(15, 1000))
 @given(data=st.data())
 def test_nothing_that_was_given_is_taken_back_when_the_answer_goes_on(name: str, data) -> None:
     parts = st.lists(st.sampled_from(PARTS[name]), max_size=8)
@@ -113,7 +113,7 @@ def test_plain_words_come_back_to_the_character(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if Reads.TOOLS in parser_of(name).reads])
-@settings(max_examples=examples(40, 2000))
+@settings(max_examples=examples(20, 2000))
 @given(data=st.data())
 def test_without_tools_in_the_request_no_call_is_read(name: str, data) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(PARTS[name]), max_size=12)))

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import become, run
-from tests.tiers import DEEP
+from tests.tiers import DEEP, examples
 from tito_audit import Settings
 from tito_audit.run.repair import Repairs
 from tito_audit.run.scan import Scan
@@ -34,8 +34,11 @@ HOUR = 3600.0
 @pytest.fixture(params=["a.jsonl", "a.jsonl.gz"] if DEEP else ["a.jsonl.gz"])
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A log that takes a moment."""
-    path, data = tmp_path / request.param, ROWS * (200 if DEEP else 8)
-    path.write_bytes(gzip.compress(data, 1) if path.suffix == ".gz" else data)
+    return repeated(tmp_path / request.param, examples(4, 200))
+
+
+def repeated(path: Path, times: int) -> Path:
+    path.write_bytes(gzip.compress(ROWS * times, 1) if path.suffix == ".gz" else ROWS * times)
     return path
 
 
@@ -69,6 +72,7 @@ LINE = r"\d+:\d\d · \d+% · (?:\w[\w ()]* · )?(?:about \d+ s left · )?[\d,]+ 
 
 
 def test_a_scan_shows_share_rows_speed_and_the_time_left(log: Path) -> None:
+    repeated(log, examples(8, 200))
     screen = on_terminal("scan", log, "-t", TOY, "--jobs", 1, "--fail-on", "never", "--worst", 0)
     lines = re.findall(LINE, screen)
     assert lines, screen[-2000:]
@@ -125,9 +129,9 @@ def test_without_a_terminal_there_is_a_line_now_and_then(tmp_path: Path, monkeyp
 
 
 def test_the_rows_of_a_chunk_are_counted_while_another_process_works_on_it(tmp_path: Path) -> None:
-    log = tmp_path / "a.jsonl"
-    log.write_bytes(ROWS * 20)
-    rows = (ROWS * 20).count(b"\n")
+    log, times = tmp_path / "a.jsonl", examples(10, 20)
+    log.write_bytes(ROWS * times)
+    rows = (ROWS * times).count(b"\n")
     for repairs in (False, True):
         pace = RunProgress()
         settings = Settings(tokenizer=str(TOY), jobs=2)

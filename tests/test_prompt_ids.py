@@ -74,7 +74,7 @@ def marked(value: Any, ids: list[int]) -> Any:
     return [marked(entry, ids) for entry in value] if isinstance(value, list) else value
 
 
-@settings(max_examples=examples(150, 3000))
+@settings(max_examples=examples(50, 3000))
 @given(st.data(), IDS, st.booleans())
 def test_only_a_list_that_is_the_prompt_is_replaced(data, ids, spaced):
     answer = data.draw(values(ids))
