@@ -81,7 +81,7 @@ def cluster() -> Iterator[Driver]:
 
 
 def same_scan(call: Driver, folder: Path) -> None:
-    logs = shards(folder / "shards", examples(30, 2_000))
+    logs = shards(folder / "shards", examples(12, 2_000))
     alone = call(ray_driver.scanned, logs, None, WITH)
     assert len(alone[0]) > len(logs)
     assert call(ray_driver.scanned, logs, 2_000, RAY) == alone
@@ -111,7 +111,7 @@ def same_joined_calls(call: Driver, folder: Path) -> None:
 
 
 def same_repair(call: Driver, folder: Path) -> None:
-    logs = some(FORMATS, 8)
+    logs = some(FORMATS, 5)
     words = ["repair", *map(str, logs), "-t", TOKENIZER, "--unsafe", "--force"]
     runs = []
     for name, engine in (("local", ["--jobs", "1"]), ("ray", ["--engine", "ray"])):
@@ -125,7 +125,7 @@ def same_repair(call: Driver, folder: Path) -> None:
 
 
 def a_killed_worker(call: Driver, folder: Path) -> None:
-    logs = list(map(str, some(FORMATS, 8)))
+    logs = list(map(str, some(FORMATS, 5)))
     alone = call(ray_driver.scanned, logs, None, WITH)
     noted = folder / "noted"
     after, printed = call(ray_driver.printed, ray_driver.scanned_by_a_lost_worker, logs, noted, RAY)
