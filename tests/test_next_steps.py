@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from tests.command import run
+from tests.command import run, written
 from tests.tiers import crossed
 from tests.toy import ROOT, rollout_of
 
@@ -31,8 +30,7 @@ def test_a_scan_names_the_repair_and_promises_no_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "jobs"),
-    crossed(["nemo_gym.jsonl", "generic.jsonl", "miles_columns.parquet", "slime.jsonl"], [1, 2]),
+    ("name", "jobs"), crossed(["nemo_gym.jsonl", "generic.jsonl", "miles_columns.parquet", "slime.jsonl"], [1, 2])
 )
 def test_what_a_repair_left_is_not_repaired_again(name: str, jobs: int, tmp_path: Path) -> None:
     repaired = tmp_path / name
@@ -51,18 +49,17 @@ def test_a_log_of_mere_warnings_is_repaired_with_the_option_that_repairs_warning
         assert turn.completion_ids is not None
         prompt, answer = turn.prompt_ids.tolist(), turn.completion_ids.tolist()
         calls.append({"prompt_token_ids": prompt, "generation_token_ids": answer})
-    log, written = tmp_path / "log.jsonl", tmp_path / "out.jsonl"
-    log.write_text(json.dumps({"calls": calls}) + "\n")
+    log, out = written(tmp_path / "log.jsonl", [{"calls": calls}]), tmp_path / "out.jsonl"
     (repair,) = (line for line in steps(log).splitlines() if "tito-audit repair" in line)
     assert "--fail-on warning" in repair
-    arguments = shlex.split(repair.partition("   ")[0].replace("OUT", str(written)))
+    arguments = shlex.split(repair.partition("   ")[0].replace("OUT", str(out)))
     assert "1 repaired" in run(*arguments[1:])[1]
 
 
 def test_a_log_without_ids_is_not_shown_token_by_token(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
     turns = [("user", "2+2?"), ("assistant", "<think>\n4\n</think>\n\n4"), ("user", "3+3?"), ("assistant", "6")]
-    log.write_text(json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) + "\n")
+    messages = [{"role": role, "content": text} for role, text in turns]
+    log = written(tmp_path / "log.jsonl", [{"messages": messages}])
     assert steps(log) == ""
     suggested = steps(log, "--notes")
     assert "tito-audit explain TPL213" in suggested
@@ -73,8 +70,7 @@ def test_a_log_without_ids_is_not_shown_token_by_token(tmp_path: Path) -> None:
 
 
 def test_a_row_shown_without_a_tokenizer_is_not_called_free_of_findings(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    log.write_text(json.dumps({"token_ids": [20, 21, 22], "loss_mask": [0, 1, 1]}) + "\n")
+    log = written(tmp_path / "log.jsonl", [{"token_ids": [20, 21, 22], "loss_mask": [0, 1, 1]}])
     assert "nothing compared" in run("show", log, "--row", 0)[1]
 
 

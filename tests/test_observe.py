@@ -355,7 +355,7 @@ DRIFTED = {
 }
 NEXT = ("= \n", "<|im_start|>", f"= user\n{ASKED}", "<|im_end|>", "= \n", "<|im_start|>", "= assistant\n")
 AGAIN = DRIFTED | {
-    "turns": [DRIFTED["turns"][0], {"prompt": ["@seen", *NEXT], "completion": ["9", "<|im_end|>"]}],  # type: ignore[index]
+    "turns": [DRIFTED["turns"][0], {"prompt": ["@seen", *NEXT], "completion": ["9", "<|im_end|>"]}]  # type: ignore[index]
 }
 
 

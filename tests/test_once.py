@@ -54,7 +54,7 @@ def scanned(*logs: Path, **how: Any) -> tuple[dict[tuple[str, int], list[Finding
     return by_row, scan.summary
 
 
-def spots_of(by_row: Mapping[tuple[str, int], Sequence[Finding]]) -> dict[tuple[str, int], list[Spot]]:
+def spots(by_row: Mapping[tuple[str, int], Sequence[Finding]]) -> dict[tuple[str, int], list[Spot]]:
     return {
         key: [
             (finding.severity, finding.hit.cause, finding.hit.where, finding.hit.start, finding.hit.end)
@@ -223,7 +223,7 @@ class TestRows:
         first = written(tmp_path / "a.jsonl", rows[:2])
         second = written(tmp_path / "b.jsonl", [rows[2], rows[1]])
         by_row, _ = scanned(first, second)
-        assert spots_of(by_row) == {
+        assert spots(by_row) == {
             ("b.jsonl", 1): [(Severity.ERROR, "duplicated row", Where.ROW, 9, 9 + 24 + 5 + 24)]
         }
         (finding,) = by_row["b.jsonl", 1]
@@ -238,10 +238,10 @@ class TestRows:
         dice = random.Random(3)
         rows = [row_of(answer(dice, [5, k, 6])) for k in range(6)]
         log = written(tmp_path / "log.jsonl", [*rows, rows[0]])
-        assert len(spots_of(scanned(log)[0])) == 1
+        assert len(spots(scanned(log)[0])) == 1
         monkeypatch.setattr("tito_audit.chains.ledger.MOST_BYTES", 100)
         by_row, summary = scanned(log)
-        assert not spots_of(by_row)
+        assert not spots(by_row)
         (notice,) = [notice for notice in summary.notices if notice.startswith("REC009")]
         assert "compared only the first" in notice
         assert "more were not compared. Scan fewer files at a time." in notice
@@ -252,7 +252,7 @@ class TestRows:
         ends = [answer(dice, [*talk[-1].seen, *[k] * 4], talk, size=20 + k) for k in range(3)]
         rows = [row_of(end, [*talk, end]) for end in ends]
         by_row, _ = scanned(written(tmp_path / "tree.jsonl", rows))
-        assert spots_of(by_row) == {
+        assert spots(by_row) == {
             ("tree.jsonl", row): [(Severity.ERROR, "shared prefix", Where.ROW, 9, len(talk[-1].seen))]
             for row in (1, 2)
         }
@@ -264,9 +264,7 @@ class TestRows:
         other["loss_mask"][12:15] = [0, 0, 0]
         log = written(tmp_path / "rows.jsonl", [first, other])
         by_row, _ = scanned(log)
-        assert spots_of(by_row) == {
-            ("rows.jsonl", 1): [(Severity.ERROR, "history trained again", Where.ROW, 9, 39)]
-        }
+        assert spots(by_row) == {("rows.jsonl", 1): [(Severity.ERROR, "history trained again", Where.ROW, 9, 39)]}
         assert "27 tokens in 2 spans of its history" in by_row["rows.jsonl", 1][0].hit.message
 
     @pytest.mark.parametrize("ends", [(True, False), (False, True)])
@@ -278,9 +276,7 @@ class TestRows:
         for row, end in zip(rows, ends, strict=True):
             row["loss_mask"][9 + 29] = int(end)
         by_row, _ = scanned(written(tmp_path / "rows.jsonl", rows))
-        assert spots_of(by_row) == {
-            ("rows.jsonl", 1): [(Severity.ERROR, "history trained again", Where.ROW, 9, 38)]
-        }
+        assert spots(by_row) == {("rows.jsonl", 1): [(Severity.ERROR, "history trained again", Where.ROW, 9, 38)]}
 
     def test_without_logprobs_it_is_undecided_and_not_repaired(self, tmp_path: Path) -> None:
         dice = random.Random(11)
@@ -289,7 +285,7 @@ class TestRows:
             del row["logprobs"]
         log = written(tmp_path / "rows.jsonl", [*rows, rows[1]])
         by_row, _ = scanned(log)
-        assert spots_of(by_row) == {("rows.jsonl", 3): [(Severity.NOTE, UNDECIDED, Where.LOG, 0, 0)]}
+        assert spots(by_row) == {("rows.jsonl", 3): [(Severity.NOTE, UNDECIDED, Where.LOG, 0, 0)]}
         assert repaired_rows(log, tmp_path / "out.jsonl") == [*rows, rows[1]]
 
     def test_a_first_token_in_the_loss_belongs_to_the_rules_of_the_mask(self, tmp_path: Path) -> None:
@@ -307,7 +303,7 @@ class TestCalls:
         calls = [call_of(event) for event in conversation(random.Random(13), 3)]
         log = written(tmp_path / "calls.jsonl", [*calls, calls[1]])
         by_row, _ = scanned(log)
-        assert spots_of(by_row) == {
+        assert spots(by_row) == {
             ("calls.jsonl", 3): [(Severity.ERROR, "duplicated call", Where.COMPLETION, 0, 24)]
         }
         (finding,) = by_row["calls.jsonl", 3]
@@ -343,7 +339,7 @@ class TestCalls:
             for event in talk:
                 row["loss_mask"][len(event.seen) - 1] = 0
         by_row, _ = scanned(calls, written(tmp_path / "rows.jsonl", rows))
-        assert spots_of(by_row) == {("calls.jsonl", 7): [(Severity.NOTE, NEVER, Where.COMPLETION, 0, 24)]}
+        assert spots(by_row) == {("calls.jsonl", 7): [(Severity.NOTE, NEVER, Where.COMPLETION, 0, 24)]}
 
     def test_a_call_that_no_row_trains_is_noted(self, tmp_path: Path) -> None:
         dice = random.Random(16)
@@ -353,7 +349,7 @@ class TestCalls:
         left_out = row_of(talks[2][-1], talks[2][::2])
         rows.write_text(rows.read_text(encoding="utf-8") + json.dumps(left_out) + "\n", encoding="utf-8")
         by_row, summary = scanned(calls, rows)
-        assert spots_of(by_row) == {("calls.jsonl", 7): [(Severity.NOTE, NEVER, Where.COMPLETION, 0, 24)]}
+        assert spots(by_row) == {("calls.jsonl", 7): [(Severity.NOTE, NEVER, Where.COMPLETION, 0, 24)]}
         assert "No row of the run trains 24 sampled tokens of 1 call." in summary.notices
         assert scanned(calls, rows, sample=0.9)[0].keys() <= {("calls.jsonl", 7)}
 
@@ -439,16 +435,16 @@ def planted(dice: random.Random) -> list[Wire]:
 def test_processes_and_kinds_of_files_change_nothing(tmp_path: Path) -> None:
     rows = planted(random.Random(18))
     log = written(tmp_path / "log.jsonl", rows)
-    want = spots_of(scanned(log)[0])
+    want = spots(scanned(log)[0])
     assert len(want) > 5
-    assert spots_of(scanned(log, jobs=2, chunk=3000)[0]) == want
+    assert spots(scanned(log, jobs=2, chunk=3000)[0]) == want
     with gzip.open(tmp_path / "log.jsonl.gz", "wb") as packed:
         packed.write(log.read_bytes())
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "log.parquet", row_group_size=7)
     for other in ("log.jsonl.gz", "log.parquet"):
-        got = spots_of(scanned(tmp_path / other, jobs=2, chunk=3000)[0])
-        assert {row: spots for (_, row), spots in got.items()} == {
-            row: spots for (_, row), spots in want.items()
+        got = spots(scanned(tmp_path / other, jobs=2, chunk=3000)[0])
+        assert {row: listed for (_, row), listed in got.items()} == {
+            row: listed for (_, row), listed in want.items()
         }, other
 
 
@@ -541,12 +537,12 @@ def test_calls_of_joined_rows_are_named_by_their_own_rows(tmp_path: Path) -> Non
     calls = [call_of(event, session_id=f"s{k}") for k, talk in enumerate(talks) for event in talk]
     first = written(tmp_path / "a.jsonl", calls[:5])
     second = written(tmp_path / "b.jsonl", [*calls[5:], calls[4], {**calls[7], "session_id": "s9"}])
-    alone = spots_of(scanned(first, second, join=False)[0])
+    alone = spots(scanned(first, second, join=False)[0])
     assert sorted(alone) == [("b.jsonl", 4), ("b.jsonl", 5)]
     joined = scanned(first, second)[0]
-    assert sorted(spots_of(joined)) == sorted(alone)
-    assert {key: [spot[1:] for spot in spots] for key, spots in spots_of(joined).items()} == {
-        key: [spot[1:] for spot in spots] for key, spots in alone.items()
+    assert sorted(spots(joined)) == sorted(alone)
+    assert {key: [spot[1:] for spot in listed] for key, listed in spots(joined).items()} == {
+        key: [spot[1:] for spot in listed] for key, listed in alone.items()
     }
     assert f"as {first}:4 has the same call" in joined["b.jsonl", 4][0].hit.message
 

@@ -213,10 +213,7 @@ CHANGES: dict[str, tuple[Rewrite, Callable[[list[int]], list[int]]]] = {
     "all out": (lambda raw: [], lambda a: []),
     "first forked": (as_rows(lambda row: [row, {"a": 7}, {"a": 8}], 0), lambda a: [a[0], 7, 8, *a[1:]]),
     "last forked": (as_rows(lambda row: [{"a": 7}, {"a": 8}], 2), lambda a: [*a[:2], 7, 8]),
-    "one fork among rows left out": (
-        lambda raw: [{"a": 7}, {"a": 8}] if raw.index == 1 else [],
-        lambda a: [7, 8],
-    ),
+    "one fork among rows left out": (lambda raw: [{"a": 7}, {"a": 8}] if raw.index == 1 else [], lambda a: [7, 8]),
 }
 LAYOUTS = {
     "lines": (b'{"a": 1}\n{"a": 2}\n{"a": 3}\n', b"", b"\n", b"\n"),

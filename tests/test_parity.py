@@ -31,8 +31,7 @@ FOREIGN_SHARE = 12  # one conversation in this many for a tokenizer that did not
 REBUILT_OTHERWISE = {"smollm2"}
 
 needs_tokenizers = pytest.mark.skipif(
-    not TOKENIZERS.is_dir(),
-    reason=f"no tokenizer folders at {TOKENIZERS} (TITO_AUDIT_TOKENIZERS names others)",
+    not TOKENIZERS.is_dir(), reason=f"no tokenizer folders at {TOKENIZERS} (TITO_AUDIT_TOKENIZERS names others)"
 )
 needs_rollouts = pytest.mark.skipif(not ROLLOUTS.is_dir(), reason="no rollouts beside the checkout")
 
@@ -225,10 +224,7 @@ TOOL_USE = [
         "content": None,
         "reasoning_content": "I need the tool.",
         "tool_calls": [
-            {
-                "id": "1",
-                "function": {"name": "get_weather", "arguments": '{"city":  "Köln", "n": [1, 2.50]}'},
-            },
+            {"id": "1", "function": {"name": "get_weather", "arguments": '{"city":  "Köln", "n": [1, 2.50]}'}},
             {"id": "2", "function": {"name": "get_weather", "arguments": "{}"}},
         ],
     },

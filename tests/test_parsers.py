@@ -14,11 +14,7 @@ from hypothesis import strategies as st
 from tests.tables import stored
 from tests.tiers import examples
 from tito_audit.parser import Delta, Parsed, ParsedCall, ParseOptions, Parser, Reads
-from tito_audit.parsers import (
-    all_parsers,
-    join_deltas,
-    parse_answer,
-)
+from tito_audit.parsers import all_parsers, join_deltas, parse_answer
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = ROOT / "fixtures" / "parsers"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.command import run
+from tests.command import run, written
 from tests.format_cases import fixture_of, fixture_rows
 from tests.world import ROOT
 
@@ -20,8 +21,7 @@ Row = dict[str, Any]
 
 def findings(tmp_path: Path, *rows: Row) -> list[tuple[str, str, str]]:
     """Code, severity and cause of everything that a scan finds in these rows."""
-    log = tmp_path / "pairs.jsonl"
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = written(tmp_path / "pairs.jsonl", rows)
     _, out, err = run("scan", log, "-t", TOKENIZER, "--report", "jsonl")
     assert not err
     lines = [json.loads(line) for line in out.splitlines()]
@@ -156,16 +156,15 @@ FAULTS: dict[str, tuple[str, Callable[[Row], Any], tuple[str, str, str]]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: str, tmp_path: Path) -> None:
     name, plant, wanted = FAULTS[fault]
-    row = json.loads(json.dumps(fixture_of("preference_pair", name)))
+    row = copy.deepcopy(fixture_of("preference_pair", name))
     plant(row)
     assert wanted in findings(tmp_path, row)
 
 
 def test_labels_are_repaired_and_all_columns_stay(tmp_path: Path) -> None:
-    row = json.loads(json.dumps(fixture_of("preference_pair", "llama-factory")))
+    row = copy.deepcopy(fixture_of("preference_pair", "llama-factory"))
     relabel(row, "chosen", 0)
-    log, out = tmp_path / "log.jsonl", tmp_path / "out.jsonl"
-    log.write_text(json.dumps(row) + "\n")
+    log, out = written(tmp_path / "log.jsonl", [row]), tmp_path / "out.jsonl"
     code, _, _ = run("repair", log, "-o", out, "-t", TOKENIZER)
     new = json.loads(out.read_text())
     assert code == 0
@@ -175,10 +174,9 @@ def test_labels_are_repaired_and_all_columns_stay(tmp_path: Path) -> None:
 
 
 def test_a_pair_that_no_repair_can_fix_goes_to_the_quarantine_whole(tmp_path: Path) -> None:
-    row = json.loads(json.dumps(fixture_of("preference_pair", "trl-1-dpo-0")))
+    row = copy.deepcopy(fixture_of("preference_pair", "trl-1-dpo-0"))
     cut(row, "rejected")
-    log, out, aside = (tmp_path / name for name in ("log.jsonl", "out.jsonl", "aside.jsonl"))
-    log.write_text(json.dumps(row) + "\n")
+    log, out, aside = written(tmp_path / "log.jsonl", [row]), tmp_path / "out.jsonl", tmp_path / "aside.jsonl"
     run("repair", log, "-o", out, "-t", TOKENIZER, "--unsafe", "--with", "drop", "--quarantine", aside)
     assert out.read_text() == ""
     assert len(aside.read_text().splitlines()) == 1

@@ -102,11 +102,7 @@ def test_a_stream_may_repeat_what_it_said_or_only_add_to_it(cumulative):
 
 
 def test_a_stream_may_mix_several_answers():
-    events = [
-        {"index": 1, **answer(1, finish_reason=None)},
-        {"index": 0, **answer(2)},
-        {"index": 1, **answer(2)},
-    ]
+    events = [{"index": 1, **answer(1, finish_reason=None)}, {"index": 0, **answer(2)}, {"index": 1, **answer(2)}]
     chunks = streamed(Fixed([*events, "[DONE]"]), n=2)
     assert [(chunk.index, chunk.output_ids) for chunk in chunks] == [(1, (30,)), (0, (30, 31)), (1, (31,))]
 

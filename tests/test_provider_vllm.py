@@ -22,10 +22,7 @@ from tito_audit.errors import ProviderError, SetupError
 from tito_audit.provider import ProviderOptions, SamplingParams, TokenProvider
 from tito_audit.providers.vllm import VLLMProvider
 
-real = [
-    pytest.mark.shared,
-    pytest.mark.skipif(not RECORDED.is_dir(), reason=f"no recorded answers at {RECORDED}"),
-]
+real = [pytest.mark.shared, pytest.mark.skipif(not RECORDED.is_dir(), reason=f"no recorded answers at {RECORDED}")]
 COMPLETIONS, TOKENS = "/v1/completions", "/inference/v1/generate"
 SAMPLED = SamplingParams(temperature=1.0, seed=7, max_tokens=40)
 

@@ -36,14 +36,7 @@ from tests.test_joined_files import sharded
 from tests.test_sessions import Wire, apart, chat, contents
 from tests.test_sessions import whole as whole
 from tests.tiers import DEEP, examples, some
-from tito_audit import (
-    RepairSettings,
-    Settings,
-    SetupError,
-    findings_table,
-    repair_rollouts,
-    scan_rollouts,
-)
+from tito_audit import RepairSettings, Settings, SetupError, findings_table, repair_rollouts, scan_rollouts
 from tito_audit.ray import ROW_ID, AuditBatches, RepairBatches, row_id
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.ray_tasks import _raise_lost, _RayCall, connect_to_cluster

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.command import written
 from tito_audit import Settings, scan_rollouts
 from tito_audit.evidence.needs import Needs, describe_missing
 from tito_audit.record.stated import NOTHING_STATED, NotRead, Stated, Unread
@@ -51,31 +51,16 @@ def episode(prompt: list[Any], talk: list[Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("row", "form", "code", "reason"),
     [
-        (
-            episode([5], TALK),
-            "rllm_episode",
-            "TPL211",
-            NO_TOOLS,
-        ),
+        (episode([5], TALK), "rllm_episode", "TPL211", NO_TOOLS),
         (
             episode([5, {"type": "image"}], PLAIN),
             "rllm_episode",
             "SEQ301",
             "prompts not read: they hold parts that are not tokens, such as images",
         ),
-        (
-            {**TRACE, "prompt_token_ids": [5], "completion_token_ids": [6]},
-            "rllm_gateway",
-            "TPL211",
-            NO_TOOLS,
-        ),
+        ({**TRACE, "prompt_token_ids": [5], "completion_token_ids": [6]}, "rllm_gateway", "TPL211", NO_TOOLS),
         (ROW, "nemo_rl", "TPL211", "messages not read: the texts of the log name no roles"),
-        (
-            {"message_log": LOG},
-            "nemo_rl_message_log",
-            "TPL211",
-            NO_TEXT,
-        ),
+        ({"message_log": LOG}, "nemo_rl_message_log", "TPL211", NO_TEXT),
         (
             {"message_log": RENDERED},
             "nemo_rl_message_log",
@@ -96,25 +81,14 @@ def episode(prompt: list[Any], talk: list[Any]) -> dict[str, Any]:
             "messages not read: the answer has items that chat messages have no place for, such as a hosted web "
             "search",
         ),
-        (
-            ATIF,
-            "atif",
-            "TPL211",
-            "messages not read: an observation of a step without an agent has no known form",
-        ),
-        (
-            DASHBOARD,
-            "miles_trajectory",
-            "REC003",
-            ELSEWHERE,
-        ),
+        (ATIF, "atif", "TPL211", "messages not read: an observation of a step without an agent has no known form"),
+        (DASHBOARD, "miles_trajectory", "REC003", ELSEWHERE),
     ],
 )
 def test_a_rule_that_skips_says_why_its_format_did_not_read(
     row: dict[str, Any], form: str, code: str, reason: str, tmp_path: Path
 ) -> None:
-    log = tmp_path / "log.jsonl"
-    log.write_text(json.dumps(row) + "\n")
+    log = written(tmp_path / "log.jsonl", [row])
     (result,) = scan_rollouts([log], Settings(tokenizer=TOY))
     assert result.rollout is not None
     assert result.rollout.format == form
@@ -140,11 +114,7 @@ def test_what_is_said_later_wins_over_what_is_said_by_default() -> None:
     first = Stated(model="a", group=1, ids_wanted=False, facts={"id": "x", "kind": 1})
     second = Stated(model="b", facts={"id": "y"}).not_read(Unread.PROMPTS, "p")
     assert first.overlay(second) == Stated(
-        model="b",
-        group=1,
-        ids_wanted=False,
-        reasons=(NotRead(Unread.PROMPTS, "p"),),
-        facts={"id": "y", "kind": 1},
+        model="b", group=1, ids_wanted=False, reasons=(NotRead(Unread.PROMPTS, "p"),), facts={"id": "y", "kind": 1}
     )
     assert first.overlay(NOTHING_STATED) == first
     assert first.with_facts(id=None) is first

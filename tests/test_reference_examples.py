@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.command import written
 from tests.forms import spliced
 from tests.test_formats import check
 from tito_audit import Settings, read_rollouts, scan_rollouts, write_rollouts
@@ -82,10 +83,7 @@ EXAMPLES = (
     Example("3.20", "marin", ("prompt_tokens",)),
     Example("3.21", "tito_call", ("input_ids",)),
     Example(
-        "3.22",
-        "vllm",
-        ("prompt_token_ids", "usage.prompt_tokens", "usage.total_tokens"),
-        also=("openai_chat",),
+        "3.22", "vllm", ("prompt_token_ids", "usage.prompt_tokens", "usage.total_tokens"), also=("openai_chat",)
     ),
     Example("3.23", "sglang", also=("openai_chat",)),
     Example("3.24", "openai_chat"),
@@ -249,9 +247,7 @@ def emptied(value: Any, way: Any) -> Any:
 @pytest.mark.parametrize("way", [MISSING, None, [], [0]], ids=["missing", "null", "empty", "placeholder"])
 def test_an_example_without_its_ids_is_never_clean(example: Example, way: Any, texts, tmp_path: Path):
     row = emptied(row_of(example, texts), way)
-    log = tmp_path / "log.jsonl"
-    log.write_text(json.dumps(row) + "\n", encoding="utf-8")
-    scan = scan_rollouts(log, Settings())
+    scan = scan_rollouts(written(tmp_path / "log.jsonl", [row]), Settings())
     codes = {finding.code[:3] for result in scan for finding in result.findings}
     summary = scan.summary
     nothing_audited = summary.rollouts > 0 and summary.without_ids == summary.rollouts
@@ -354,10 +350,10 @@ def test_the_example_of_a_table_comes_back_type_for_type(repair: bool, texts, tm
     again = pq.ParquetFile(out)
     assert again.schema_arrow.equals(table.schema, check_metadata=True)
     assert again.num_row_groups == 2
-    written = again.read()
-    assert written.slice(0, 1).equals(table.slice(0, 1))
-    assert written.slice(2).equals(table.slice(2))
+    output = again.read()
+    assert output.slice(0, 1).equals(table.slice(0, 1))
+    assert output.slice(2).equals(table.slice(2))
     if not repair:
-        assert written.equals(table)
+        assert output.equals(table)
         return
-    assert sorted(changed_paths(table.to_pylist()[1], written.to_pylist()[1])) == sorted(example.changes)
+    assert sorted(changed_paths(table.to_pylist()[1], output.to_pylist()[1])) == sorted(example.changes)

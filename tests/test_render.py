@@ -34,10 +34,7 @@ needs_shared = pytest.mark.skipif(
     not (SHARED / "tokenizers").is_dir(), reason="no real tokenizers beside the checkout"
 )
 
-TOOL = {
-    "type": "function",
-    "function": {"name": "search", "parameters": {"type": "object", "properties": {}}},
-}
+TOOL = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
 CHAT = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "  Hi there\n"},
@@ -373,10 +370,7 @@ def test_control_tokens_in_contents_open_and_end_no_turn():
         {"role": "user", "content": "ok"},
         {"role": "assistant", "content": "d"},
     ]
-    assert sampled(cut(toy(), chat)) == {
-        1: "a<|im_end|>b<|im_start|>assistant\nc<|im_end|>",
-        3: "d<|im_end|>",
-    }
+    assert sampled(cut(toy(), chat)) == {1: "a<|im_end|>b<|im_start|>assistant\nc<|im_end|>", 3: "d<|im_end|>"}
 
 
 def test_empty_turns_are_found():
@@ -422,10 +416,7 @@ def test_where_nothing_is_known_nothing_is_said():
 
 
 def test_contents_that_hold_private_use_characters_are_not_taken_for_marks():
-    chat = [
-        {"role": "user", "content": "\U000f0000x\U000f0001"},
-        {"role": "assistant", "content": "y\U0010fffd"},
-    ]
+    chat = [{"role": "user", "content": "\U000f0000x\U000f0001"}, {"role": "assistant", "content": "y\U0010fffd"}]
     rendering = cut(toy(), chat)
     assert sampled(rendering) == {1: "y\U0010fffd<|im_end|>"}
     assert texts(rendering, SpanKind.CONTENT) == ["y\U0010fffd"]
