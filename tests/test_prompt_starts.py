@@ -358,7 +358,7 @@ TRAPS = {
 
 
 @pytest.mark.parametrize("name", TRAPS)
-@settings(max_examples=examples(2, 60), deadline=None, derandomize=True)
+@settings(max_examples=examples(1, 60), deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1 << 30))
 def test_a_prompt_of_another_template_is_not_taken_for_its_own(name: str, seed: int) -> None:
     dice = random.Random(seed)
@@ -431,7 +431,8 @@ def test_most_prompts_of_like_conversations_are_known(name: str) -> None:
     dice = random.Random(7)
     writer = replace(toy_writer(name), others=[toy_writer(name).renderer])
     rollouts = []
-    for number in range(12):
+    size = examples(6, 12)
+    for number in range(size):
         messages = [{"role": "system", "content": "Be kind."}]
         for turn in range(4):
             messages.append({"role": "user", "content": f"Question {turn} of {number}"})
@@ -444,9 +445,9 @@ def test_most_prompts_of_like_conversations_are_known(name: str) -> None:
     if name == "last message marked":
         assert count == 0
     elif name == "last question in front":
-        assert 0 < count < 2 * 12, "the last prompt is the start of the whole"
+        assert 0 < count < 2 * size, "the last prompt is the start of the whole"
     else:
-        assert count > 12 * 4
+        assert count > size * 4
 
 
 def test_templates_that_may_look_further_are_told() -> None:
