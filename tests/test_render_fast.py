@@ -213,29 +213,29 @@ def test_a_fast_rendering_is_none_or_that_of_the_reference(name):
     renderer = RENDERERS[name]
     dice = random.Random(name)
     count = RENDERS // len(RENDERERS)
-    told = refused = 0
+    rendered = refused = 0
     for _ in range(count):
         messages, tools, kwargs, opens = cases(dice)
-        given = {"add_generation_prompt": opens, "template_kwargs": kwargs}
-        fast = fast_text(renderer, messages, tools, **given)
+        options = {"add_generation_prompt": opens, "template_kwargs": kwargs}
+        fast = fast_text(renderer, messages, tools, **options)
         try:
-            text = renderer.render(messages, tools, **given)
+            text = renderer.render(messages, tools, **options)
         except RenderError:
             text = None
         if fast is not None or text is None:
             assert fast == text, messages
-        told += fast is not None
+        rendered += fast is not None
         refused += text is None
     # Two templates write numbers, which the engines do not write alike.
     least = 0.05 if name in ("macros", "values") else 0.7
-    assert told >= least * (count - refused), f"{told} told of {count}, of which {refused} have no text"
+    assert rendered >= least * (count - refused), f"{rendered} told of {count}, of which {refused} have no text"
 
 
 @pytest.mark.parametrize("name", RENDERERS)
 def test_fast_spans_are_none_or_those_of_the_reference(name):
     renderer = RENDERERS[name]
     dice = random.Random(f"{name} spans")
-    told = possible = 0
+    rendered = possible = 0
     for _ in range(RENDERS // len(RENDERERS)):
         messages, tools, kwargs, _ = cases(dice)
         fast = spans_fast(renderer, messages, tools, kwargs)
@@ -245,9 +245,11 @@ def test_fast_spans_are_none_or_those_of_the_reference(name):
             slow = None
         if fast is not None or slow is None:
             assert fast == slow, messages
-        told += fast is not None
+        rendered += fast is not None
         possible += slow is not None
-    assert told >= (0.05 if name in ("macros", "values", "jumps") else 0.7) * possible, f"{told} of {possible}"
+    assert rendered >= (0.05 if name in ("macros", "values", "jumps") else 0.7) * possible, (
+        f"{rendered} of {possible}"
+    )
 
 
 BOMBS = [
@@ -311,11 +313,11 @@ def test_a_template_that_takes_too_much_is_given_up(bomb):
     template = renderer.template(False).fast
     if template is None:
         return
-    given = {"messages": [{"role": "user", "content": "word " * 20_000}], "tools": None}
+    variables = {"messages": [{"role": "user", "content": "word " * 20_000}], "tools": None}
     began = time.process_time()
     for _ in range(2):
         with pytest.raises((NeedsReference, RenderError)):
-            template.run(given)
+            template.run(variables)
     assert time.process_time() - began < 3
 
 

@@ -41,27 +41,27 @@ MARKING = Marking(assistant_only=False, tool_calls=True)
 
 @pytest.mark.parametrize("name", RENDERERS)
 def test_an_opener_that_no_message_decides_is_what_a_generation_prompt_adds_behind_any_messages(name: str) -> None:
-    renderer, dice, told = RENDERERS[name], random.Random(f"{name} openers"), 0
+    renderer, dice, openers = RENDERERS[name], random.Random(f"{name} openers"), 0
     for _ in range(RENDERS // len(RENDERERS) // 2):
         messages, tools, kwargs, _ = cases(dice)
-        given = renderer.variables(tools, kwargs)
+        variables = renderer.variables(tools, kwargs)
         template = renderer.template(bool(tools))
-        opener = template.fixed_generation_prompt(given)
+        opener = template.fixed_generation_prompt(variables)
         try:
             chat, _ = renderer.render_chat(messages, tools, add_generation_prompt=False, template_kwargs=kwargs)
         except RenderError:
             continue
         for count in range(1, len(chat) + 1):
-            asked = {**given, "messages": chat[:count]}
+            values = {**variables, "messages": chat[:count]}
             for run in (template.run, template.fast.run if template.fast is not None else template.run):
                 try:
-                    closed = run({**asked, "add_generation_prompt": False})
-                    opened = run({**asked, "add_generation_prompt": True})
+                    closed = run({**values, "add_generation_prompt": False})
+                    opened = run({**values, "add_generation_prompt": True})
                 except (RenderError, NeedsReference):
                     continue
-                told += opener is not None
+                openers += opener is not None
                 assert opener is None or opened == closed + opener
-    assert told or name in ("values", "toy_metaspace", "deepseek-v3"), "no opener of this template is known"
+    assert openers or name in ("values", "toy_metaspace", "deepseek-v3"), "no opener of this template is known"
 
 
 @pytest.mark.parametrize("name", RENDERERS)
@@ -84,7 +84,7 @@ LOOP = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor 
 
 
 @pytest.mark.parametrize(
-    ("template", "given", "wanted"),
+    ("template", "kwargs", "wanted"),
     [
         (LOOP + "{% if add_generation_prompt %}[assistant]{% endif %}", {}, "[assistant]"),
         (LOOP + "{% if add_generation_prompt %}\n  [a]{{ x }}{% endif %}", {"x": "!"}, "  [a]!"),
@@ -108,11 +108,11 @@ LOOP = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor 
     ],
 )
 def test_an_opener_is_known_where_nothing_but_what_is_given_decides_it(
-    template: str, given: dict[str, Any], wanted: str | None
+    template: str, kwargs: dict[str, Any], wanted: str | None
 ) -> None:
     tokenizer = toy_tokenizer()
     renderer = make_renderer(tokenizer, chat_template=template)
-    assert renderer.template(False).fixed_generation_prompt(renderer.variables((), given)) == wanted
+    assert renderer.template(False).fixed_generation_prompt(renderer.variables((), kwargs)) == wanted
 
 
 def test_openers_of_other_arguments_are_other_openers() -> None:
@@ -151,7 +151,7 @@ def slow_around(marker: _Marker, text: str, index: int, kind: SpanKind) -> str:
 
 def slow_unmark(text: str, owners: list[tuple[int, SpanKind]]) -> tuple[str, list[MarkedText]] | None:
     pieces: list[str] = []
-    found: list[MarkedText] = []
+    marks: list[MarkedText] = []
     at = length = 0
     opened: tuple[int, int] | None = None
     numbers = {_mark_character(number): number for number in range(2 * len(owners))}
@@ -166,31 +166,33 @@ def slow_unmark(text: str, owners: list[tuple[int, SpanKind]]) -> tuple[str, lis
             opened = (number, length)
         elif opened is not None and number == opened[0] + 1:
             index, kind = owners[number // 2]
-            found.append(MarkedText(opened[1], length, kind, index))
+            marks.append(MarkedText(opened[1], length, kind, index))
             opened = None
         else:
             return None
     if opened is not None:
         return None
-    return "".join([*pieces, text[at:]]), found
+    return "".join([*pieces, text[at:]]), marks
 
 
 def test_marks_are_put_inside_the_outer_white_space() -> None:
     dice = random.Random("around")
     fast, slow = _Marker(), _Marker()
     for number in range(3000):
-        said = (
+        padded = (
             dice.choice(["", " ", "\n\t", "\x1f", "\u3000", "\x85"])
             + text(dice)
             + dice.choice(["", " \n", "\u2003"])
         )
-        assert fast.mark_text(said, number, SpanKind.CONTENT) == slow_around(slow, said, number, SpanKind.CONTENT)
+        assert fast.mark_text(padded, number, SpanKind.CONTENT) == slow_around(
+            slow, padded, number, SpanKind.CONTENT
+        )
     assert fast.owners == slow.owners
 
 
 def test_what_marks_enclose_is_found_in_any_order_and_only_if_the_rest_is_what_was_wanted() -> None:
     dice = random.Random("unmark")
-    told = 0
+    answers = 0
     for _ in range(4000):
         count = dice.randrange(5)
         owners = [(i, SpanKind.CONTENT) for i in range(count)]
@@ -212,8 +214,8 @@ def test_what_marks_enclose_is_found_in_any_order_and_only_if_the_rest_is_what_w
         plain = "".join(character for character in marked if character < "\U000f0000")
         assert unmark(marked, owners, plain) == (slow[1] if slow is not None else None)
         assert unmark(marked, owners, plain + "c") is None
-        told += slow is not None
-    assert 1000 < told < 3900
+        answers += slow is not None
+    assert 1000 < answers < 3900
 
 
 # The sandbox
@@ -225,7 +227,7 @@ class Odd(dict[str, Any]):
 
 
 def test_attributes_are_those_of_the_sandbox() -> None:
-    mine = ChatEnvironment(Budget(1 << 20, 10.0))
+    environment = ChatEnvironment(Budget(1 << 20, 10.0))
     loop = LoopContext(iter([1, 2]), Undefined, None)
     next(loop)
     things: list[Any] = [
@@ -269,7 +271,8 @@ def test_attributes_are_those_of_the_sandbox() -> None:
     for thing in things:
         for name in sorted(names):
             got, wanted = (
-                tried(mine, lookup, thing, name) for lookup in (ChatEnvironment, ImmutableSandboxedEnvironment)
+                tried(environment, lookup, thing, name)
+                for lookup in (ChatEnvironment, ImmutableSandboxedEnvironment)
             )
             assert got == wanted, (type(thing), name)
 
@@ -305,11 +308,11 @@ def test_tools_that_are_equal_and_written_otherwise_are_told_apart() -> None:
         for write in (renderer.render, partial(fast_text, renderer)):
             written = write(messages, tools, add_generation_prompt=False)
             assert written is None or f'"default": {shown}' in written
-    one = {"type": "function", "function": {"name": "f", "a": 1, "b": 2}}
+    first = {"type": "function", "function": {"name": "f", "a": 1, "b": 2}}
     other = {"type": "function", "function": {"name": "f", "b": 2, "a": 1}}
-    for tool in (one, other):
+    for tool in (first, other):
         assert renderer.render(messages, (tool,), add_generation_prompt=False).startswith(
-            '[{"type": "function", "function": {"name": "f", ' + ('"a"' if tool is one else '"b"')
+            '[{"type": "function", "function": {"name": "f", ' + ('"a"' if tool is first else '"b"')
         )
 
 
@@ -318,7 +321,9 @@ def test_marked_messages_hold_the_marks_of_every_text_that_is_not_blank() -> Non
     for _ in range(500):
         messages, *_ = cases(dice)
         chat = [dict(message.wire) for message in messages]
-        marked, owners = mark(chat, MARKING, {i for i, one in enumerate(chat) if one["role"] == "assistant"})
+        marked, owners = mark(
+            chat, MARKING, {i for i, message in enumerate(chat) if message["role"] == "assistant"}
+        )
         shown = str(marked)
         assert all(
             _mark_character(2 * i) in shown or f"\\U{ord(_mark_character(2 * i)):08x}" in shown

@@ -97,8 +97,8 @@ def test_a_dry_run_fixes_nothing_and_says_what_would_be(tmp_path: Path) -> None:
 def test_rows_in_quarantine_are_not_called_fixed(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps(broken_after_reasoning("")) + "\n[1]\n")
-    kept = ("--quarantine", tmp_path / "bad.jsonl")
-    code, page, _ = run("repair", log, "-o", tmp_path / "out.jsonl", *kept, *TOY)
+    quarantine = ("--quarantine", tmp_path / "bad.jsonl")
+    code, page, _ = run("repair", log, "-o", tmp_path / "out.jsonl", *quarantine, *TOY)
     assert code == 0
     assert page.splitlines()[-1].startswith("no errors left: errors in 2 of 2 rollouts → 0; 1 row in quarantine")
     assert "; 1 row in quarantine" in page.splitlines()[-1]

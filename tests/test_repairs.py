@@ -76,18 +76,20 @@ def choices_of(case: Case) -> RepairChoices:
     return RepairChoices(**case.get("choices", {}))
 
 
-def scores_of(said: dict[str, Any], rollout: Rollout) -> ModelScores:
+def scores_of(case_scores: dict[str, Any], rollout: Rollout) -> ModelScores:
     """What the model of a case says; what a call recorded is a logprob unless it is missing."""
-    calls = {number: np.array(values) for number, values in enumerate(said.get("calls", ()))}
+    calls = {number: np.array(values) for number, values in enumerate(case_scores.get("calls", ()))}
     recorded: dict[int | None, Any] = {
         number: np.zeros(len(values), np.bool_) if logprobs is None else np.isfinite(logprobs)
         for number, values in calls.items()
         for logprobs in (rollout.turns[number].completion_logprobs,)
     }
-    if "stated" in said:
-        recorded[None] = np.array([one == "1" for one in said["stated"]])
-    row = None if "row" not in said else np.array(said["row"])
-    return ModelScores("toy", calls, row, recorded, said.get("replaces", False), said.get("adds", True))
+    if "stated" in case_scores:
+        recorded[None] = np.array([digit == "1" for digit in case_scores["stated"]])
+    row = None if "row" not in case_scores else np.array(case_scores["row"])
+    return ModelScores(
+        "toy", calls, row, recorded, case_scores.get("replaces", False), case_scores.get("adds", True)
+    )
 
 
 def gathered(rollout: Rollout, case: Case) -> Evidence:
@@ -97,14 +99,18 @@ def gathered(rollout: Rollout, case: Case) -> Evidence:
     return explain_differences(gather(rollout, tokenizer, renderer, trained_again=toy.again_of(case)), RULES)
 
 
-def found(evidence: Evidence) -> tuple[Finding, ...]:
+def findings_of(evidence: Evidence) -> tuple[Finding, ...]:
     return check(evidence, RULES, EVERY_CODE)[0]
 
 
 def acted_on(repair: Repair, evidence: Evidence, case: Case) -> tuple[Finding, ...]:
     """The findings that the driver would give to the repair."""
     threshold = Severity[case.get("threshold", "error").upper()]
-    return tuple(one for one in found(evidence) if repair.claims(one.code) and one.severity >= threshold)
+    return tuple(
+        finding
+        for finding in findings_of(evidence)
+        if repair.claims(finding.code) and finding.severity >= threshold
+    )
 
 
 def mended(repair: Repair, case: Case) -> tuple[Evidence, tuple[Finding, ...], Proposal]:
@@ -132,19 +138,19 @@ def read_again(row: TrainingRow) -> TrainingRow:
 def rollouts_of(mend: Proposal) -> list[Rollout]:
     """What a mend gives, with its rows as a format would read them."""
     out = []
-    for one in mend.rollouts:
-        row = one.rollout.training_row
-        assert len(one.turns_from) == len(one.rollout.turns)
-        out.append(one.rollout if row is None else replace(one.rollout, training_row=read_again(row)))
+    for changed in mend.rollouts:
+        row = changed.rollout.training_row
+        assert len(changed.turns_from) == len(changed.rollout.turns)
+        out.append(changed.rollout if row is None else replace(changed.rollout, training_row=read_again(row)))
     return out
 
 
 def worst(findings: Sequence[Finding]) -> dict[tuple[str, str], Severity]:
     """The highest severity of each code and cause."""
     out: dict[tuple[str, str], Severity] = {}
-    for one in findings:
-        kind = (one.code, one.hit.cause)
-        out[kind] = max(out.get(kind, Severity.NOTE), one.severity)
+    for finding in findings:
+        kind = (finding.code, finding.hit.cause)
+        out[kind] = max(out.get(kind, Severity.NOTE), finding.severity)
     return out
 
 
@@ -218,22 +224,24 @@ class TestCures:
         assert bool(mend.reason) is (mend.safety is Safety.UNSAFE)
         for words in case.get("notes", ()):
             assert any(words in note for note in (mend.cost, *mend.notes)), mend.notes
-        for said in (*mend.notes, mend.cost, mend.reason):
-            assert said == said.strip()
-            assert not said.endswith(".")
+        for sentence in (*mend.notes, mend.cost, mend.reason):
+            assert sentence == sentence.strip()
+            assert not sentence.endswith(".")
 
     def test_what_it_claims_is_gone_and_nothing_new_is_there(self, repair: Repair, case: Case) -> None:
         evidence, findings, mend = mended(repair, case)
-        assert findings or repair.chosen(choices_of(case)), [one.code for one in found(evidence)]
-        assert all(repair.fits(evidence, one) for one in findings if one.code not in case.get("left", ()))
-        known = worst(found(evidence))
+        assert findings or repair.chosen(choices_of(case)), [finding.code for finding in findings_of(evidence)]
+        assert all(
+            repair.fits(evidence, finding) for finding in findings if finding.code not in case.get("left", ())
+        )
+        before = worst(findings_of(evidence))
         for rollout in rollouts_of(mend):
             after = gathered(rollout, case)
-            left = {one.code for one in acted_on(repair, after, case)}
+            left = {finding.code for finding in acted_on(repair, after, case)}
             assert left <= set(case.get("left", ()))
-            for kind, severity in worst(found(after)).items():
+            for kind, severity in worst(findings_of(after)).items():
                 if severity >= Severity.WARNING and kind[0] not in mend.adds:
-                    assert severity <= known.get(kind, Severity.NOTE), kind
+                    assert severity <= before.get(kind, Severity.NOTE), kind
 
     def test_repairing_again_changes_nothing(self, repair: Repair, case: Case) -> None:
         _, _, mend = mended(repair, case)
@@ -255,16 +263,16 @@ class TestCures:
 
     def test_every_column_fits(self, repair: Repair, case: Case) -> None:
         _, _, mend = mended(repair, case)
-        for one in mend.rollouts:
-            assert_fitting(one.rollout)
+        for changed in mend.rollouts:
+            assert_fitting(changed.rollout)
 
 
 def assert_turns(got: Rollout, want: Rollout) -> None:
     assert len(got.turns) == len(want.turns)
-    for one, other in zip(got.turns, want.turns, strict=True):
-        assert equal(one.prompt_ids, other.prompt_ids)
-        assert equal(one.completion_ids, other.completion_ids)
-        assert equal(one.completion_logprobs, other.completion_logprobs)
+    for turn, other in zip(got.turns, want.turns, strict=True):
+        assert equal(turn.prompt_ids, other.prompt_ids)
+        assert equal(turn.completion_ids, other.completion_ids)
+        assert equal(turn.completion_logprobs, other.completion_logprobs)
 
 
 def assert_true(evidence: Evidence) -> None:
@@ -274,8 +282,8 @@ def assert_true(evidence: Evidence) -> None:
         return
     assert not (row.loss_mask & ~view.sampled).any()
     if row.logprobs is not None and view.expected_logprobs is not None:
-        known = row.loss_mask & np.isfinite(view.expected_logprobs)
-        assert (np.abs(row.logprobs - view.expected_logprobs)[known] <= ROUNDING).all()
+        scored = row.loss_mask & np.isfinite(view.expected_logprobs)
+        assert (np.abs(row.logprobs - view.expected_logprobs)[scored] <= ROUNDING).all()
 
 
 def assert_kept(before: Rollout, after: Rollout, repair: Repair) -> None:
@@ -327,8 +335,8 @@ def test_every_fixture_belongs_to_a_repair() -> None:
 
 
 def test_repairs_are_tried_in_the_order_of_their_precedence() -> None:
-    assert [one.precedence for one in REPAIRS] == sorted({one.precedence for one in REPAIRS})
-    assert [one.name for one in REPAIRS][-1] == "drop"
+    assert [repair.precedence for repair in REPAIRS] == sorted({repair.precedence for repair in REPAIRS})
+    assert [repair.name for repair in REPAIRS][-1] == "drop"
 
 
 def test_a_name_that_is_no_repair_is_answered_with_those_that_are_close() -> None:

@@ -40,7 +40,7 @@ def seen(rollout: Rollout, *, template: bool = True) -> Evidence:
 
 
 def findings_of(evidence: Evidence, at_least: Severity = Severity.ERROR) -> tuple[Finding, ...]:
-    return tuple(one for one in check(evidence, RULES, CODES)[0] if one.severity >= at_least)
+    return tuple(finding for finding in check(evidence, RULES, CODES)[0] if finding.severity >= at_least)
 
 
 def mended(
@@ -48,19 +48,19 @@ def mended(
 ) -> Proposal | None:
     """What a repair proposes for the findings that it claims."""
     repair, evidence = repair_named(name), seen(rollout)
-    claimed = tuple(one for one in findings_of(evidence, at_least) if repair.claims(one.code))
+    claimed = tuple(finding for finding in findings_of(evidence, at_least) if repair.claims(finding.code))
     return repair.mend(evidence, claimed, choices or RepairChoices())
 
 
 def row_of(mend: Proposal | None) -> TrainingRow:
     assert mend is not None
-    (one,) = mend.rollouts
-    assert one.rollout.training_row is not None
-    return one.rollout.training_row
+    (changed,) = mend.rollouts
+    assert changed.rollout.training_row is not None
+    return changed.rollout.training_row
 
 
 def column(row: TrainingRow, role: ColumnRole) -> Column:
-    return next(one for one in row.columns if one.role is role)
+    return next(row_column for row_column in row.columns if row_column.role is role)
 
 
 def drifted(log: Log, choice: int) -> Log:
@@ -203,11 +203,11 @@ def test_a_row_of_todays_tokens_has_no_difference_and_no_made_up_logprob(
     assert mend is not None
     assert row.loss_mask is not None
     after = findings_of(seen(mend.rollouts[0].rollout), Severity.NOTE)
-    assert not [one for one in after if one.code.startswith(("TOK", "TPL"))]
+    assert not [finding for finding in after if finding.code.startswith(("TOK", "TPL"))]
     assert not row.loss_mask[first:].any()
-    kept = np.array(log.row_logprobs[:first], np.float64)
+    logprobs = np.array(log.row_logprobs[:first], np.float64)
     assert row.logprobs is not None
-    assert (row.logprobs[:first] == kept).all()
+    assert (row.logprobs[:first] == logprobs).all()
     assert np.isnan(row.logprobs[first:]).all()
 
 
@@ -256,7 +256,7 @@ def test_columns_of_trained_tokens_lose_the_entries_of_those_that_leave_and_no_o
     evidence = small(before)
     repair = repair_named("mask")
     row = row_of(repair.mend(evidence, findings_of(evidence), RepairChoices()))
-    old, new = ({one.name: one for one in each.columns} for each in (before, row))
+    old, new = ({row_column.name: row_column for row_column in each.columns} for each in (before, row))
     assert new["advantages"].values.tolist() == [0.5] * 3
     assert new["position"] is old["position"]
     assert new["logprobs"] is old["logprobs"], "null stays null, though the format writes 0.0"
@@ -289,6 +289,6 @@ def test_a_finding_of_a_call_that_the_row_does_not_hold_changes_nothing() -> Non
     log = Log([], [], [None], [[5, 6, 7]], [[8, 9, 10]], 0).lay()
     log.logprobs[0] = [-0.5, None, -0.25]
     evidence = gather(log.rollout(), None, None)
-    found = tuple(one for one in findings_of(evidence) if one.hit.where is Where.COMPLETION)
-    assert [one.code for one in found] == ["LPR503"]
-    assert repair_named("mask").mend(evidence, found, RepairChoices()) is None
+    findings = tuple(finding for finding in findings_of(evidence) if finding.hit.where is Where.COMPLETION)
+    assert [finding.code for finding in findings] == ["LPR503"]
+    assert repair_named("mask").mend(evidence, findings, RepairChoices()) is None

@@ -33,7 +33,7 @@ def spelled(value: Any, draw: Any) -> str:
         pairs = [f"{spelled(key, draw)}{space}:{spelled(inner, draw)}" for key, inner in value]
         return f"{{{space}{','.join(pairs)}}}"
     if isinstance(value, list):
-        return f"[{','.join(f'{space}{spelled(one, draw)}' for one in value)}]"
+        return f"[{','.join(f'{space}{spelled(item, draw)}' for item in value)}]"
     if not isinstance(value, str):
         return json.dumps(value)
     ascii, other = (
@@ -84,9 +84,9 @@ def test_a_scan_finds_it_and_a_repair_keeps_every_byte(tmp_path: Path, deep: boo
     lines[0] = lines[0][:-1] + b', "extra": {"a": 1, "a": 2}}' if deep else twice(lines[0], key)
     log, out = tmp_path / "log.jsonl", tmp_path / "out.jsonl"
     log.write_bytes(b"\n".join(lines) + b"\n")
-    code, said, _ = run("scan", log, "-t", TOY, "--no-config")
+    code, page, _ = run("scan", log, "-t", TOY, "--no-config")
     assert code == 1
-    assert f"the key {'a' if deep else key!r} is there twice".replace("'", "") in " ".join(said.split()).replace(
+    assert f"the key {'a' if deep else key!r} is there twice".replace("'", "") in " ".join(page.split()).replace(
         "'", ""
     )
     code, _, failed = run("repair", log, "-t", TOY, "-o", out, "--no-config")
@@ -99,7 +99,7 @@ def test_no_other_command_takes_one_of_the_two_values(tmp_path: Path) -> None:
     line = LOG.read_bytes().splitlines()[0]
     log.write_bytes(twice(line, next(iter(json.loads(line)))) + b"\n")
     for words in (("show", log, "-t", TOY), ("inspect", log), ("convert", log, "--to", "tito_sample", "-o", out)):
-        code, said, failed = run(*words, "--no-config")
-        assert "twice" in " ".join((said + failed).split()), words
+        code, page, failed = run(*words, "--no-config")
+        assert "twice" in " ".join((page + failed).split()), words
         assert code or words[0] != "convert"
         assert not out.exists() or not out.read_bytes()

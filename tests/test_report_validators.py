@@ -87,12 +87,12 @@ def is_junit(text: str) -> None:
 
 
 def is_github(text: str) -> None:
-    found = commands(text)
-    assert len(found) == text.count("\n")
-    kinds = [command.name for command in found]
+    printed = commands(text)
+    assert len(printed) == text.count("\n")
+    kinds = [command.name for command in printed]
     assert set(kinds) <= {"error", "warning", "notice"}
     assert all(kinds.count(kind) <= 10 for kind in kinds)
-    for command in found:
+    for command in printed:
         assert set(command.properties) in ({"title"}, {"file", "title"}, {"file", "line", "title"})
         assert command.data
         assert len(command.data) <= 4096
@@ -147,7 +147,7 @@ VALID: dict[str, Callable[[str], None]] = {
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with every report of a log, written by one command."""
     folder = tmp_path_factory.mktemp("reports")
-    named = [word for one in all_reports() for word in ("--report", f"{one.name}={folder / one.name}")]
+    named = [word for report in all_reports() for word in ("--report", f"{report.name}={folder / report.name}")]
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(ROOT)
         code, out, err = run("scan", *request.param, *named, "--quiet", "--no-config")

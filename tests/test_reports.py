@@ -47,11 +47,11 @@ EMPTY: dict[str, Callable[[str], bool]] = {
 """What a report of no results has to be; of a report that is not named here, only that it calls nothing clean."""
 
 
-def summary_of(found: Iterable[Result]) -> Summary:
+def summary_of(audited: Iterable[Result]) -> Summary:
     """What the results come to."""
     summary = Summary()
-    for one in found:
-        summary.add(one)
+    for row in audited:
+        summary.add(row)
     return summary
 
 
@@ -148,7 +148,7 @@ def test_visible_text_is_one_printable_line(text: str) -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_page_keeps_to_its_width(width: int) -> None:
-    short = [one for one in results() if one.place.file != ODD]
+    short = [row for row in results() if row.place.file != ODD]
     lines = written(report_named("text"), short, width=width).splitlines()
     assert max(cell_len(line) for line in lines[:-1] if "tito-audit" not in line) <= width
 
@@ -173,13 +173,13 @@ def test_no_number_of_the_table_is_cut_off(width: int) -> None:
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 def test_a_command_to_paste_is_on_one_line(width: int) -> None:
     lines = written(report_named("text"), results(), width=width).splitlines()
-    asked = [line for line in lines if line.startswith("  tito-audit show ")]
-    assert len(asked) == 1
-    words = shlex.split(asked[0].partition("   that rollout")[0])
+    commands = [line for line in lines if line.startswith("  tito-audit show ")]
+    assert len(commands) == 1
+    words = shlex.split(commands[0].partition("   that rollout")[0])
     assert words[:2] == ["tito-audit", "show"]
     assert words[3] == "--row"
-    after = lines[lines.index(asked[0]) + 1]
-    assert "that rollout, token by token" in asked[0] + after
+    after = lines[lines.index(commands[0]) + 1]
+    assert "that rollout, token by token" in commands[0] + after
     assert cell_len(after) <= width
 
 
@@ -193,9 +193,9 @@ def hit_of(recorded: Side, canonical: Side) -> Hit:
 
 @given(tokens, tokens, st.integers(44, 120))
 def test_boxes_fit_and_end_for_any_tokens(recorded: list[str], canonical: list[str], width: int) -> None:
-    one = Side(tuple(range(len(recorded))), tuple(recorded))
+    left = Side(tuple(range(len(recorded))), tuple(recorded))
     other = Side(tuple(range(len(canonical))), tuple(canonical))
-    for line in draw_boxes(hit_of(one, other), width):
+    for line in draw_boxes(hit_of(left, other), width):
         assert cell_len(line.plain) <= width
 
 
@@ -234,9 +234,9 @@ def test_the_worst_are_spread_over_rules_and_stay_few_however_long_the_log() -> 
         worst.add((odd,))
     entries = worst.pick(10)
     picked = [entry.finding for entry in entries]
-    assert [one.code for one in picked[:2]] == ["TOK101", "LPR505"]
-    assert [one.severity for one in picked] == sorted((one.severity for one in picked), reverse=True)
-    assert [one.code for one in picked].count("LPR505") == 1
+    assert [shown.code for shown in picked[:2]] == ["TOK101", "LPR505"]
+    assert [shown.severity for shown in picked] == sorted((shown.severity for shown in picked), reverse=True)
+    assert [shown.code for shown in picked].count("LPR505") == 1
     assert sum(map(len, worst._kept.values())) < 60
 
 
@@ -276,8 +276,8 @@ def test_a_log_without_ids_is_never_called_clean() -> None:
 def test_a_log_in_which_nothing_was_compared_is_never_called_clean() -> None:
     skips = tuple(Skip(f"TOK10{digit}", "no tokenizer") for digit in range(1, 8))
     alone = [
-        replace(one, counts={**one.counts, "uncompared": 1})
-        for one in (result(0, skips=skips), result(1, skips=skips))
+        replace(clean, counts={**clean.counts, "uncompared": 1})
+        for clean in (result(0, skips=skips), result(1, skips=skips))
     ]
     for name in ("concise", "markdown", "text"):
         text = written(report_named(name), iter(alone))
@@ -304,9 +304,11 @@ def test_results_hold_no_rollout_after_a_report_has_seen_them(report: Report) ->
         for row in range(50):
             array = np.zeros(1, np.int32).view(Marked)
             watched.append(weakref.ref(array))
-            one = result(row, merge(Place("logs/run.jsonl", row), Severity.ERROR))
-            yield Result(one.place, Rollout(one.place, "slime", stated=Stated(facts={"x": array})), one.findings)
-            del array, one
+            plain = result(row, merge(Place("logs/run.jsonl", row), Severity.ERROR))
+            yield Result(
+                plain.place, Rollout(plain.place, "slime", stated=Stated(facts={"x": array})), plain.findings
+            )
+            del array, plain
             gc.collect(0)
             assert sum(ref() is not None for ref in watched) <= 3
 

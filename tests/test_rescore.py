@@ -52,21 +52,21 @@ def prompt() -> list[int]:
 
 def test_logprobs_of_the_same_model_agree(tmp_path, prompt):
     log = log_of(tmp_path, [{"calls": [call(prompt, token_ids(["4", "!", END]))]}])
-    (one,), run = rescored(log)
-    assert (one.agreement.tokens, one.agreement.size, one.agreement.disagrees) == (3, 0, False)
+    (result,), run = rescored(log)
+    assert (result.agreement.tokens, result.agreement.size, result.agreement.disagrees) == (3, 0, False)
     assert not run.summary.failed
 
 
 def test_logprobs_of_another_model_do_not(tmp_path, prompt):
     ids = token_ids([*SAMPLED[:-1], *SAMPLED])
     values = [value - 0.4 for value in logprobs([*prompt, *ids], len(prompt))]
-    (one,), run = rescored(log_of(tmp_path, [{"calls": [call(prompt, ids, values)]}]))
-    assert one.agreement.mean == pytest.approx(0.4)
-    assert one.agreement.k1 == pytest.approx(-0.4)
-    assert one.agreement.k3 == pytest.approx(math.exp(0.4) - 1 - 0.4)
+    (result,), run = rescored(log_of(tmp_path, [{"calls": [call(prompt, ids, values)]}]))
+    assert result.agreement.mean == pytest.approx(0.4)
+    assert result.agreement.k1 == pytest.approx(-0.4)
+    assert result.agreement.k3 == pytest.approx(math.exp(0.4) - 1 - 0.4)
     assert run.summary.failed
-    assert [found.code for found in one.findings] == ["LPR509"]
-    assert "`rescored_logprobs` differs from `completion_logprobs`" in one.findings[0].hit.message
+    assert [finding.code for finding in result.findings] == ["LPR509"]
+    assert "`rescored_logprobs` differs from `completion_logprobs`" in result.findings[0].hit.message
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,10 @@ def test_logprobs_of_another_model_do_not(tmp_path, prompt):
 def test_what_explains_a_disagreement_is_said_only_if_it_explains_all(tmp_path, prompt, changed, words):
     ids = token_ids([*SAMPLED[:-1]] * 3)
     values = changed(logprobs([*prompt, *ids], len(prompt)))
-    (one,), _ = rescored(log_of(tmp_path, [{"calls": [call(prompt, ids, values)]}]))
-    assert one.agreement.disagrees
-    assert words in one.explanation
-    assert bool(words) is bool(one.explanation)
+    (result,), _ = rescored(log_of(tmp_path, [{"calls": [call(prompt, ids, values)]}]))
+    assert result.agreement.disagrees
+    assert words in result.explanation
+    assert bool(words) is bool(result.explanation)
 
 
 def test_a_temperature_is_found_from_the_likeliest_tokens():
@@ -112,14 +112,14 @@ def test_a_temperature_is_found_from_the_likeliest_tokens():
 def test_the_price_of_a_re_encoding_is_the_difference_of_both_sides(tmp_path, prompt):
     ids = token_ids(SAMPLED)
     other = canonical(SAMPLED)
-    (one,), _ = rescored(log_of(tmp_path, [{"calls": [call(prompt, ids)]}]))
+    (result,), _ = rescored(log_of(tmp_path, [{"calls": [call(prompt, ids)]}]))
     start = next(k for k, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b)
     tail = next(k for k in range(1, len(ids)) if ids[-k] != other[-k]) - 1
-    mine, theirs = logprobs([*prompt, *ids], len(prompt)), logprobs([*prompt, *other], len(prompt))
-    prices = [price for price in one.prices if price.finding.code.startswith("TOK")]
-    assert sum(price.sampled for price in prices) == pytest.approx(sum(mine[start : len(ids) - tail]))
+    sampled, theirs = logprobs([*prompt, *ids], len(prompt)), logprobs([*prompt, *other], len(prompt))
+    prices = [price for price in result.prices if price.finding.code.startswith("TOK")]
+    assert sum(price.sampled for price in prices) == pytest.approx(sum(sampled[start : len(ids) - tail]))
     assert sum(price.other for price in prices) == pytest.approx(sum(theirs[start : len(other) - tail]))
-    behind = [b - a for a, b in zip(mine[len(ids) - tail :], theirs[len(other) - tail :], strict=True)]
+    behind = [b - a for a, b in zip(sampled[len(ids) - tail :], theirs[len(other) - tail :], strict=True)]
     assert behind
     last = prices[-1].behind
     assert last.total == pytest.approx(sum(behind))
@@ -128,8 +128,8 @@ def test_the_price_of_a_re_encoding_is_the_difference_of_both_sides(tmp_path, pr
     assert sum(price.share for price in prices) == pytest.approx(
         sum(abs(price.difference) for price in prices) / total
     )
-    (changed,) = one.changed
-    assert changed.other - changed.sampled == pytest.approx(sum(theirs[start:]) - sum(mine[start:]))
+    (changed,) = result.changed
+    assert changed.other - changed.sampled == pytest.approx(sum(theirs[start:]) - sum(sampled[start:]))
 
 
 def test_a_training_row_is_priced_in_its_own_context(tmp_path, prompt):
@@ -144,25 +144,27 @@ def test_a_training_row_is_priced_in_its_own_context(tmp_path, prompt):
         tmp_path,
         [{"calls": [call(prompt, first), call(again, second)], "token_ids": row, "loss_mask": mask}],
     )
-    (one,), _ = rescored(log)
-    (price,) = [each for each in one.prices if each.finding.hit.turn == 1 and each.finding.code.startswith("TOK")]
+    (result,), _ = rescored(log)
+    (price,) = [
+        each for each in result.prices if each.finding.hit.turn == 1 and each.finding.code.startswith("TOK")
+    ]
     (segment,) = price.segments
     at = next(
         k for k in range(behind, len(row)) if tuple(row[k : k + len(segment.other_ids)]) == segment.other_ids
     )
-    said = sum(logprob(row[: k + 1]) for k in range(at, at + len(segment.other_ids)))
+    total = sum(logprob(row[: k + 1]) for k in range(at, at + len(segment.other_ids)))
     assert price.against == "training row"
-    assert price.other == pytest.approx(said)
+    assert price.other == pytest.approx(total)
     assert price.other != pytest.approx(sum(logprobs([*again, *segment.other_ids], len(again))))
     assert price.sampled == pytest.approx(sum(logprobs([*again, *second], len(again))[: len(segment.sampled_ids)]))
 
 
 def test_a_prompt_that_breaks_its_history_is_priced_against_what_was_seen(tmp_path, prompt):
     first, second = token_ids(SAMPLED), token_ids(["4", "!", END])
-    held = [*prompt, *canonical(SAMPLED), *token_ids(NEXT)]
-    log = log_of(tmp_path, [{"calls": [call(prompt, first), call(held, second)]}])
-    (one,), _ = rescored(log)
-    (price,) = [each for each in one.prices if each.finding.code == "SEQ301"]
+    broken = [*prompt, *canonical(SAMPLED), *token_ids(NEXT)]
+    log = log_of(tmp_path, [{"calls": [call(prompt, first), call(broken, second)]}])
+    (result,), _ = rescored(log)
+    (price,) = [each for each in result.prices if each.finding.code == "SEQ301"]
     seen = [*prompt, *first, *token_ids(NEXT)]
     sides = [
         sum(logprob([*prompt, *ids][: len(prompt) + k + 1]) for k, _ in enumerate(ids) if k < len(ids) - 2)
@@ -170,7 +172,7 @@ def test_a_prompt_that_breaks_its_history_is_priced_against_what_was_seen(tmp_pa
     ]
     assert price.against == "next prompt"
     assert price.sampled == pytest.approx(sides[0], abs=3)
-    changes = np.array(logprobs([*held, *second], len(held))) - np.array(logprobs([*seen, *second], len(seen)))
+    changes = np.array(logprobs([*broken, *second], len(broken))) - np.array(logprobs([*seen, *second], len(seen)))
     assert price.behind.tokens >= len(second)
     assert price.behind.total == pytest.approx(float(changes.sum()))
 
@@ -185,13 +187,13 @@ def test_a_row_without_calls_is_priced_against_what_the_template_writes(tmp_path
         tmp_path,
         [{"messages": messages, "token_ids": row, "loss_mask": [0] * start + [1] * 7, "logprobs": values}],
     )
-    (one,), _ = rescored(log)
-    (price,) = [each for each in one.prices if each.finding.code.startswith("TOK")]
+    (result,), _ = rescored(log)
+    (price,) = [each for each in result.prices if each.finding.code.startswith("TOK")]
     assert price.against == "template"
     assert price.sampled == pytest.approx(sum(logprobs(row, start)[:5]))
     assert price.other == pytest.approx(logprobs(other, start)[0])
     assert price.behind.tokens == 2
-    assert (one.agreement.tokens, one.agreement.size) == (7, 0)
+    assert (result.agreement.tokens, result.agreement.size) == (7, 0)
 
 
 def test_calls_that_continue_each_other_are_scored_once(tmp_path, prompt):
@@ -202,16 +204,16 @@ def test_calls_that_continue_each_other_are_scored_once(tmp_path, prompt):
     results, run = rescored(log, model, jobs=1)
     assert len(model.asked) == 1
     assert model.asked[0][1] == len(prompt)
-    assert all(one.agreement is not None and one.agreement.tokens == 5 for one in results)
+    assert all(result.agreement is not None and result.agreement.tokens == 5 for result in results)
     assert run.summary.counts.saved == 5
 
 
 def test_sequences_that_begin_alike_share_a_holder():
-    one, other = np.arange(9, dtype=np.int32), np.array([0, 1, 5], np.int32)
+    long, other = np.arange(9, dtype=np.int32), np.array([0, 1, 5], np.int32)
     holders, owners = merge_prefixes(
-        [ScoreQuery(one[:4], 2), ScoreQuery(one, 6), ScoreQuery(other, 1), ScoreQuery(one, 8)]
+        [ScoreQuery(long[:4], 2), ScoreQuery(long, 6), ScoreQuery(other, 1), ScoreQuery(long, 8)]
     )
-    assert [(want.ids.tolist(), want.start) for want in holders] == [(one.tolist(), 2), (other.tolist(), 1)]
+    assert [(want.ids.tolist(), want.start) for want in holders] == [(long.tolist(), 2), (other.tolist(), 1)]
     assert owners == [0, 0, 1, 0]
 
 
@@ -245,9 +247,9 @@ def test_a_longer_sequence_beyond_the_context_leaves_the_shorter_ones(tmp_path, 
     first = token_ids(["4", "!", END])
     again = [*prompt, *first, *token_ids(NEXT)]
     log = log_of(tmp_path, [{"calls": [call(prompt, first), call(again, token_ids(["9", END]))]}])
-    (one,), run = rescored(log, Formula(context=len(prompt) + 3))
-    assert [missed.turn for missed in one.unscored] == [1]
-    assert one.agreement.tokens == 3
+    (result,), run = rescored(log, Formula(context=len(prompt) + 3))
+    assert [missed.turn for missed in result.unscored] == [1]
+    assert result.agreement.tokens == 3
     assert run.summary.failed
 
 
@@ -278,18 +280,18 @@ def test_low_values_where_the_row_drifted_are_judged_by_the_model(tmp_path, prom
 
     class Strict(Formula):
         async def score(self, ids, *, start=0, top=0):
-            said = await super().score(ids, start=start, top=top)
-            fixed = tuple(-14.0 if token in drifted else -0.1 for token in ids[said.start :])
-            return type(said)(said.ids, said.start, fixed)
+            scores = await super().score(ids, start=start, top=top)
+            fixed = tuple(-14.0 if token in drifted else -0.1 for token in ids[scores.start :])
+            return type(scores)(scores.ids, scores.start, fixed)
 
     answer = [*["4", "4", "9", "3", "2", "4", "4", "9"] * 15, *SAMPLED]
     drifted = set(canonical(SAMPLED)) - set(token_ids(answer))
     row = [*prompt, *token_ids(answer[:120]), *canonical(SAMPLED)]
     mask = [int(at >= len(prompt)) for at in range(len(row))]
     log = log_of(tmp_path, [{"calls": [call(prompt, token_ids(answer))], "token_ids": row, "loss_mask": mask}])
-    (one,), _ = rescored(log, Strict())
-    assert "LPR507" in [found.code for found in one.findings]
-    assert all("`rescored_logprobs`" in found.hit.message for found in one.findings)
+    (result,), _ = rescored(log, Strict())
+    assert "LPR507" in [finding.code for finding in result.findings]
+    assert all("`rescored_logprobs`" in finding.hit.message for finding in result.findings)
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])

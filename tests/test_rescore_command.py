@@ -55,20 +55,20 @@ def prompt() -> list[int]:
 
 
 @pytest.fixture
-def rows(said):
+def rows(logged):
     """Two rollouts, which a test may change."""
-    return deepcopy(said)
+    return deepcopy(logged)
 
 
 @pytest.fixture(scope="module")
-def said(prompt, forward):
+def logged(prompt, forward):
     """Two rollouts: one that drifts, one whose logprobs have a gap."""
     first, second = token_ids(SAMPLED), token_ids(["4", "!", "<|im_end|>"])
     seen = [*prompt, *first]
-    held = [*prompt, *canonical(SAMPLED), *token_ids(NEXT)]
+    broken = [*prompt, *canonical(SAMPLED), *token_ids(NEXT)]
     drifts = [
         call(prompt, first, forward(seen)[len(prompt) :]),
-        call(held, second, forward([*held, *second])[len(held) :]),
+        call(broken, second, forward([*broken, *second])[len(broken) :]),
     ]
     values: list[float | None] = list(forward([*prompt, *second])[len(prompt) :])
     values[1] = None
@@ -77,21 +77,21 @@ def said(prompt, forward):
 
 def command(log, model, *more, code=0):
     """What the command prints."""
-    found = run("rescore", log, "--provider", f"hf={model}", "-t", TOY, *more)
-    assert found[0] == code, found
-    return found[1]
+    output = run("rescore", log, "--provider", f"hf={model}", "-t", TOY, *more)
+    assert output[0] == code, output
+    return output[1]
 
 
 def test_prices_are_those_of_plain_forward_passes(tmp_path, tiny_model, rows, prompt, forward):
-    said = json.loads(command(log_of(tmp_path, rows), tiny_model, "-r", "json"))
-    mine, theirs = forward([*prompt, *token_ids(SAMPLED)]), forward([*prompt, *canonical(SAMPLED)])
-    (price,) = [one for one in said["rollouts"][0]["prices"] if one["finding"]["code"].startswith("TOK")]
+    report = json.loads(command(log_of(tmp_path, rows), tiny_model, "-r", "json"))
+    sampled, theirs = forward([*prompt, *token_ids(SAMPLED)]), forward([*prompt, *canonical(SAMPLED)])
+    (price,) = [price for price in report["rollouts"][0]["prices"] if price["finding"]["code"].startswith("TOK")]
     start, last = len(prompt), len(prompt) + len(SAMPLED) - 2
-    assert price["sampled"] == pytest.approx(sum(mine[start:last]), abs=1e-4)
+    assert price["sampled"] == pytest.approx(sum(sampled[start:last]), abs=1e-4)
     assert price["other"] == pytest.approx(sum(theirs[start : len(theirs) - 2]), abs=1e-4)
-    assert said["summary"]["agreement"]["largest"] < 1e-4
-    assert said["summary"]["missing"] == 1
-    assert [one["item"] for one in said["rollouts"]] == [0, 0]
+    assert report["summary"]["agreement"]["largest"] < 1e-4
+    assert report["summary"]["missing"] == 1
+    assert [rollout["item"] for rollout in report["rollouts"]] == [0, 0]
 
 
 def test_the_page_says_what_drift_costs(tmp_path, tiny_model, rows):
@@ -139,9 +139,9 @@ def test_stated_logprobs_are_replaced_only_with_unsafe_and_kept_beside(tmp_path,
     rows[1]["calls"][0]["completion_logprobs"] = stated
     log, out = log_of(tmp_path, rows[1:]), tmp_path / "out.jsonl"
     command(log, tiny_model, "-o", out)
-    kept = json.loads(out.read_text())["calls"][0]
-    assert [kept["completion_logprobs"][at] for at in (0, 2)] == [-0.5, -0.25]
-    assert "recorded_logprobs" not in kept
+    entry = json.loads(out.read_text())["calls"][0]
+    assert [entry["completion_logprobs"][at] for at in (0, 2)] == [-0.5, -0.25]
+    assert "recorded_logprobs" not in entry
     command(log, tiny_model, "-o", out, "--unsafe", "--force")
     replaced = json.loads(out.read_text())["calls"][0]
     assert replaced["recorded_logprobs"] == stated
@@ -185,28 +185,28 @@ def test_a_row_with_an_id_that_no_vocabulary_has_stays_as_it_is(tmp_path, tiny_m
 def test_the_repair_of_that_name_does_the_same(tmp_path, tiny_model, rows):
     log, out, other = log_of(tmp_path, rows), tmp_path / "out.jsonl", tmp_path / "other.jsonl"
     command(log, tiny_model, "-o", out)
-    code, page, said = run(
+    code, page, err = run(
         "repair", log, "-o", other, "--with", "rescore", "--provider", f"hf={tiny_model}", "-t", TOY
     )
-    assert code in (0, 1), said
+    assert code in (0, 1), err
     assert "rescore" in page
     assert other.read_text() == out.read_text()
 
 
 def test_the_repair_needs_a_model(tmp_path, rows):
-    code, _, said = run("repair", log_of(tmp_path, rows), "--dry-run", "--with", "rescore")
+    code, _, err = run("repair", log_of(tmp_path, rows), "--dry-run", "--with", "rescore")
     assert code == 2
-    assert "there is no model to score with" in said
+    assert "there is no model to score with" in err
 
 
 @pytest.mark.parametrize(*table(__file__, "what_cannot_run_is_said_in_one_message"))
 def test_what_cannot_run_is_said_in_one_message(tmp_path, tiny_model, rows, flags, words):
     log = log_of(tmp_path, rows)
-    given = [flag.replace("{model}", str(tiny_model)).replace("{log}", str(log)) for flag in flags]
-    code, out, said = run("rescore", log, "-t", TOY, *given)
+    options = [flag.replace("{model}", str(tiny_model)).replace("{log}", str(log)) for flag in flags]
+    code, out, err = run("rescore", log, "-t", TOY, *options)
     assert (code, out) == (2, "")
-    assert words in said
-    assert "Traceback" not in said
+    assert words in err
+    assert "Traceback" not in err
 
 
 def test_the_html_page_has_no_script_and_shows_hostile_text_as_text(tmp_path, tiny_model, rows, forward):
@@ -229,10 +229,10 @@ def test_the_json_object_follows_its_schema(tmp_path, tiny_model, rows):
     from importlib.resources import files
 
     schema = json.loads(files("tito_audit").joinpath("schemas", "rescore.schema.json").read_text())
-    said = json.loads(command(log_of(tmp_path, [*rows, "nothing"]), tiny_model, "-r", "json", code=1))
+    report = json.loads(command(log_of(tmp_path, [*rows, "nothing"]), tiny_model, "-r", "json", code=1))
     jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.Draft202012Validator(schema).validate(said)
-    assert said["summary"]["rows_unreadable"] == 1
+    jsonschema.Draft202012Validator(schema).validate(report)
+    assert report["summary"]["rows_unreadable"] == 1
 
 
 def test_the_guide_shows_what_the_command_prints(tmp_path, tiny_model, monkeypatch):
@@ -248,7 +248,7 @@ def test_the_guide_shows_what_the_command_prints(tmp_path, tiny_model, monkeypat
     assert code == 0
     decimal = re.compile(r"[+-]?\d+\.\d+(e-\d+)?")
     assert decimal.sub("#", page).strip() == decimal.sub("#", shown).strip()
-    numbers = [[abs(float(one.group())) for one in decimal.finditer(text)] for text in (page, shown)]
+    numbers = [[abs(float(match.group())) for match in decimal.finditer(text)] for text in (page, shown)]
     assert numbers[0] == pytest.approx(numbers[1], abs=0.02)
 
 
@@ -277,8 +277,8 @@ def test_a_run_that_died_goes_on_with_what_it_scored(tmp_path, prompt):
     again.close()
     assert again.resumed == len(dying.asked) - 1
     assert len(dying.asked) - 1 + len(second.asked) == requests
-    assert [one.prices for one in resumed] == [one.prices for one in whole]
-    assert [one.agreement for one in resumed] == [one.agreement for one in whole]
+    assert [result.prices for result in resumed] == [result.prices for result in whole]
+    assert [result.agreement for result in resumed] == [result.agreement for result in whole]
 
 
 @pytest.mark.skipif(not DEEP, reason="a process that loads torch; in the deep tier")
@@ -302,9 +302,9 @@ def test_a_run_that_is_killed_writes_the_same_in_the_end(tmp_path, tiny_model, r
     while time.monotonic() < waited and (not scores.exists() or scores.read_bytes().count(b"\n") < 5):
         time.sleep(0.02)
     killed.send_signal(end)
-    said = killed.communicate()[1]
-    assert killed.returncode in (-signal.SIGKILL, 130), said
-    assert b"Traceback" not in said
+    err = killed.communicate()[1]
+    assert killed.returncode in (-signal.SIGKILL, 130), err
+    assert b"Traceback" not in err
     assert not out.exists()
     assert scores.exists()
     command(log, tiny_model, "-o", out, "--resume", "-q")

@@ -51,7 +51,7 @@ def page_of(folder: Path, server: Server, rows: Sequence[Any], *more: Any, code:
     return result[2] if code == 2 else result[1]
 
 
-def asked(folder: Path, server: Server, rows: Sequence[Any], *more: Any, code: int = 0) -> Any:
+def report_of(folder: Path, server: Server, rows: Sequence[Any], *more: Any, code: int = 0) -> Any:
     """The JSON report of a run."""
     return json.loads(page_of(folder, server, rows, "-t", TOY, "-f", "json", *more, code=code))
 
@@ -61,7 +61,7 @@ def counts(report: Any) -> dict[str, tuple[int, int]]:
 
 
 def test_prompts_that_the_server_sees_and_writes_pass(tmp_path: Path, server: Server) -> None:
-    report = asked(tmp_path, server, [row_of(call(written(ASKED), **GREEDY))])
+    report = report_of(tmp_path, server, [row_of(call(written(ASKED), **GREEDY))])
     assert counts(report) == {"sent as ids": (1, 0), "sent as messages": (1, 0), "replayed greedily": (1, 0)}
     assert report["differences"] == []
     assert report["summary"]["skipped"] == []
@@ -83,7 +83,7 @@ def test_a_template_that_strips_reasoning_is_named_with_its_place(tmp_path: Path
     server.render = lambda body: ids_of(text.format("") + opens)
     rows = [row_of(call(logged), messages=[*messages, {"role": "assistant", "content": "4"}])]
     rows[0]["calls"][0]["message_index"] = 3
-    report = asked(tmp_path, server, rows, code=1)
+    report = report_of(tmp_path, server, rows, code=1)
     (differs,) = report["differences"]
     assert (differs["code"], differs["question"], differs["turn"]) == ("TPL204", "sent as messages", 0)
     assert differs["where"] == "prompt"
@@ -108,39 +108,39 @@ def kept_tokens() -> tuple[dict[str, Any], list[Any], list[int]]:
 def test_a_prompt_that_keeps_sampled_tokens_passes_where_the_server_would_merge_them(
     tmp_path: Path, server: Server
 ) -> None:
-    first, history, kept = kept_tokens()
+    first, history, prompt = kept_tokens()
     messages = [*history, {"role": "assistant", "content": "4"}]
-    report = asked(tmp_path, server, [row_of(first, call(kept), messages=messages)])
+    report = report_of(tmp_path, server, [row_of(first, call(prompt), messages=messages)])
     assert counts(report)["sent as messages"] == (2, 0)
     assert report["summary"]["spliced"] == 1
     # What it adds to them is compared.
     server.render = lambda body: [*written(body["messages"]), *ids_of("<think>\n")]
-    report = asked(tmp_path, server, [row_of(first, call(kept), messages=messages)], code=1)
+    report = report_of(tmp_path, server, [row_of(first, call(prompt), messages=messages)], code=1)
     assert [(each["turn"], each["start"]) for each in report["differences"]] == [
         (0, len(first["prompt_ids"])),
-        (1, len(kept)),
+        (1, len(prompt)),
     ]
 
 
 def test_a_prompt_that_keeps_the_tokens_of_another_rollout_passes(tmp_path: Path, server: Server) -> None:
     """A second answer to one prompt, a fork or a retry is a rollout of its own, and keeps what came before."""
     first, history, ids = kept_tokens()
-    kept = call(ids, message_index=3)
+    logged = call(ids, message_index=3)
     rows = [
         row_of(first, messages=[*ASKED, {"role": "assistant", "content": "required"}]),
-        row_of(kept, messages=[*history, {"role": "assistant", "content": "4"}]),
+        row_of(logged, messages=[*history, {"role": "assistant", "content": "4"}]),
     ]
-    report = asked(tmp_path, server, rows)
+    report = report_of(tmp_path, server, rows)
     assert counts(report)["sent as messages"] == (2, 0)
     assert report["summary"]["spliced"] == 1
     # Without the first row nothing shows that these tokens were sampled.
-    (differs,) = asked(tmp_path, server, rows[1:], code=1)["differences"]
+    (differs,) = report_of(tmp_path, server, rows[1:], code=1)["differences"]
     assert (differs["code"], differs["start"]) == ("TOK101", len(first["prompt_ids"]))
 
 
 def test_a_server_that_adds_to_ids_is_found(tmp_path: Path, server: Server) -> None:
     server.sees = lambda ids: [ids[0], *ids]
-    report = asked(tmp_path, server, [row_of(call(written(ASKED), **GREEDY))], code=1)
+    report = report_of(tmp_path, server, [row_of(call(written(ASKED), **GREEDY))], code=1)
     (differs,) = report["differences"]
     assert differs["question"] == "sent as ids"
     assert (differs["turn"], differs["where"]) == (0, "prompt")
@@ -153,7 +153,7 @@ def test_only_what_was_certainly_greedy_is_replayed(
 ) -> None:
     logged = call(written(ASKED), **json.loads(fields))
     logged["completion_logprobs"] = values or logged["completion_logprobs"]
-    report = asked(tmp_path, server, [row_of(logged)])
+    report = report_of(tmp_path, server, [row_of(logged)])
     assert report["summary"]["replayed"] == replayed
     assert counts(report)["replayed greedily"] == (bool(replayed), 0)
     skipped = [each["question"] for each in report["summary"]["skipped"]]
@@ -163,21 +163,21 @@ def test_only_what_was_certainly_greedy_is_replayed(
 def test_another_choice_is_a_difference_unless_it_is_a_tie(tmp_path: Path, server: Server) -> None:
     row = row_of(call(written(ASKED), **GREEDY))
     server.answer = ids_of("5<|im_end|>")
-    (differs,) = asked(tmp_path, server, [row], code=1)["differences"]
+    (differs,) = report_of(tmp_path, server, [row], code=1)["differences"]
     assert (differs["question"], differs["where"], differs["start"]) == ("replayed greedily", "completion", 0)
     assert (differs["recorded"], differs["server"]) == (ids_of("4"), ids_of("5"))
     server.second = {ids_of("4")[0]: -0.3}
-    asked(tmp_path, server, [row], code=1)
+    report_of(tmp_path, server, [row], code=1)
     server.second = {ids_of("4")[0]: -0.12}
-    assert asked(tmp_path, server, [row])["differences"] == []
+    assert report_of(tmp_path, server, [row])["differences"] == []
     server.second = {}
-    assert counts(asked(tmp_path, server, [row], "--replay", 0))["replayed greedily"] == (0, 0)
+    assert counts(report_of(tmp_path, server, [row], "--replay", 0))["replayed greedily"] == (0, 0)
 
 
 def test_what_is_not_compared_is_said(tmp_path: Path, server: Server) -> None:
     server.render, server.context = None, 100
     rows = [row_of(call(written(ASKED))), {"calls": [call(ids_of("1 2 3 " * 200))]}]
-    report = asked(tmp_path, server, rows, "--replay", 0)
+    report = report_of(tmp_path, server, rows, "--replay", 0)
     skipped = {
         each["because"]: (each["question"], each["number"], each["row"]) for each in report["summary"]["skipped"]
     }
@@ -221,7 +221,7 @@ def test_with_a_tokenizer_that_did_not_write_the_log_no_cause_is_named(tmp_path:
     server.render = lambda body: [*prompt[:2], 7, 8, *prompt[3:]]
     logged = call(prompt, text, message_index=1)
     rows = [row_of(logged, messages=[*question, {"role": "assistant", "content": text}])] * 16
-    report = asked(tmp_path, server, rows, "-t", TOY.with_name("toy_metaspace"), code=1)
+    report = report_of(tmp_path, server, rows, "-t", TOY.with_name("toy_metaspace"), code=1)
     assert {each["what"] for each in report["differences"]} == {
         "other tokens; the tokenizer of -t did not write this log"
     }
@@ -244,7 +244,7 @@ def test_a_server_with_another_template_than_the_tokenizers_is_said_to_have_one(
     tmp_path: Path, server: Server
 ) -> None:
     server.render = lambda body: ids_of("<|im_start|>system\nHi.<|im_end|>\n") + written(body["messages"])
-    report = asked(tmp_path, server, [row_of(call(written(ASKED)))], code=1)
+    report = report_of(tmp_path, server, [row_of(call(written(ASKED)))], code=1)
     (differs,) = report["differences"]
     assert differs["code"] == "TPL206"
     assert "the server has another one" in differs["what"]
@@ -277,6 +277,8 @@ def test_arguments_that_are_objects_are_sent_as_text(tmp_path: Path, server: Ser
         {"role": "tool", "content": "4"},
     ]
     logged = call(written(history), message_index=3)
-    asked(tmp_path, server, [row_of(logged, messages=[*history, {"role": "assistant", "content": "4"}])], code=0)
+    report_of(
+        tmp_path, server, [row_of(logged, messages=[*history, {"role": "assistant", "content": "4"}])], code=0
+    )
     sent = next(body for path, body in server.requests if path.endswith("/render"))["messages"]
     assert sent[1]["tool_calls"] == [CALLED]

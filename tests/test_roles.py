@@ -51,14 +51,14 @@ def pieces(tokens: Sequence[str]) -> tuple[Pieces, frozenset[int]]:
     controls = np.array([is_control(token) and token not in ("<think>", "</think>") for token in tokens], np.bool_)
     ids = np.arange(len(tokens), dtype=np.int32)
     ends = frozenset(at for at, token in enumerate(tokens) if token in ENDS)
-    return Pieces(ids, np.cumsum([len(one) for one in data]), b"".join(data), controls), ends
+    return Pieces(ids, np.cumsum([len(spelling) for spelling in data]), b"".join(data), controls), ends
 
 
 def sampled(tokens: Sequence[str], headers: Headers | None = None) -> str:
     """The tokens that count as sampled, one after the other between bars."""
     laid, ends = pieces(tokens)
-    mine = token_roles(laid, ends, headers).among((ASSISTANT, TURN_END))
-    return "|".join(token for token, yes in zip(tokens, mine.tolist(), strict=True) if yes)
+    trained = token_roles(laid, ends, headers).among((ASSISTANT, TURN_END))
+    return "|".join(token for token, yes in zip(tokens, trained.tolist(), strict=True) if yes)
 
 
 def learned(opener: str, *controls: str, stated: tuple[str, ...] = ()) -> Headers:
@@ -114,9 +114,9 @@ def test_stated_roles_pair_the_calls_with_their_messages() -> None:
     _, columns = build_call_columns(np.array([1], np.int32))
     turn = Turn(prompt_ids=np.array([0], np.int32), completion_ids=np.array([1], np.int32), columns=columns)
     rollout = Rollout(Place("x", 0), "x", messages=as_messages(chat, "m"), turns=(turn,))
-    told = with_speakers(rollout, Speakers(("planner",)))
-    assert told.turns[0].message_index == 1
-    assert told.messages == rollout.messages  # the log is what it was
+    stated = with_speakers(rollout, Speakers(("planner",)))
+    assert stated.turns[0].message_index == 1
+    assert stated.messages == rollout.messages  # the log is what it was
     assert with_speakers(rollout, Speakers()) is rollout
 
 
@@ -134,15 +134,19 @@ def test_an_answer_begins_right_behind_the_header_of_its_family(text: str, wante
 def test_a_model_of_the_harmony_format_writes_all_behind_its_own_name() -> None:
     user = ["<|start|>", "user", "<|message|>", "Hi", "<|end|>"]
     thought = ["<|channel|>", "analysis", "<|message|>", "hm", "<|end|>"]
-    asked = split("<|start|>·assistant· to·=functions.f·<|channel|>·commentary·<|message|>·{}·<|call|>")
+    tool_call = split("<|start|>·assistant· to·=functions.f·<|channel|>·commentary·<|message|>·{}·<|call|>")
     back = split("<|start|>·functions.f· to=assistant·<|channel|>·commentary·<|message|>·4·<|end|>")
     final = ["<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "4", "<|return|>"]
-    tokens = [*user, "<|start|>", "assistant", *thought, *asked, *back, *final]
+    tokens = [*user, "<|start|>", "assistant", *thought, *tool_call, *back, *final]
     laid, ends = pieces(tokens)
     ends |= {at for at, token in enumerate(tokens) if token == "<|call|>"}
-    mine = token_roles(laid, ends).among((ASSISTANT, TURN_END))
+    trained = token_roles(laid, ends).among((ASSISTANT, TURN_END))
     # What goes on behind a thought is the same call; what follows a tool is another.
-    assert [t for t, yes in zip(tokens, mine.tolist(), strict=True) if yes] == [*thought, *asked, *final[2:]]
+    assert [t for t, yes in zip(tokens, trained.tolist(), strict=True) if yes] == [
+        *thought,
+        *tool_call,
+        *final[2:],
+    ]
 
 
 def test_a_token_of_header_and_answer_is_the_headers() -> None:
@@ -206,14 +210,14 @@ def test_every_turn_of_every_conversation_begins_where_its_call_began(model: str
             roles = token_roles(
                 reference.pieces(np.array(seen, np.int32)), reference.end_ids(), reference.headers({})
             )
-            mine = roles.among((ASSISTANT, TURN_END))
+            trained = roles.among((ASSISTANT, TURN_END))
             for call in row["calls"]:
                 start = len(call["prompt_token_ids"])
                 end = start + len(call["generation_token_ids"])
-                assert not mine[start - 1], row["id"]
-                assert mine[start:end].all(), row["id"]
+                assert not trained[start - 1], row["id"]
+                assert trained[start:end].all(), row["id"]
                 appended = call["finish_reason"] == "length" and end < len(seen)
-                assert mine[end : end + 1 + appended].tolist() in ([], [False], [True, False]), row["id"]
+                assert trained[end : end + 1 + appended].tolist() in ([], [False], [True, False]), row["id"]
                 calls += 1
     assert calls > 80
 

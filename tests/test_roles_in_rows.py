@@ -60,9 +60,15 @@ def row_of(
 def scanned(path: Path, rows: Sequence[Row], *options: object) -> Said:
     log = written(path / "log.jsonl", rows)
     code, out, _ = run("scan", log, "-t", BPE, "--no-config", "--report", "jsonl", *options)
-    found = [one for one in map(json.loads, out.splitlines()) if one.get("severity") in ("error", "warning")]
-    loud = [(one["row"], one["code"], one["severity"], one["cause"]) for one in found if one["code"] == "MSK401"]
-    return Said(code, loud, [one["message"] for one in found if one["code"] == "MSK401"])
+    findings = [
+        finding for finding in map(json.loads, out.splitlines()) if finding.get("severity") in ("error", "warning")
+    ]
+    loud = [
+        (finding["row"], finding["code"], finding["severity"], finding["cause"])
+        for finding in findings
+        if finding["code"] == "MSK401"
+    ]
+    return Said(code, loud, [finding["message"] for finding in findings if finding["code"] == "MSK401"])
 
 
 NAMES = (
@@ -81,10 +87,10 @@ def test_the_same_rows_are_at_fault_whatever_the_roles_are_called(
     tmp_path: Path, names: dict[str, str], headers: dict[str, str] | None, chat: bool
 ) -> None:
     rows = [row_of(names, headers=headers, chat=chat, faulty=GIVEN if at % 2 else "") for at in range(4)]
-    said = scanned(tmp_path, rows)
-    assert [(row, severity) for row, _, severity, _ in said.loud] == [(1, "error"), (3, "error")]
-    assert {cause for *_, cause in said.loud} <= {"user", "tool"}
-    assert said.code == 1
+    report = scanned(tmp_path, rows)
+    assert [(row, severity) for row, _, severity, _ in report.loud] == [(1, "error"), (3, "error")]
+    assert {cause for *_, cause in report.loud} <= {"user", "tool"}
+    assert report.code == 1
 
 
 @pytest.mark.parametrize("chat", [True, False], ids=["messages", "ids alone"])
@@ -101,10 +107,10 @@ def test_repair_leaves_nothing_trained_but_what_was_sampled(tmp_path: Path, chat
 @pytest.mark.parametrize("chat", [True, False], ids=["messages", "ids alone"])
 def test_a_role_that_nobody_knows_is_one_warning_and_never_clean(tmp_path: Path, chat: bool) -> None:
     rows = [row_of({"assistant": "planner"}, chat=chat, faulty=fault) for fault in ("", GIVEN)]
-    said = scanned(tmp_path, rows)
+    report = scanned(tmp_path, rows)
     unknown = (0, "MSK401", "warning", "unknown role")
-    assert [one for one in said.loud if one[3] == "unknown role"] == [unknown, (1, *unknown[1:])]
-    assert said.messages[0] == (
+    assert [finding for finding in report.loud if finding[3] == "unknown role"] == [unknown, (1, *unknown[1:])]
+    assert report.messages[0] == (
         "cannot tell which tokens were sampled: role 'planner' is not known to be sampled or given; "
         "pass --sampled-role planner if the model wrote it"
     )
@@ -135,28 +141,28 @@ def test_a_role_that_nobody_knows_keeps_its_tokens_in_every_repair(tmp_path: Pat
 @pytest.mark.parametrize("chat", [True, False], ids=["messages", "ids alone"])
 def test_a_role_that_is_stated_is_judged_like_any_other(tmp_path: Path, chat: bool) -> None:
     rows = [row_of({"assistant": "planner"}, chat=chat, faulty=fault) for fault in ("", GIVEN)]
-    said = scanned(tmp_path, rows, "--sampled-role", "planner")
-    assert said.loud == [(1, "MSK401", "error", "user")]
+    report = scanned(tmp_path, rows, "--sampled-role", "planner")
+    assert report.loud == [(1, "MSK401", "error", "user")]
     config = tmp_path / "own.toml"
     config.write_text('[[overrides]]\npaths = "*.jsonl"\nsampled-roles = ["planner"]\n')
     _, out, _ = run("scan", tmp_path / "log.jsonl", "-t", BPE, "--config", config, "--report", "jsonl")
-    found = [one for one in map(json.loads, out.splitlines()) if one.get("code") == "MSK401"]
-    assert [(one["row"], one["cause"]) for one in found] == [(1, "user")]
+    findings = [finding for finding in map(json.loads, out.splitlines()) if finding.get("code") == "MSK401"]
+    assert [(finding["row"], finding["cause"]) for finding in findings] == [(1, "user")]
 
 
 def test_roles_that_are_stated_leave_no_other_sampled(tmp_path: Path) -> None:
     """Of two models that talk to each other one is trained."""
     clean = row_of({"user": "agent"})
-    assert [one[2:] for one in scanned(tmp_path, [clean], "--sampled-role", "assistant").loud] == []
-    said = scanned(tmp_path, [row_of({"user": "agent"}, faulty=GIVEN)], "--sampled-role", "assistant")
-    assert [one[2:] for one in said.loud] == [("error", "given answer")]
+    assert [finding[2:] for finding in scanned(tmp_path, [clean], "--sampled-role", "assistant").loud] == []
+    report = scanned(tmp_path, [row_of({"user": "agent"}, faulty=GIVEN)], "--sampled-role", "assistant")
+    assert [finding[2:] for finding in report.loud] == [("error", "given answer")]
 
 
 def test_what_to_pass_names_the_roles_that_were_sampled_as_well(tmp_path: Path) -> None:
     row = row_of({})
     row["messages"][0]["role"] = "plan ner"
-    said = scanned(tmp_path, [row])
-    assert said.messages[-1].endswith(
+    report = scanned(tmp_path, [row])
+    assert report.messages[-1].endswith(
         "pass --sampled-role assistant --sampled-role 'plan ner' if the model wrote it"
     )
 
@@ -209,16 +215,16 @@ def test_messages_and_headers_prove_a_mask_together() -> None:
     row = row_of({"assistant": "agent", "user": "environment"})
     right = row["loss_mask"]
     ends = np.isin(row["token_ids"], [toy.toy_tokenizer().vocabulary.ids_of_bytes(b"<|im_end|>")[0]])
-    wrong = [int(not one and at > 8) for at, one in enumerate(right)]
-    found = agreed_mask(evidence_of(row, wrong))
-    assert found.tolist() == [bool(one) and not end for one, end in zip(right, ends, strict=True)]
-    assert agreed_mask(evidence_of(row, right)).tolist() == [bool(one) for one in right]
+    wrong = [int(not trained and at > 8) for at, trained in enumerate(right)]
+    agreed = agreed_mask(evidence_of(row, wrong))
+    assert agreed.tolist() == [bool(trained) and not end for trained, end in zip(right, ends, strict=True)]
+    assert agreed_mask(evidence_of(row, right)).tolist() == [bool(trained) for trained in right]
 
 
 def test_witnesses_that_contradict_each_other_prove_nothing() -> None:
     row = row_of({})
     right = row["loss_mask"]
-    assert agreed_mask(evidence_of(row, right, [-0.5 if one else 0.0 for one in right])) is None
+    assert agreed_mask(evidence_of(row, right, [-0.5 if trained else 0.0 for trained in right])) is None
     assert agreed_mask(evidence_of(row_of({}, chat=False), right)) is None
     other = row_of({})
     other["messages"][1]["content"] = "Another answer"

@@ -91,7 +91,7 @@ def segments(model: str, mode: str) -> tuple[frozenset[Segment], frozenset[tuple
     folder = SHARED / "tokenizers" / model
     encoder = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     spell = load_tokenizer(str(folder)).vocabulary.token_bytes
-    found, lost = set(), set()
+    differing, lost = set(), set()
     for number, row in enumerate(rows(model, mode)):
         stops = set(row["sampling"]["stop_token_ids"])
         for k, call in enumerate(row["calls"]):
@@ -102,8 +102,8 @@ def segments(model: str, mode: str) -> tuple[frozenset[Segment], frozenset[tuple
             if b"".join(left) != b"".join(right):
                 lost.add((number, k))
                 continue
-            found |= {Segment(number, k, *cut) for cut in cuts(ids, again, left, right)}
-    return frozenset(found), frozenset(lost)
+            differing |= {Segment(number, k, *cut) for cut in cuts(ids, again, left, right)}
+    return frozenset(differing), frozenset(lost)
 
 
 def cuts(ids: list[int], again: list[int], left: list[bytes], right: list[bytes]) -> list[tuple[int, int, str]]:
@@ -129,10 +129,10 @@ def test_the_oracle_counts_what_was_measured(model: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_log_that_kept_its_tokens_has_notes_only(model: str) -> None:
-    found = findings(model, "tito")
-    assert found
-    assert {f.severity for f in found} == {Severity.NOTE}, [
-        (f.code, str(f.place), f.hit.message) for f in found if f.severity is not Severity.NOTE
+    notes = findings(model, "tito")
+    assert notes
+    assert {f.severity for f in notes} == {Severity.NOTE}, [
+        (f.code, str(f.place), f.hit.message) for f in notes if f.severity is not Severity.NOTE
     ]
 
 
@@ -141,19 +141,19 @@ def test_a_log_that_kept_its_tokens_has_notes_only(model: str) -> None:
 def test_merges_splits_and_resplits_are_those_of_the_oracle(model: str, mode: str) -> None:
     """In the completion's own context; the template's seam makes no difference in these files."""
     expected, lost = segments(model, mode)
-    found = {
+    measured = {
         Segment(f.place.row, f.hit.turn or 0, f.hit.start, f.hit.end, KINDS[f.code])
         for f in findings(model, mode)
         if f.code in KINDS and (f.place.row, f.hit.turn) not in lost
     }
     covered = {s for s in expected if (model, mode, s.row, s.turn, s.start, s.end) in COVERED_BY_A_BREAK}
-    assert found == expected - covered
-    for one in covered:
+    assert measured == expected - covered
+    for segment in covered:
         assert any(
             f.code == "TPL203"
-            and (f.place.row, f.hit.turn) == (one.row, one.turn)
-            and f.hit.start <= one.start
-            and one.end <= f.hit.end
+            and (f.place.row, f.hit.turn) == (segment.row, segment.turn)
+            and f.hit.start <= segment.start
+            and segment.end <= f.hit.end
             for f in findings(model, mode)
         )
 
@@ -208,13 +208,13 @@ def measured_cause(finding: Finding) -> str:
 @pytest.mark.parametrize("model", MODELS)
 def test_what_a_later_prompt_holds_otherwise_is_an_error_and_the_rest_a_note(model: str) -> None:
     """Every error of a completion belongs to a call that a broken prefix follows."""
-    found = findings(model, "retok")
-    breaks = {(f.place.row, f.hit.turn) for f in found if f.code.startswith("SEQ")}
-    for f in found:
+    all_findings = findings(model, "retok")
+    breaks = {(f.place.row, f.hit.turn) for f in all_findings if f.code.startswith("SEQ")}
+    for f in all_findings:
         if f.hit.where is Where.COMPLETION and f.hit.turn is not None:
             follows = (f.place.row, f.hit.turn + 1) in breaks
             assert (f.severity is Severity.ERROR) <= follows
-    assert {f.severity for f in found} == {Severity.NOTE, Severity.ERROR}
+    assert {f.severity for f in all_findings} == {Severity.NOTE, Severity.ERROR}
 
 
 def with_training_rows(model: str, path: Path, *, encoded_again: bool) -> None:
@@ -286,7 +286,7 @@ def test_the_same_rollouts_as_parquet_have_the_same_findings(tmp_path: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[Finding]:
+def nemo_findings(tmp_path_factory: pytest.TempPathFactory) -> list[Finding]:
     source = SHARED / "recorded" / "nemo-rl-merged-tokens.json"
     if not source.exists():
         pytest.skip("no shared/recorded beside the checkout")
@@ -305,10 +305,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[Finding]:
 class TestMergedTokensOfNemoRl:
     """One Qwen3 conversation of 7,819 tokens whose next prompt a server encoded again."""
 
-    def test_four_merges_and_one_resplit_at_their_positions(self, found: list[Finding]) -> None:
+    def test_four_merges_and_one_resplit_at_their_positions(self, nemo_findings: list[Finding]) -> None:
         data = json.loads((SHARED / "recorded" / "nemo-rl-merged-tokens.json").read_text())
         completion = data["seen_token_ids"][3056:]
-        drift = [f for f in found if f.code.startswith("TOK")]
+        drift = [f for f in nemo_findings if f.code.startswith("TOK")]
         assert Counter((f.code, f.hit.recorded.pieces, f.hit.canonical.pieces) for f in drift) == {
             ("TOK101", (" Skin", "ny"), (" Skinny",)): 2,
             ("TOK101", (" In", "visible"), (" Invisible",)): 2,
@@ -320,11 +320,11 @@ class TestMergedTokensOfNemoRl:
             assert f.severity is Severity.ERROR
             assert tuple(completion[f.hit.start : f.hit.end]) == f.hit.recorded.ids
 
-    def test_the_second_call_breaks_its_prefix(self, found: list[Finding]) -> None:
-        (broken,) = [f for f in found if f.code.startswith("SEQ")]
+    def test_the_second_call_breaks_its_prefix(self, nemo_findings: list[Finding]) -> None:
+        (broken,) = [f for f in nemo_findings if f.code.startswith("SEQ")]
         assert (broken.code, broken.hit.turn, broken.hit.where) == ("SEQ301", 1, Where.PROMPT)
-        first = min(f.hit.start for f in found if f.code.startswith("TOK"))
+        first = min(f.hit.start for f in nemo_findings if f.code.startswith("TOK"))
         assert broken.hit.start == 3056 + first
 
-    def test_nothing_else_is_found(self, found: list[Finding]) -> None:
-        assert Counter(f.code for f in found) == {"TOK101": 4, "TOK103": 1, "SEQ301": 1}
+    def test_nothing_else_is_found(self, nemo_findings: list[Finding]) -> None:
+        assert Counter(f.code for f in nemo_findings) == {"TOK101": 4, "TOK103": 1, "SEQ301": 1}

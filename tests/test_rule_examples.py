@@ -34,15 +34,15 @@ def file_of(rule: Rule) -> Path:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 def test_the_example_of_a_manual_is_what_the_tool_prints(rule: Rule) -> None:
-    said = manual(example_of(rule))
+    page = manual(example_of(rule))
     if os.environ.get("UPDATE_GOLDENS"):
-        lines = [f"    {line}".rstrip() for line in said.replace("\\", "\\\\").splitlines()]
+        lines = [f"    {line}".rstrip() for line in page.replace("\\", "\\\\").splitlines()]
         file = file_of(rule)
         text, count = EXAMPLE.subn(lambda _: "\n".join(lines), file.read_text(encoding="utf-8"))
         assert count == 1
         file.write_text(text, encoding="utf-8")
         return
-    assert rule.doc.partition("## Example\n")[2].partition("\n\n## Repair\n")[0] == said
+    assert rule.doc.partition("## Example\n")[2].partition("\n\n## Repair\n")[0] == page
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)

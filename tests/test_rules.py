@@ -51,7 +51,7 @@ def every(kind: str) -> list[Any]:
 def hits_of(rule: Rule, evidence: Evidence) -> list[Hit]:
     """What a rule says of a rollout, as the pipeline asks it, with the severity it is reported at."""
     findings, _ = check(evidence, RULES, frozenset((rule.code,)))
-    return [replace(one.hit, severity=one.severity) for one in findings]
+    return [replace(finding.hit, severity=finding.severity) for finding in findings]
 
 
 def place_of(hit: Hit) -> str:
@@ -154,8 +154,8 @@ def test_a_rule_that_lacks_a_column_is_skipped(rule: Rule, case: dict[str, Any])
 def evidence_without(case: dict[str, Any], need: Needs) -> Evidence:
     """What is seen of a case when its log does not hold what is needed."""
     rollout = toy.rollout_of(case)
-    for one in need:
-        rollout = without(rollout, one)
+    for part in need:
+        rollout = without(rollout, part)
     no_tokenizer = bool(need & (Needs.TOKENIZER | Needs.SAMPLED)) or not case.get("tokenizer", True)
     if need & Needs.IMAGE_TOKENS:
         case = {**case, "tokenizer_name": "toy_bpe"}
@@ -186,8 +186,8 @@ def without(rollout: Rollout, need: Needs) -> Rollout:
         return without_others(rollout)
     if need in (Needs.EXPERTS_READ, Needs.KEPT_SETS_READ, Needs.CREDIT):
         alone = tuple(replace(turn, extras=NO_EXTRAS) for turn in turns)
-        kept = None if row is None else replace(row, extras=NO_EXTRAS)
-        return replace(rollout, turns=alone, training_row=kept)
+        plain_row = None if row is None else replace(row, extras=NO_EXTRAS)
+        return replace(rollout, turns=alone, training_row=plain_row)
     if need in (Needs.SEVERAL_CALLS, Needs.HISTORY):
         return replace(rollout, turns=turns[:1])
     if need is Needs.HIDDEN:
@@ -206,13 +206,13 @@ def without(rollout: Rollout, need: Needs) -> Rollout:
 def without_others(rollout: Rollout) -> Rollout:
     """A rollout without columns other than masks and logprobs."""
     row = rollout.training_row
-    turns = tuple(replace(turn, columns=known(turn.columns)) for turn in rollout.turns)
+    turns = tuple(replace(turn, columns=named(turn.columns)) for turn in rollout.turns)
     return replace(
-        rollout, turns=turns, training_row=None if row is None else replace(row, columns=known(row.columns))
+        rollout, turns=turns, training_row=None if row is None else replace(row, columns=named(row.columns))
     )
 
 
-def known(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+def named(columns: tuple[Column, ...]) -> tuple[Column, ...]:
     return tuple(column for column in columns if column.role is not ColumnRole.OTHER)
 
 

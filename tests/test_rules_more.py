@@ -82,10 +82,10 @@ def row_of(logprobs: Any, mask: Any = None, **columns: Any) -> Rollout:
 def test_a_trainers_column_is_not_taken_for_the_samplers(trainer: str, tmp_path: Path) -> None:
     off = [value - 0.5 for value in VALUES]
     row = {"token_ids": IDS, "loss_mask": [1] * 8, trainer: off, "rollout_log_probs": VALUES}
-    (found,) = findings(tmp_path, row)
-    assert (found.code, found.severity.word) == ("LPR509", "warning")
-    assert f"`{trainer}` differs from `rollout_log_probs`: over 8 tokens" in found.hit.message
-    assert "trainer minus sampler has a mean of -0.5" in found.hit.message
+    (finding,) = findings(tmp_path, row)
+    assert (finding.code, finding.severity.word) == ("LPR509", "warning")
+    assert f"`{trainer}` differs from `rollout_log_probs`: over 8 tokens" in finding.hit.message
+    assert "trainer minus sampler has a mean of -0.5" in finding.hit.message
 
 
 def test_the_only_column_of_logprobs_is_the_samplers(tmp_path: Path) -> None:
@@ -109,9 +109,9 @@ def test_the_only_column_of_logprobs_is_the_samplers(tmp_path: Path) -> None:
     ids=["AReaL row", "slime row", "one call", "AReaL call", "generic row"],
 )
 def test_versions_are_read_wherever_logs_have_them(row: dict[str, Any], tmp_path: Path) -> None:
-    (found,) = findings(tmp_path, row, "REC008")
-    assert "2 weight versions: 6" in found.hit.message
-    assert " and 7" in found.hit.message
+    (finding,) = findings(tmp_path, row, "REC008")
+    assert "2 weight versions: 6" in finding.hit.message
+    assert " and 7" in finding.hit.message
 
 
 ALTERNATIVES = [[-0.0458, -1.3010, -1.5229], [-0.3010, -0.5229, -1.0], [-0.1549, -0.6990, -1.3010]]
@@ -136,8 +136,8 @@ def as_completions(tops: list[list[float]]) -> dict[str, Any]:
 @pytest.mark.parametrize("shape", [as_openai, as_completions, lambda tops: tops])
 def test_alternatives_are_read_in_every_form_and_tell_the_base(shape: Any, tmp_path: Path) -> None:
     row = {"prompt_ids": IDS, "completion_ids": IDS[:3]}
-    (found,) = findings(tmp_path, {**row, "logprobs": shape(ALTERNATIVES)}, "LPR508")
-    assert found.hit.cause == "base 10"
+    (finding,) = findings(tmp_path, {**row, "logprobs": shape(ALTERNATIVES)}, "LPR508")
+    assert finding.hit.cause == "base 10"
     natural = [[value * math.log(10) for value in top] for top in ALTERNATIVES]
     assert findings(tmp_path, {**row, "logprobs": shape(natural)}, "LPR508") == []
 
@@ -174,8 +174,8 @@ def test_images_are_skipped_where_neither_messages_nor_vocabulary_tell(tmp_path:
 def test_parts_with_empty_fields_are_no_images() -> None:
     part = {"text": "4", "image": None, "video": None}
     assert images_in_messages(as_messages([{"role": "user", "content": [part]}], "here")) == StatedImages((), 0)
-    held = images_in_messages(as_messages([{"role": "user", "content": [{**part, "image": "a.png"}]}], "here"))
-    assert held == StatedImages(("a.png",), 0)
+    images = images_in_messages(as_messages([{"role": "user", "content": [{**part, "image": "a.png"}]}], "here"))
+    assert images == StatedImages(("a.png",), 0)
 
 
 RUN = ["<|vision_start|>", *["<|image_pad|>"] * 6, "<|vision_end|>"]
@@ -186,10 +186,10 @@ SPELLED = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]
 @pytest.mark.parametrize("spelled", [SPELLED, ["<|vision_start|>", *RUN, "<|vision_end|>"]])
 def test_images_are_not_counted_where_text_spells_their_tokens(field: str, spelled: list[str]) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {"a": "".join(spelled)}}}
-    said: Any = [call] if field == "tool_calls" else "".join(spelled)
+    answer: Any = [call] if field == "tool_calls" else "".join(spelled)
     messages = [
         {"role": "user", "content": [{"type": "image"}]},
-        {"role": "assistant", "content": "4", field: said},
+        {"role": "assistant", "content": "4", field: answer},
         {"role": "user", "content": "2"},
         {"role": "assistant", "content": "4"},
     ]
@@ -229,8 +229,8 @@ def test_a_call_that_sampled_nothing_has_no_version() -> None:
 
 def test_versions_of_calls_without_ids_are_told_without_a_count() -> None:
     turns = tuple(Turn(None, None, weight_versions=(version,)) for version in "34")
-    (found,) = hits("REC008", Rollout(Place("made up", 0), "toy", turns=turns))
-    assert "weight versions: 3 and 4, one in each call;" in found.message
+    (hit,) = hits("REC008", Rollout(Place("made up", 0), "toy", turns=turns))
+    assert "weight versions: 3 and 4, one in each call;" in hit.message
 
 
 def test_a_logprob_beside_its_id_is_no_alternative(tmp_path: Path) -> None:
@@ -264,15 +264,15 @@ def test_the_numbers_of_two_columns_are_those_of_the_simple_form(
 ) -> None:
     noise = np.random.default_rng(seed).normal(0, width, len(values)).tolist()
     trainer = [min(value + apart, 0.0) for value, apart in zip(values, noise, strict=True)]
-    found = hits("LPR509", row_of(values, old_log_probs=trainer))
+    mismatches = hits("LPR509", row_of(values, old_log_probs=trainer))
     differences = [b - a for a, b in zip(values, trainer, strict=True)]
-    far = sum(abs(one) > 1 for one in differences)
+    far = sum(abs(difference) > 1 for difference in differences)
     mean = sum(map(abs, differences)) / len(differences)
-    if [hit.cause for hit in found] == [MismatchCause.COPIED.value]:
+    if [hit.cause for hit in mismatches] == [MismatchCause.COPIED.value]:
         assert values == trainer
         return
-    assert len(found) == 1 if far else len(found) <= (mean > math.log(1.05))
-    for hit in found:
+    assert len(mismatches) == 1 if far else len(mismatches) <= (mean > math.log(1.05))
+    for hit in mismatches:
         average = sum(differences) / len(differences)
         assert f"has a mean of {average:+.3g} and a mean size of {mean:.3g}" in hit.message
         k3 = sum(math.exp(d) - 1 - d for d in differences) / len(differences)
@@ -284,8 +284,8 @@ def test_the_numbers_of_two_columns_are_those_of_the_simple_form(
 @settings(max_examples=examples(30, 400))
 @given(st.lists(st.floats(-3, -1e-3), min_size=13, max_size=50), st.integers(0, 999))
 def test_sums_are_told_from_logprobs(values: list[float], seed: int) -> None:
-    (found,) = hits("LPR508", row_of(np.cumsum(values)))
-    assert (found.cause, found.start, found.end) == ("sums", 0, len(values))
+    (hit,) = hits("LPR508", row_of(np.cumsum(values)))
+    assert (hit.cause, hit.start, hit.end) == ("sums", 0, len(values))
     shuffled = np.random.default_rng(seed).permutation(values)
     assume((np.diff(shuffled) > 0).any())
     assert hits("LPR508", row_of(shuffled)) == []
@@ -294,9 +294,9 @@ def test_sums_are_told_from_logprobs(values: list[float], seed: int) -> None:
 @settings(max_examples=examples(20, 400))
 @given(st.lists(st.floats(-3, -0.5), min_size=120, max_size=150), st.integers(0, 999))
 def test_sums_to_the_end_are_told_from_logprobs_that_rise(values: list[float], seed: int) -> None:
-    (found,) = hits("LPR508", row_of(np.cumsum(values)[::-1]))
-    assert (found.cause, found.start, found.end) == ("sums", 0, len(values))
-    assert "never fall" in found.message
+    (hit,) = hits("LPR508", row_of(np.cumsum(values)[::-1]))
+    assert (hit.cause, hit.start, hit.end) == ("sums", 0, len(values))
+    assert "never fall" in hit.message
     assert hits("LPR508", row_of(np.sort(values))) == []
 
 
@@ -310,8 +310,8 @@ def test_base_2_is_read_from_alternatives_and_natural_logarithms_are_not_it(
     best = natural[:, 0][natural[:, 0] < -0.5 * math.log(2)]
     assume(len(best) >= 12 and np.ptp(best) >= 0.5)
     assert [hit.cause for hit in hits("LPR508", with_alternatives(natural / math.log(2)))] == ["base 2"]
-    for kept in (1, 2, size):
-        assert hits("LPR508", with_alternatives(natural[:, :kept])) == []
+    for alternatives in (1, 2, size):
+        assert hits("LPR508", with_alternatives(natural[:, :alternatives])) == []
 
 
 def with_alternatives(tops: np.ndarray[Any, Any]) -> Rollout:
@@ -338,9 +338,9 @@ def test_a_base_is_read_from_two_columns_and_reported_once(
     assume((np.diff(wrong) > 0).any())
     sampler, trainer = (right, wrong) if of_trainer else (wrong, right)
     rollout = row_of(sampler, old_log_probs=trainer)
-    (found,) = hits("LPR508", rollout)
-    assert found.cause == f"base {base}"
-    assert f"`{'old_log_probs' if of_trainer else 'logprobs'}` holds logarithms of base {base}" in found.message
+    (hit,) = hits("LPR508", rollout)
+    assert hit.cause == f"base {base}"
+    assert f"`{'old_log_probs' if of_trainer else 'logprobs'}` holds logarithms of base {base}" in hit.message
     assert hits("LPR509", rollout) == []
 
 
@@ -350,9 +350,9 @@ def test_every_sampled_token_is_counted_for_its_version(tokens: list[tuple[bool,
     mask, versions = [int(sampled) for sampled, _ in tokens], [version for _, version in tokens]
     assume(len(tokens) > 1)
     want = Counter(version for sampled, version in tokens if sampled and version >= 0)
-    found = hits("REC008", row_of(np.full(len(mask), -0.5), mask, versions=np.array(versions)))
-    assert bool(found) == (len(want) > 1)
-    for hit in found:
+    notes = hits("REC008", row_of(np.full(len(mask), -0.5), mask, versions=np.array(versions)))
+    assert bool(notes) == (len(want) > 1)
+    for hit in notes:
         assert all(f"{v} ({n} token{'s' * (n > 1)})" in hit.message for v, n in want.items())
         first = next(at for at, (sampled, version) in enumerate(tokens) if sampled and version >= 0)
         assert all(not s or v in (-1, versions[first]) for s, v in tokens[: hit.start])
@@ -366,9 +366,9 @@ def test_calls_of_several_versions_are_one_note_where_the_second_begins(versions
         ids = np.arange(5, dtype=np.int32)
         values, columns = build_call_columns(ids, logprobs=("logprobs", VALUES[:5]))
         turns.append(Turn(ids, ids, values, weight_versions=(version,), columns=columns))
-    found = hits("REC008", Rollout(Place("made up", 0), "toy", turns=tuple(turns)))
-    other = next((number for number, one in enumerate(versions) if one != versions[0]), None)
-    assert [(hit.where, hit.turn) for hit in found] == ([] if other is None else [(Where.COMPLETION, other)])
+    notes = hits("REC008", Rollout(Place("made up", 0), "toy", turns=tuple(turns)))
+    other = next((number for number, later in enumerate(versions) if later != versions[0]), None)
+    assert [(hit.where, hit.turn) for hit in notes] == ([] if other is None else [(Where.COMPLETION, other)])
 
 
 @given(st.integers(1, 4), st.integers(0, 8), st.data())
@@ -387,18 +387,23 @@ def test_the_chance_of_low_values_is_that_of_dealing_them_out(
 def test_images_that_a_processor_expanded_are_as_the_template_writes_them() -> None:
     opened = ["<|im_start|>", "us", "er", "\n", "<|vision_start|>", *["<|image_pad|>"] * 6, "<|vision_end|>", "2"]
     prompt = [*opened, "<|im_end|>", "\n", "<|im_start|>", "assistant", "\n"]
-    said = ["4", "!", "<|im_end|>"]
+    tokens = ["4", "!", "<|im_end|>"]
     messages = [
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "2"}]},
         {"role": "assistant", "content": "4!"},
     ]
     case: dict[str, Any] = {"tokenizer_name": "toy_vision", "messages": messages}
-    call = {**case, "turns": [{"prompt": prompt, "completion": said, "logprobs": VALUES[:3]}]}
-    row = {**case, "row": [*prompt, *said, "\n"], "mask": "0" * len(prompt) + "1110", "prompt_length": len(prompt)}
+    call = {**case, "turns": [{"prompt": prompt, "completion": tokens, "logprobs": VALUES[:3]}]}
+    row = {
+        **case,
+        "row": [*prompt, *tokens, "\n"],
+        "mask": "0" * len(prompt) + "1110",
+        "prompt_length": len(prompt),
+    }
     every = frozenset(rule.code for rule in all_rules())
-    for one in (call, row, {**call, **row}):
-        found, _ = check(toy.evidence_of(one), all_rules(), every)
-        assert [finding.hit.message for finding in found] == []
+    for logged in (call, row, {**call, **row}):
+        reported, _ = check(toy.evidence_of(logged), all_rules(), every)
+        assert [finding.hit.message for finding in reported] == []
     wrong = {**call, "turns": [{**call["turns"][0], "prompt": [*prompt[:5], "<|image_pad|>", "3", *prompt[6:]]}]}
     assert check(toy.evidence_of(wrong), all_rules(), every)[0]
 
@@ -424,5 +429,5 @@ def test_images_are_found_as_they_were_written(images: list[tuple[int, int, bool
     ("name", "family"), some([("qwen3", "Qwen-VL"), ("smollm2", None), ("gemma-3", "Gemma 3")], 2)
 )
 def test_families_are_known_by_the_tokens_of_published_vocabularies(name: str, family: str | None) -> None:
-    found = image_tokens(load_tokenizer(str(SHARED / name)).vocabulary)
-    assert (None if found is None else found.family.name) == family
+    tokens = image_tokens(load_tokenizer(str(SHARED / name)).vocabulary)
+    assert (None if tokens is None else tokens.family.name) == family

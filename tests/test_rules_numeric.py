@@ -98,10 +98,10 @@ def hits(code: str, seen: Evidence) -> list[Hit]:
     return list(rule.check(seen))
 
 
-def covered(found: list[Hit], length: int) -> Mask:
+def covered(impossible: list[Hit], length: int) -> Mask:
     """The positions inside hits, each in one hit only."""
     count = np.zeros(length, np.int64)
-    for hit in found:
+    for hit in impossible:
         count[hit.start : hit.end] += 1
     assert (count <= 1).all()
     return count == 1
@@ -147,11 +147,11 @@ def test_an_inverted_mask_is_one_finding(shape: Shape) -> None:
 
 @given(shapes(least=3), st.sampled_from((1, -1)))
 def test_a_mask_that_slid_says_how_far(shape: Shape, offset: int) -> None:
-    assume(all(given > 1 for given, _ in shape.turns) and (offset < 0 or shape.tail))
+    assume(all(length > 1 for length, _ in shape.turns) and (offset < 0 or shape.tail))
     seen = masked(shape, np.roll(shape.sampled(), offset))
-    found = [hit for code in PARTS for hit in hits(code, seen)]
-    assert found
-    assert {hit.cause for hit in found} == {f"slid by {offset:+d}"}
+    slides = [hit for code in PARTS for hit in hits(code, seen)]
+    assert slides
+    assert {hit.cause for hit in slides} == {f"slid by {offset:+d}"}
     assert hits("MSK404", seen) == []
 
 
@@ -170,18 +170,18 @@ def test_a_shift_against_the_calls_is_found_in_every_turn_of_the_row(shape: Shap
     source = np.arange(shape.length) - offset
     inside = (source >= 0) & (source < shape.length)
     moved[inside] = with_zeros(expected)[source[inside]]
-    found = hits("LPR502", scored(shape, moved, expected))
-    assert [(hit.start, hit.end) for hit in found] == shape.spans
-    assert {hit.cause for hit in found} == {f"shifted by {offset:+d}"}
+    shifts = hits("LPR502", scored(shape, moved, expected))
+    assert [(hit.start, hit.end) for hit in shifts] == shape.spans
+    assert {hit.cause for hit in shifts} == {f"shifted by {offset:+d}"}
 
 
 @given(shapes(least=3), st.integers(0, 99), st.sampled_from((1, -1)))
 def test_without_calls_a_shift_is_read_off_the_sentinels(shape: Shape, seed: int, offset: int) -> None:
     assume(offset < 0 or shape.tail)
     moved = np.roll(with_zeros(values_of(shape, seed)), offset)
-    found = hits("LPR502", scored(shape, moved))
-    assert [(hit.start, hit.end) for hit in found] == [(shape.spans[0][0], shape.spans[-1][1])]
-    assert [hit.cause for hit in found] == [f"shifted by {offset:+d}"]
+    shifts = hits("LPR502", scored(shape, moved))
+    assert [(hit.start, hit.end) for hit in shifts] == [(shape.spans[0][0], shape.spans[-1][1])]
+    assert [hit.cause for hit in shifts] == [f"shifted by {offset:+d}"]
 
 
 @given(shapes(), st.integers(0, 99))
@@ -202,17 +202,17 @@ def test_every_impossible_value_is_in_one_finding(values: list[float]) -> None:
     # Most values are logprobs, so that 1.0 is a placeholder and not a value of another unit.
     assume(np.isfinite(logprobs).any() and (logprobs > 0).mean() < 0.4)
     seen = completion(logprobs)
-    found = [hit for code in ("LPR503", "LPR504", "LPR505") for hit in hits(code, seen)]
+    impossible = [hit for code in ("LPR503", "LPR504", "LPR505") for hit in hits(code, seen)]
     ordinary = np.isfinite(logprobs) & (logprobs <= 0) & (logprobs != -9999)
     assume(ordinary.sum() > (logprobs > 0).sum())
-    assert np.array_equal(covered(found, len(logprobs)), ~ordinary)
-    assert all(hit.where is Where.COMPLETION and hit.turn == 0 for hit in found)
+    assert np.array_equal(covered(impossible, len(logprobs)), ~ordinary)
+    assert all(hit.where is Where.COMPLETION and hit.turn == 0 for hit in impossible)
 
 
 @given(st.integers(1, 40), st.sampled_from((0.0, -0.7)))
 def test_equal_values_are_flagged_from_the_length_on_that_the_rule_names(count: int, value: float) -> None:
-    found = hits("LPR506", completion(np.full(count, value)))
-    assert bool(found) == (count >= (8 if value == 0 else 4))
+    constant = hits("LPR506", completion(np.full(count, value)))
+    assert bool(constant) == (count >= (8 if value == 0 else 4))
 
 
 @given(st.integers(0, 12), st.integers(1, 6))
@@ -221,5 +221,5 @@ def test_a_column_of_another_length_is_counted(tokens: int, more: int) -> None:
         ids = np.arange(tokens, dtype=np.int32)
         _, columns = build_call_columns(ids, logprobs=("logprobs", np.full(length, -0.5)))
         rollout = Rollout(Place("made up", 0), "toy", turns=(Turn(None, ids, None, columns=columns),))
-        found = hits("LPR501", Evidence(rollout, None, Needs.COMPLETION_LOGPROBS))
-        assert len(found) == (tokens > 0 and length != tokens)
+        counted = hits("LPR501", Evidence(rollout, None, Needs.COMPLETION_LOGPROBS))
+        assert len(counted) == (tokens > 0 and length != tokens)

@@ -84,5 +84,5 @@ def test_nothing_is_found_in_a_careful_log(name: str, mode: str, with_text: bool
             ready = [rule for rule in rules if rule.check and missing_evidence(rule, evidence.present) is None]
             # These logs name no weights, experts, kept sets or advantages, and have no trainer's columns.
             assert len(ready) >= (len(rules) - 5 if mode == "tito" else 8)
-            found = {rule.code: list(rule.check(evidence)) for rule in ready if rule.check}
-            assert [(line["id"], code, hit) for code, hits in found.items() for hit in hits] == []
+            hits_of = {rule.code: list(rule.check(evidence)) for rule in ready if rule.check}
+            assert [(line["id"], code, hit) for code, hits in hits_of.items() for hit in hits] == []

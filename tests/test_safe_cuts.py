@@ -111,15 +111,15 @@ def assert_cuts_hold(tokenizer: Tokenizer, cuts: SafeCuts, texts: list[str], *, 
     total = 0
     for start in range(0, len(texts), 250):
         batch = texts[start : start + 250]
-        found = [cuts.find(text).tolist() for text in batch]
-        total += sum(map(len, found))
-        pieces = [cut_up(text, places) for text, places in zip(batch, found, strict=True)]
+        places_of_texts = [cuts.find(text).tolist() for text in batch]
+        total += sum(map(len, places_of_texts))
+        pieces = [cut_up(text, places) for text, places in zip(batch, places_of_texts, strict=True)]
         halves = [
             cut_up(text, [one_of.choice(places)] if places else [])
-            for text, places in zip(batch, found, strict=True)
+            for text, places in zip(batch, places_of_texts, strict=True)
         ]
         distinct = list(dict.fromkeys([*batch, *(piece for cut in pieces + halves for piece in cut)]))
-        ids = dict(zip(distinct, (one.tolist() for one in encode(distinct)), strict=True))
+        ids = dict(zip(distinct, (encoded.tolist() for encoded in encode(distinct)), strict=True))
         for text, *cut in zip(batch, pieces, halves, strict=True):
             for parts in cut:
                 assert list(chain.from_iterable(ids[part] for part in parts)) == ids[text], (
@@ -177,19 +177,19 @@ def test_a_long_text_gets_the_same_ids_in_parts(name, monkeypatch):
     monkeypatch.setattr(segments, "MAX_WHOLE", 100)
     monkeypatch.setattr(segments, "PART_SIZE", 40)
     tokenizer = loaded(name)
-    asked = []
+    parts = []
 
     def encode(texts):
-        asked.extend(texts)
+        parts.extend(texts)
         return whole(texts)
 
     whole = ReferenceEncoder(tokenizer.backend).encode_batch
     together = "".join(hard_texts(name, 30) + Drawn(tokenizer, seed=9).chats(5))
     texts = [together, "short", "", together[::-1], "\ud83d\ude00 half \ud83d " * 30, "a" * 500]
-    found = segments.encode_in_parts(encode, lambda: cuts_of(name))(texts)
-    assert [ids.tolist() for ids in found] == [ids.tolist() for ids in whole(texts)]
-    assert max(map(len, asked)) == 500, "only the text without cuts is encoded whole"
-    assert not any(ids.flags.writeable for ids in found)
+    in_parts = segments.encode_in_parts(encode, lambda: cuts_of(name))(texts)
+    assert [ids.tolist() for ids in in_parts] == [ids.tolist() for ids in whole(texts)]
+    assert max(map(len, parts)) == 500, "only the text without cuts is encoded whole"
+    assert not any(ids.flags.writeable for ids in in_parts)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -306,14 +306,14 @@ def test_the_table_that_is_kept_is_the_one_that_is_derived(name, monkeypatch):
     monkeypatch.setattr(derivation, "_SHORTEST", examples(4, 5))
     monkeypatch.setattr(derivation, "CODE_POINTS", examples(0x20000, derivation.CODE_POINTS))
     steps = states(name)
-    kept = derivation._stored(derivation.derive(loaded(name).backend, *steps), *steps)
+    derived = derivation._stored(derivation.derive(loaded(name).backend, *steps), *steps)
     file = TABLES / f"{split_points.table_name(*steps)}.json"
     stored = orjson.loads(file.read_bytes())
     sizes = {"run_lengths", "run_classes", "settled_at"}  # another Python knows other characters
     assert stored["settled_at"] >= 6
-    fresh = orjson.loads(orjson.dumps(kept))
+    fresh = orjson.loads(orjson.dumps(derived))
     assert {key: stored[key] for key in stored.keys() - sizes} == {key: fresh[key] for key in fresh.keys() - sizes}
-    old, new = (np.repeat(one["run_classes"], one["run_lengths"]) for one in (stored, fresh))
+    old, new = (np.repeat(table["run_classes"], table["run_lengths"]) for table in (stored, fresh))
     unknown = len(stored["members"])
     old = old[: len(new)]
     assert np.array_equal(old[(old != unknown) & (new != unknown)], new[(old != unknown) & (new != unknown)])

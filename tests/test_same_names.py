@@ -45,7 +45,7 @@ def _table(path: Path, table: pa.Table) -> Path:
 def test_every_command_refuses_a_table_with_one_name_for_two_values(
     tmp_path: Path, case: str, suffix: str
 ) -> None:
-    said, arrays, names = CASES[case]
+    problem, arrays, names = CASES[case]
     log = _table(tmp_path / f"log.{suffix}", pa.table(arrays, names=names))
     before = log.read_bytes()
     out = tmp_path / "out.jsonl"
@@ -58,12 +58,12 @@ def test_every_command_refuses_a_table_with_one_name_for_two_values(
     ):
         code, printed, errors = run(*words)
         assert (code, printed) == (2, ""), words
-        assert f"{log}: {said}, and a row can show only one.\nRename or drop one of them." in errors
+        assert f"{log}: {problem}, and a row can show only one.\nRename or drop one of them." in errors
     assert log.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == [log.name]
 
 
 def test_objects_of_different_columns_share_names(tmp_path: Path) -> None:
-    one = pa.array([{"a": 1, "b": {"a": 1}}])
-    table = pa.table([IDS, IDS, one, one], names=["prompt_ids", "completion_ids", "a", "b"])
+    column = pa.array([{"a": 1, "b": {"a": 1}}])
+    table = pa.table([IDS, IDS, column, column], names=["prompt_ids", "completion_ids", "a", "b"])
     assert run("scan", _table(tmp_path / "log.parquet", table))[0] in (0, 1)

@@ -133,8 +133,8 @@ def conversations(dice: random.Random) -> list[list[dict[str, Any]]]:
         roles = ["system", *roles]
     if dice.random() < 0.3:
         roles += ["tool"]
-    one = [message(dice, role) for role in roles[: dice.randrange(1, len(roles) + 1)]]
-    return [filled(one, dice) for _ in range(6)]
+    shape = [message(dice, role) for role in roles[: dice.randrange(1, len(roles) + 1)]]
+    return [filled(shape, dice) for _ in range(6)]
 
 
 def answered(renderer: Renderer, dice: random.Random, rounds: int) -> int:
@@ -145,17 +145,17 @@ def answered(renderer: Renderer, dice: random.Random, rounds: int) -> int:
     count = 0
     for _ in range(rounds):
         kwargs = dice.choice(({}, {"enable_thinking": False}))
-        given, opens = parts.inputs(renderer.variables((), kwargs)), dice.random() < 0.5
-        assert given is not None
+        variables, opens = parts.inputs(renderer.variables((), kwargs)), dice.random() < 0.5
+        assert variables is not None
         for logged in conversations(dice):
             messages = as_messages(logged, "messages")
-            written = parts.render(messages, given, opens, ChatForms())
+            written = parts.render(messages, variables, opens, ChatForms())
             if written is None:
                 continue
             text, scaffold = written
             how: dict[str, Any] = {"add_generation_prompt": opens, "template_kwargs": kwargs}
             assert toy.fast_text(renderer, messages, **how) in (text, None), (logged, opens, kwargs)
-            if parts.is_exact(scaffold, messages, given, opens, ChatForms()):
+            if parts.is_exact(scaffold, messages, variables, opens, ChatForms()):
                 count += 1
                 assert text == renderer.render(messages, **how), (logged, opens, kwargs)
     return count
@@ -184,13 +184,13 @@ def test_of_real_templates_as_well(name: str) -> None:
 def texts(renderer: Renderer, *words: str) -> list[str | None]:
     """What scaffolds write for a question of each of these words."""
     parts = find_scaffolds(renderer, False)
-    given = parts.inputs(renderer.variables((), {})) if parts is not None else None
+    variables = parts.inputs(renderer.variables((), {})) if parts is not None else None
     assert parts is not None
-    assert given is not None
+    assert variables is not None
     out = []
     for word in words:
         messages = as_messages([{"role": "user", "content": word}], "messages")
-        written = parts.render(messages, given, True, ChatForms())
+        written = parts.render(messages, variables, True, ChatForms())
         out.append(None if written is None else written[0])
     return out
 

@@ -124,8 +124,8 @@ def test_a_clean_row_is_rendered_once_and_encoded_once(tmp_path: Path) -> None:
     tokenizer, renderer = toy.toy_tokenizer(), toy.toy_renderer()
     rows, characters = [], 0
     for number in range(ROWS):
-        said = as_messages(conversation(number), "messages")
-        text = renderer.render(said, add_generation_prompt=False)
+        messages = as_messages(conversation(number), "messages")
+        text = renderer.render(messages, add_generation_prompt=False)
         characters += len(text)
         rows.append({"messages": conversation(number), "token_ids": tokenizer.encode(text).tolist()})
     counts, findings = scanned(tmp_path / "rows.jsonl", rows)
@@ -144,8 +144,8 @@ def test_calls_of_a_conversation_encode_its_text_about_once(tmp_path: Path) -> N
         messages = conversation(number)
         calls = []
         for turn in range(TURNS):
-            said = as_messages(messages[: 2 * turn + 1], "messages")
-            prompt = renderer.render(said, add_generation_prompt=True)
+            history = as_messages(messages[: 2 * turn + 1], "messages")
+            prompt = renderer.render(history, add_generation_prompt=True)
             answer = messages[2 * turn + 1]["content"] + "<|im_end|>"
             ids = [tokenizer.encode(text).tolist() for text in (prompt, answer)]
             calls.append(dict(zip(("prompt_token_ids", "generation_token_ids"), ids, strict=True)))
@@ -170,15 +170,15 @@ def training_rows(faulty: frozenset[int] = frozenset()) -> tuple[list[dict[str, 
     )
     rows, tokens = [], 0
     for number in range(ROWS):
-        said = as_messages(conversation(number), "messages")
-        ids = tokenizer.encode(renderer.render(said, add_generation_prompt=False)).tolist()
+        messages = as_messages(conversation(number), "messages")
+        ids = tokenizer.encode(renderer.render(messages, add_generation_prompt=False)).tolist()
         header = tokenizer.encode("assistant\n").tolist()
         mask = sampled(ids, header, tokenizer.encode("<|im_end|>").tolist()[0])
         if number in faulty:
-            at = next(at for at, one in enumerate(mask) if one and ids[at : at + len(word)] == word)
+            at = next(at for at, trained in enumerate(mask) if trained and ids[at : at + len(word)] == word)
             ids[at : at + len(word)] = [*halves[0], *halves[1]]
             mask[at : at + len(word)] = [1] * len([*halves[0], *halves[1]])
-        values = [-0.5 - (at % 97) / 100 if one else 0.0 for at, one in enumerate(mask)]
+        values = [-0.5 - (at % 97) / 100 if trained else 0.0 for at, trained in enumerate(mask)]
         tokens += len(ids)
         row = {"messages": conversation(number), "token_ids": ids, "loss_mask": mask, "logprobs": values}
         rows.append(row)

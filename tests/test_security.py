@@ -54,10 +54,15 @@ SEEN = re.compile(rf"\b(?:{'|'.join(sorted(CODE))}|system|popen|loads?|open|inte
 ALSO = re.compile(rf"{'|'.join(sorted(MODULES))}|shell|import_module|Unpickler|fromfile")
 
 
-def said(node: ast.Call, name: str) -> Any:
+def literal(node: ast.Call, name: str) -> Any:
     """The literal value of a keyword of a call; None without one."""
     return next(
-        (one.value.value for one in node.keywords if one.arg == name and hasattr(one.value, "value")), None
+        (
+            keyword.value.value
+            for keyword in node.keywords
+            if keyword.arg == name and hasattr(keyword.value, "value")
+        ),
+        None,
     )
 
 
@@ -76,18 +81,18 @@ def dangers(path: Path) -> Iterator[str]:
             yield f"{name}:{node.lineno} calls {called}"
         elif called in ("pickle.loads", "pickle.load") and name not in OWN_PICKLES:
             yield f"{name}:{node.lineno} loads a pickle"
-        elif called == "torch.load" and said(node, "weights_only") is not True:
+        elif called == "torch.load" and literal(node, "weights_only") is not True:
             yield f"{name}:{node.lineno} loads a Torch file without weights_only"
-        elif called in ("np.load", "numpy.load") and said(node, "allow_pickle") is not False:
+        elif called in ("np.load", "numpy.load") and literal(node, "allow_pickle") is not False:
             yield f"{name}:{node.lineno} loads numpy files without allow_pickle=False"
-        elif said(node, "shell"):
+        elif literal(node, "shell"):
             yield f"{name}:{node.lineno} calls {called} in a shell"
         elif last == "import_module" and not isinstance(node.args[0], ast.Constant) and name not in LOADED_BY_NAME:
             yield f"{name}:{node.lineno} imports a module by a name that it computes"
 
 
 def test_no_module_loads_code_from_data() -> None:
-    assert [one for path in (ROOT / "tito_audit").rglob("*.py") for one in dangers(path)] == []
+    assert [danger for path in (ROOT / "tito_audit").rglob("*.py") for danger in dangers(path)] == []
 
 
 @pytest.mark.parametrize(
@@ -221,24 +226,26 @@ def test_the_page_names_every_dependency_and_its_bounds_are_kept() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     needed = [*project["dependencies"]]
-    needed += [one for name, listed in extras.items() if name not in ("dev", "docs") for one in listed]
-    named = {re.split(r"[\[<>=!~; ]", one)[0] for one in needed} - {"tito-audit"}
+    needed += [
+        requirement for name, listed in extras.items() if name not in ("dev", "docs") for requirement in listed
+    ]
+    named = {re.split(r"[\[<>=!~; ]", requirement)[0] for requirement in needed} - {"tito-audit"}
     listed = PAGE.partition("## Dependencies")[2]
     rows = [line for line in listed.splitlines() if line.startswith("| `")]
     shown = {name for line in rows for name in re.findall(r"`([\w.-]+)`", line.split("|")[1])}
     assert shown == named
-    for one in (*needed, *extras["dev"], *extras["docs"]):
-        bound = one.partition(";")[0]
+    for requirement in (*needed, *extras["dev"], *extras["docs"]):
+        bound = requirement.partition(";")[0]
         if not bound.startswith(("tito-audit", "readme_renderer")):
-            assert "==" in bound or ("<" in bound and ">=" in bound), f"{one} is not bounded"
-    lowest = {re.split(r"[\[<>=]", one)[0]: one for one in needed}
+            assert "==" in bound or ("<" in bound and ">=" in bound), f"{requirement} is not bounded"
+    lowest = {re.split(r"[\[<>=]", requirement)[0]: requirement for requirement in needed}
     for name, least in (("jinja2", "3.1.6"), ("orjson", "3.11.6"), ("aiohttp", "3.13.4"), ("torch", "2.10")):
         assert f">={least}," in lowest[name]
         assert least in listed
 
 
 @pytest.mark.parametrize(
-    ("found", "code", "words"),
+    ("answer", "code", "words"),
     [
         ("", None, "Nothing was audited"),
         ('{"dependencies": [{"name": "a", "skip_reason": "not found"}]}', None, "Nothing was audited"),
@@ -251,6 +258,6 @@ def test_the_page_names_every_dependency_and_its_bounds_are_kept() -> None:
         ),
     ],
 )
-def test_an_audit_of_nothing_is_never_clean(found: str, code: int | None, words: str) -> None:
-    lines, ended = said_of(found, "pypi")
+def test_an_audit_of_nothing_is_never_clean(answer: str, code: int | None, words: str) -> None:
+    lines, ended = said_of(answer, "pypi")
     assert (ended, words in lines[0]) == (code, True)

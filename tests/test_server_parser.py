@@ -40,17 +40,17 @@ class Parsing(Scripted):
         self.requests.append(chat_request)
         if self.fails is not None:
             raise self.fails
-        return tuple(self._parsed(one, chat_request) for one in results)
+        return tuple(self._parsed(result, chat_request) for result in results)
 
     def _parsed(self, result: GenerationResult, chat_request: Mapping[str, Any]) -> Parsed:
         tokenizer = toy.toy_tokenizer("toy_bpe")
         text = decode(tokenizer.vocabulary, result.output_ids, end_ids=tokenizer.eos_ids)
         options = ParseOptions(chat_request.get("tools", ()))
-        found = parse_answer(
+        answer = parse_answer(
             text, parser_named("qwen3", Reads.REASONING), parser_named("hermes", Reads.TOOLS), options
         )
-        calls = (ParsedCall(one.name, json.dumps(json.loads(one.arguments))) for one in found.tool_calls)
-        return Parsed(found.content, found.reasoning, tuple(calls))
+        calls = (ParsedCall(call.name, json.dumps(json.loads(call.arguments))) for call in answer.tool_calls)
+        return Parsed(answer.content, answer.reasoning, tuple(calls))
 
 
 def parsing_gateway(log: Path, answers: list[str]) -> tuple[Gateway, Parsing]:

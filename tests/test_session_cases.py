@@ -56,15 +56,15 @@ def result(text: str, prompt: Prompt, *, pieces: bool = False, finish: str = "st
     body = text.removesuffix(END)
     stops = tokenizer.encode(END).tolist() if text.endswith(END) else []
     parts = list(body) if pieces else [body]
-    ids = [one for part in parts for one in tokenizer.encode(part).tolist()] + stops
+    ids = [token for part in parts for token in tokenizer.encode(part).tolist()] + stops
     return GenerationResult(tuple(prompt.ids.tolist()), tuple(ids), (-1.0,) * len(ids), finish_reason=finish)
 
 
-def answer(session: Session, asked: ChatCall, text: str, said: dict[str, Any], **how: Any) -> Node:
+def answer(session: Session, request: ChatCall, text: str, message: dict[str, Any], **how: Any) -> Node:
     """One call, answered."""
-    prompt = session.prompt(asked)
+    prompt = session.prompt(request)
     name = f"call-{len(session.nodes)}"
-    (node,) = session.commit(name, prompt, asked, [result(text, prompt, **how)], [said])
+    (node,) = session.commit(name, prompt, request, [result(text, prompt, **how)], [message])
     return node
 
 
@@ -76,7 +76,8 @@ def wire(text: str) -> dict[str, Any]:
     """An answer of the tables."""
     own = json.loads(text)
     calls = [
-        look(one) if not isinstance(one, list) else look(one[2], one[1], one[0]) for one in own.pop("calls", ())
+        look(entry) if not isinstance(entry, list) else look(entry[2], entry[1], entry[0])
+        for entry in own.pop("calls", ())
     ]
     return {**say(own.pop("content", None), own.pop("reasoning_content", None), *calls), **own}
 
@@ -104,9 +105,9 @@ def test_a_message_of_the_client_counts_with_all_it_says():
 
 def test_a_result_refers_to_its_call_whatever_the_id_is():
     def history(name: str, refers: str):
-        said = say(None, None, look("1", id=f"{name}1"), look("2", id=f"{name}2"))
+        calls = say(None, None, look("1", id=f"{name}1"), look("2", id=f"{name}2"))
         return message_keys(
-            as_messages([ASKED, said, {"role": "tool", "tool_call_id": refers, "content": "r"}], "messages")
+            as_messages([ASKED, calls, {"role": "tool", "tool_call_id": refers, "content": "r"}], "messages")
         )
 
     assert history("a", "a2") == history("b", "b2")
@@ -137,10 +138,10 @@ def test_reasoning_that_the_client_left_out_stays_and_reasoning_that_it_changed_
 
 def test_of_answers_that_look_the_same_the_latest_is_continued_and_the_others_are_counted():
     session = conversations().open("s")
-    asked = call(ASKED)
-    prompt = session.prompt(asked)
+    request = call(ASKED)
+    prompt = session.prompt(request)
     results = [result("hi there" + END, prompt, pieces=pieces) for pieces in (True, False)]
-    first, second = session.commit("c", prompt, asked, results, [say("hi there")] * 2)
+    first, second = session.commit("c", prompt, request, results, [say("hi there")] * 2)
     prompt = session.prompt(call(ASKED, say("hi there"), MORE))
     assert (prompt.parent, prompt.alike) == (second, 1)
     assert prompt.parent is not first
@@ -148,15 +149,15 @@ def test_of_answers_that_look_the_same_the_latest_is_continued_and_the_others_ar
 
 def test_the_ids_of_tool_calls_tell_answers_apart_that_look_the_same():
     session = conversations().open("s")
-    asked = call(ASKED)
-    prompt = session.prompt(asked)
+    request = call(ASKED)
+    prompt = session.prompt(request)
     text = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>' + END
-    said = [say(None, None, look("{}", id=f"c{number}")) for number in range(3)]
+    answers = [say(None, None, look("{}", id=f"c{number}")) for number in range(3)]
     results = [result(text, prompt, pieces=number == 1) for number in range(3)]
-    nodes = session.commit("c", prompt, asked, results, said)
+    nodes = session.commit("c", prompt, request, results, answers)
     for number, node in enumerate(nodes):
         tool = {"role": "tool", "tool_call_id": f"c{number}", "content": "seen"}
-        prompt = session.prompt(call(ASKED, said[number], tool))
+        prompt = session.prompt(call(ASKED, answers[number], tool))
         assert (prompt.parent, prompt.alike) == (node, 0)
 
 
@@ -171,11 +172,11 @@ def test_an_answer_that_was_cut_gets_the_end_that_the_template_writes(where, tex
 
 def test_a_stop_token_that_the_template_does_not_write_stays_and_gets_no_second():
     session = conversations().open("s")
-    asked = call(ASKED)
-    prompt = session.prompt(asked)
+    request = call(ASKED)
+    prompt = session.prompt(request)
     ids = tuple(toy_tokenizer().encode("hi<|endoftext|>").tolist())
     sampled = GenerationResult((), ids, (-1.0,) * len(ids), finish_reason="stop")
-    session.commit("c", prompt, asked, [sampled], [say("hi")])
+    session.commit("c", prompt, request, [sampled], [say("hi")])
     prompt = session.prompt(call(ASKED, say("hi"), MORE))
     assert "hi<|endoftext|>\n<|im_start|>user\nmore" in text_of(prompt)
 
@@ -183,11 +184,11 @@ def test_a_stop_token_that_the_template_does_not_write_stays_and_gets_no_second(
 @pytest.mark.parametrize("end", ["", "\n"])
 def test_a_stop_token_that_opens_the_next_turn_is_not_written_twice(end):
     session = conversations(styled(Style(end=end))).open("s")
-    asked = call(ASKED)
-    prompt = session.prompt(asked)
+    request = call(ASKED)
+    prompt = session.prompt(request)
     ids = tuple(toy_tokenizer().encode("hi<|im_start|>").tolist())
     sampled = GenerationResult((), ids, (-1.0,) * len(ids), finish_reason="stop")
-    session.commit("c", prompt, asked, [sampled], [say("hi")])
+    session.commit("c", prompt, request, [sampled], [say("hi")])
     prompt = session.prompt(call(ASKED, say("hi"), MORE))
     assert prompt.branch is Branch.CONTINUES
     assert f"hi<|im_start|>user\nmore{end}<|im_start|>assistant\n" in text_of(prompt)
@@ -195,19 +196,19 @@ def test_a_stop_token_that_opens_the_next_turn_is_not_written_twice(end):
 
 def test_an_answer_that_spells_a_stop_token_ends_where_it_ends():
     session = conversations(styled("appends")).open("s")
-    said = say(f"it is {END}", None, look(f'{{"at": "{END}"}}'))
+    message = say(f"it is {END}", None, look(f'{{"at": "{END}"}}'))
     text = f'it is {END[:5]}{END[5:]}<tool_call>\n{{"name":"look","arguments":{{"at":"{END}"}}}}\n</tool_call>'
     ids = [
-        one
+        token
         for part in (text, END)
         for char in ([part] if part == END else part)
-        for one in toy_tokenizer().encode(char)
+        for token in toy_tokenizer().encode(char)
     ]
-    asked = call(ASKED)
-    prompt = session.prompt(asked)
+    request = call(ASKED)
+    prompt = session.prompt(request)
     sampled = GenerationResult((), tuple(map(int, ids)), (-1.0,) * len(ids), finish_reason="stop")
-    (node,) = session.commit("c", prompt, asked, [sampled], [said])
-    prompt = session.prompt(call(ASKED, said, {"role": "tool", "tool_call_id": "c1", "content": "seen"}))
+    (node,) = session.commit("c", prompt, request, [sampled], [message])
+    prompt = session.prompt(call(ASKED, message, {"role": "tool", "tool_call_id": "c1", "content": "seen"}))
     assert (prompt.branch, prompt.parent) == (Branch.CONTINUES, node)
     assert prompt.added == "\n<|im_start|>tool\nseen<|im_end|>\n<|im_start|>assistant\n"
 
@@ -261,8 +262,8 @@ def test_other_tools_and_other_arguments_fork_only_where_the_template_writes_the
     prompt = session.prompt(call(*history, template_kwargs={"enable_thinking": False}))
     assert prompt.branch is Branch.CONTINUES
     assert prompt.added.endswith("<think>\n\n</think>\n\n")
-    told = make_renderer(toy_tokenizer(), chat_template="{{ date }}" + STYLES["appends"].source)
-    session = conversations(told).open("s")
+    dated = make_renderer(toy_tokenizer(), chat_template="{{ date }}" + STYLES["appends"].source)
+    session = conversations(dated).open("s")
     answer(session, call(ASKED, template_kwargs={"date": "one"}), f"hi{END}", say("hi"))
     prompt = session.prompt(call(*history, template_kwargs={"date": "two"}))
     assert prompt.fork.reason is ForkReason.ARGUMENTS_CHANGED
@@ -294,17 +295,17 @@ def test_a_call_that_is_made_again_gets_the_same_prompt():
     first = answer(session, call(ASKED), f"hi{END}", say("hi"))
     assert session.prompt(call(ASKED)).branch is Branch.START
     again = [session.prompt(call(ASKED, say("hi"), MORE)) for _ in range(2)]
-    assert [one.branch for one in again] == [Branch.CONTINUES] * 2
-    assert [one.parent for one in again] == [first] * 2
+    assert [prompt.branch for prompt in again] == [Branch.CONTINUES] * 2
+    assert [prompt.parent for prompt in again] == [first] * 2
 
 
 def test_an_answer_that_was_cut_can_go_on_and_comes_back_as_one_message_or_as_two():
     session = conversations(styled("appends")).open("s")
     first = answer(session, call(ASKED), "hi th", say("hi th"), pieces=True, finish="length")
-    asked = call(ASKED, say("hi th"), add_generation_prompt=False)
-    prompt = session.prompt(asked)
+    request = call(ASKED, say("hi th"), add_generation_prompt=False)
+    prompt = session.prompt(request)
     assert (prompt.branch, prompt.parent, prompt.new_ids.tolist()) == (Branch.CONTINUES, first, [])
-    (second,) = session.commit("c2", prompt, asked, [result(f"ere{END}", prompt)], [say("ere")])
+    (second,) = session.commit("c2", prompt, request, [result(f"ere{END}", prompt)], [say("ere")])
     for history in ([ASKED, say("hi there"), MORE], [ASKED, say("hi th"), say("ere"), MORE]):
         prompt = session.prompt(call(*history))
         assert (prompt.branch, prompt.parent) == (Branch.CONTINUES, second)
@@ -313,11 +314,11 @@ def test_an_answer_that_was_cut_can_go_on_and_comes_back_as_one_message_or_as_tw
 
 def test_a_client_may_begin_the_answer():
     session = conversations(styled("appends")).open("s")
-    asked = call(ASKED, say("Well, "), add_generation_prompt=False)
-    prompt = session.prompt(asked)
+    request = call(ASKED, say("Well, "), add_generation_prompt=False)
+    prompt = session.prompt(request)
     assert prompt.branch is Branch.START
     assert text_of(prompt).endswith("<|im_start|>assistant\nWell, ")
-    (node,) = session.commit("c", prompt, asked, [result(f"hi{END}", prompt, pieces=True)], [say("hi")])
+    (node,) = session.commit("c", prompt, request, [result(f"hi{END}", prompt, pieces=True)], [say("hi")])
     prompt = session.prompt(call(ASKED, say("Well, hi"), MORE))
     assert (prompt.branch, prompt.parent) == (Branch.CONTINUES, node)
     with pytest.raises(RenderError, match="continued"):
@@ -350,10 +351,10 @@ def test_an_answer_of_another_model_is_new_text():
 # text prompts
 
 
-def committed(session: Session, text: str, sampled: str, given: str, **how: Any) -> Node:
+def committed(session: Session, text: str, sampled: str, shown: str, **how: Any) -> Node:
     prompt = session.text_prompt(text)
     (node,) = session.commit(
-        f"t{len(session.nodes)}", prompt, None, [result(sampled, prompt, **how)], [{"text": given}]
+        f"t{len(session.nodes)}", prompt, None, [result(sampled, prompt, **how)], [{"text": shown}]
     )
     return node
 
@@ -416,32 +417,32 @@ def test_a_session_is_found_by_what_it_answered():
 
 def test_two_clients_with_equal_answers_keep_their_own_sessions():
     many = conversations()
-    asked = [{"id": "c1", "role": "user", "content": "hello"}]
+    history = [{"id": "c1", "role": "user", "content": "hello"}]
     own = {}
     for name in "ab":
-        said = say("hi", f"I am {name}", look('{"x": 1}', id=f"id-{name}"))
-        own[name] = answer(many.open(name), call(*asked), f"hi {name}{END}", said), said
-    for node, said in own.values():
-        bare = {key: value for key, value in said.items() if key != "reasoning_content"}
-        others = {**said, "tool_calls": [look('{"x":1.0e0}', id="new")]}
-        assert many.find(call(*asked, others, MORE)).id not in own
-        respelled = {**said, "tool_calls": [look('{"x":  1}', id="new")]}
-        for kept in (said, bare, respelled):
-            session = many.find(call(*asked, kept, MORE))
+        message = say("hi", f"I am {name}", look('{"x": 1}', id=f"id-{name}"))
+        own[name] = answer(many.open(name), call(*history), f"hi {name}{END}", message), message
+    for node, message in own.values():
+        bare = {key: value for key, value in message.items() if key != "reasoning_content"}
+        others = {**message, "tool_calls": [look('{"x":1.0e0}', id="new")]}
+        assert many.find(call(*history, others, MORE)).id not in own
+        respelled = {**message, "tool_calls": [look('{"x":  1}', id="new")]}
+        for variant in (message, bare, respelled):
+            session = many.find(call(*history, variant, MORE))
             assert session.nodes == (node,)
-            fork = session.prompt(call(*asked, kept, MORE)).fork
+            fork = session.prompt(call(*history, variant, MORE)).fork
             assert fork is None or fork.reason is ForkReason.TEMPLATE_REWRITES
     edited = say("hi", "I am nobody", look('{"x": 1}', id="id-a"))
-    fork = many.find(call(*asked, edited, MORE)).prompt(call(*asked, edited, MORE)).fork
+    fork = many.find(call(*history, edited, MORE)).prompt(call(*history, edited, MORE)).fork
     assert fork.reason is ForkReason.EDITED
 
 
 def test_of_equal_siblings_the_one_that_a_whole_history_names_is_continued():
     session = conversations().open("s")
-    asked = session.prompt(call(ASKED))
+    first_prompt = session.prompt(call(ASKED))
     firsts = [say("", None, look("{}", id=f"id-{n}")) for n in range(2)]
-    sampled = [result(f"a {n}{END}", asked) for n in range(2)]
-    session.commit("c", asked, call(ASKED), sampled, firsts)
+    sampled = [result(f"a {n}{END}", first_prompt) for n in range(2)]
+    session.commit("c", first_prompt, call(ASKED), sampled, firsts)
     second = {}
     for number in (0, 1):
         history = call(ASKED, firsts[number], MORE)
@@ -513,15 +514,15 @@ def test_a_call_renders_its_history_twice_at_most_and_encodes_only_what_is_new(m
         monkeypatch.setattr(
             type(toy_tokenizer()), "encode", lambda self, text: encoded.append(text) or encode(self, text)
         )
-        asked = call(*history)
+        request = call(*history)
         before = len(written)
-        prompt = session.prompt(asked)
+        prompt = session.prompt(request)
         monkeypatch.setattr(type(toy_tokenizer()), "encode", encode)
         assert number < 2 or len(written) - before <= 2
         assert encoded[-1] == prompt.added
-        said = say(f"hi {number}", None, look('{"a":1}', id=f"c{number}"))
+        message = say(f"hi {number}", None, look('{"a":1}', id=f"c{number}"))
         text = f'hi {number}<tool_call>\n{{"name":"look","arguments":{{"a":1}}}}\n</tool_call>{END}'
-        session.commit(f"c{number}", prompt, asked, [result(text, prompt)], [said])
-        history += [said, {"role": "tool", "tool_call_id": f"c{number}", "content": "seen"}]
+        session.commit(f"c{number}", prompt, request, [result(text, prompt)], [message])
+        history += [message, {"role": "tool", "tool_call_id": f"c{number}", "content": "seen"}]
     assert len(encoded[-1]) < 100
     assert session.nodes[-1].prompt.proof is Proof.SAME_SUFFIX

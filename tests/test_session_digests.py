@@ -26,10 +26,10 @@ class ByLastId:
 @settings(max_examples=examples(100, 2000))
 @given(st.text(st.sampled_from("aé你\ud83d\ude00🎉"), max_size=12), st.lists(st.integers(0, 14), max_size=8))
 def test_a_beginning_has_the_digest_of_its_text(text, lengths):
-    said = PrefixDigests(text)
+    digests = PrefixDigests(text)
     for length in lengths:
-        assert said.digest(length) == digest_text(text[:length])
-    assert said.digest() == digest_text(text)
+        assert digests.digest(length) == digest_text(text[:length])
+    assert digests.digest() == digest_text(text)
 
 
 IDS = st.lists(st.integers(0, END), max_size=4).map(lambda ids: np.array(ids, np.int32))
@@ -38,14 +38,14 @@ IDS = st.lists(st.integers(0, END), max_size=4).map(lambda ids: np.array(ids, np
 @settings(max_examples=examples(100, 2000))
 @given(st.data())
 def test_an_answer_has_the_keys_of_its_ids(data):
-    texts, held = TextAnswers(ByLastId()), []
+    texts, nodes = TextAnswers(ByLastId()), []
     for _ in range(data.draw(st.integers(1, 7))):
-        parent = data.draw(st.sampled_from([None, *held]))
+        parent = data.draw(st.sampled_from([None, *nodes]))
         prompt = Prompt(Branch.START, data.draw(IDS))
         if parent is not None:
             whole = parent.prompt.length + len(parent.output_ids)
-            kept = data.draw(st.sampled_from([whole, max(whole - 1, 0), whole // 2]))
-            prompt = Prompt(Branch.FORK, data.draw(IDS), parent=parent, kept=kept)
+            whole_or_less = data.draw(st.sampled_from([whole, max(whole - 1, 0), whole // 2]))
+            prompt = Prompt(Branch.FORK, data.draw(IDS), parent=parent, kept=whole_or_less)
         output = data.draw(IDS)
         node = _node(prompt, output)
         seen = np.concatenate([prompt.ids, output])
@@ -55,7 +55,7 @@ def test_an_answer_has_the_keys_of_its_ids(data):
         assert texts.add(node) == expected
         if data.draw(st.booleans()):
             texts = TextAnswers(ByLastId())  # a parent that is not held any more
-        held.append(node)
+        nodes.append(node)
 
 
 def _node(prompt: Prompt, output: np.ndarray) -> Node:
@@ -70,8 +70,8 @@ def _key(wire: dict[str, object]) -> bytes:
 
 @settings(max_examples=examples(50, 1000))
 @given(st.integers(498, 503), st.integers(498, 503), st.sampled_from("ab"), st.sampled_from("ab"))
-def test_long_texts_are_the_same_message_only_if_they_are_equal(first, second, one, other):
-    texts = ["x" * first + one, "x" * second + other]
+def test_long_texts_are_the_same_message_only_if_they_are_equal(first, second, first_end, other):
+    texts = ["x" * first + first_end, "x" * second + other]
     keys = {_key({"role": "user", "content": text}) for text in texts}
     assert len(keys) == len(set(texts))
 
