@@ -78,12 +78,12 @@ def truth_of(log: Log) -> Truth:
 
 def pairs_at(log: Log) -> list[tuple[int, int, list[int]]]:
     """Every token of an answer that two tokens spell as well: turn, place, the two."""
-    known = toy.toy_tokenizer().vocabulary.ids_of_bytes
+    ids_of = toy.toy_tokenizer().vocabulary.ids_of_bytes
     out = []
     for turn, at, (token,) in places(log, 1):
         data = spelling(token)
         for cut in range(1, len(data)):
-            first, second = known(data[:cut]), known(data[cut:])
+            first, second = ids_of(data[:cut]), ids_of(data[cut:])
             if first and second:
                 out.append((turn, at, [first[0], second[0]]))
     return out
@@ -131,8 +131,8 @@ def mistrained(draw: st.DrawFn, log: Log) -> None:
     elif kind == "inverted":
         log.row_mask = [1 - entry for entry in log.row_mask]
     elif kind == "partly":
-        kept = {a for a, _ in log.regions}
-        for at in draw(st.sets(st.integers(0, len(log.row_mask) - 1), min_size=1, max_size=4)) - kept:
+        starts = {a for a, _ in log.regions}
+        for at in draw(st.sets(st.integers(0, len(log.row_mask) - 1), min_size=1, max_size=4)) - starts:
             log.row_mask[at] = 1 - log.row_mask[at]
 
 
@@ -170,7 +170,7 @@ def spoilt_rows(draw: st.DrawFn) -> Sample:
 def forgotten_logs(draw: st.DrawFn) -> Sample:
     """A log in which a later prompt, and the row with it, holds an answer in other tokens than were sampled."""
     log = draw(clean_logs())
-    options = [one for one in pairs_at(log) if one[0] < len(log) - 1]
+    options = [option for option in pairs_at(log) if option[0] < len(log) - 1]
     assume(options)
     turn, at, pair = options[draw(st.integers(0, 10**6)) % len(options)]
     heard = list(log.completions[turn])
@@ -187,8 +187,8 @@ def line_of(sample: Sample, number: int, *, with_row: bool = True) -> str:
     """The sample as one line of JSON. Each token's advantage tells its place, in a spelling of its own."""
     log = sample.log
     calls = [
-        {"prompt_token_ids": prompt, "generation_token_ids": said, "generation_log_probs": values}
-        for prompt, said, values in zip(log.prompts, log.completions, log.logprobs, strict=True)
+        {"prompt_token_ids": prompt, "generation_token_ids": completion, "generation_log_probs": values}
+        for prompt, completion, values in zip(log.prompts, log.completions, log.logprobs, strict=True)
     ]
     whole = {"id": f"r{number}", "messages": log.messages, "tools": log.tools, "calls": calls}
     raw = {name: json.dumps(value, ensure_ascii=False) for name, value in whole.items()}
@@ -250,8 +250,8 @@ def assert_columns(old: Row, new: Row, *, part: bool = False) -> None:
         assert list(new["position_ids"]) == list(range(len(ids)))
     assert list(new["ref_logprobs"]) == [*old["ref_logprobs"][:same], *[None] * (len(ids) - same)]
     came = [None if value is None else int(value - 0.5) for value in new["advantages"]]
-    known = [at for at in came if at is not None]
-    assert known == sorted(set(known)), "an advantage was moved past another, or doubled"
+    positions = [at for at in came if at is not None]
+    assert positions == sorted(set(positions)), "an advantage was moved past another, or doubled"
     assert all(before[at] == token for at, token in zip(came, ids, strict=True) if at is not None)
     assert all(at == n for n, at in enumerate(came[:same]) if at is not None)
     assert part or came[len(ids) - behind :] == list(range(len(before) - behind, len(before)))
@@ -273,8 +273,8 @@ def assert_trained(row: Row) -> None:
 
 def call_of(call: Row) -> tuple[list[int], int, list[float]]:
     """What a call saw and said, where what it said begins, and its logprobs."""
-    prompt, said = list(call["prompt_token_ids"]), list(call["generation_token_ids"])
-    return prompt + said, len(prompt), list(call["generation_log_probs"])
+    prompt, completion = list(call["prompt_token_ids"]), list(call["generation_token_ids"])
+    return prompt + completion, len(prompt), list(call["generation_log_probs"])
 
 
 def assert_text(old: str, new: str) -> None:
@@ -293,16 +293,16 @@ def assert_text(old: str, new: str) -> None:
 
 def worst_of(results: Sequence[Result]) -> dict[tuple[str, str], Severity]:
     worst: dict[tuple[str, str], Severity] = {}
-    for one in (finding for result in results for finding in result.findings):
-        kind = (one.code, one.hit.cause)
-        worst[kind] = max(worst.get(kind, Severity.NOTE), one.severity)
+    for finding in (finding for result in results for finding in result.findings):
+        kind = (finding.code, finding.hit.cause)
+        worst[kind] = max(worst.get(kind, Severity.NOTE), finding.severity)
     return worst
 
 
 def count_of(results: Sequence[Result], code: str) -> int:
     """How often a code was found, notes left out."""
     every = (finding for result in results for finding in result.findings)
-    return sum(one.code == code and one.severity >= Severity.WARNING for one in every)
+    return sum(finding.code == code and finding.severity >= Severity.WARNING for finding in every)
 
 
 def assert_better(outcome: Outcome, now: Sequence[Result]) -> None:
@@ -332,7 +332,7 @@ def repaired(path: Path, **choices: Any) -> tuple[list[Outcome], Path]:
 
 def runs(lines: Sequence[str], **choices: Any) -> list[tuple[Outcome, str, list[str]]]:
     """Outcome, line, and lines written in its place, of a repair of these lines."""
-    found = []
+    repairs = []
     with TemporaryDirectory() as folder:
         path = Path(folder) / "log.jsonl"
         path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
@@ -342,11 +342,11 @@ def runs(lines: Sequence[str], **choices: Any) -> list[tuple[Outcome, str, list[
             new = [next(written) for _ in range(outcome.rows)]
             if not outcome.repaired:
                 assert new == [line]
-            for one in new:
-                assert_text(line, one)
-            found.append((outcome, line, new))
+            for row in new:
+                assert_text(line, row)
+            repairs.append((outcome, line, new))
         assert next(written, None) is None
-    return found
+    return repairs
 
 
 def assert_as_sampled(new: Row, truth: Truth) -> None:
@@ -365,7 +365,7 @@ def test_a_row_that_was_spoilt_by_itself_comes_back_as_it_was_sampled(samples: l
     for sample, (outcome, line, new) in zip(samples, runs(lines), strict=True):
         (after,) = map(json.loads, new)
         assert outcome.repaired or not any(
-            one.severity is Severity.ERROR for result in outcome.before for one in result.findings
+            finding.severity is Severity.ERROR for result in outcome.before for finding in result.findings
         ), outcome.declined
         if outcome.repaired:
             assert_as_sampled(after, sample.truth)
@@ -420,12 +420,12 @@ def test_an_unsafe_splice_joins_the_calls_and_keeps_what_they_said(sample: Sampl
     for (seen, _, _), (later, start, _) in pairwise(calls):
         assert later[: len(seen)] == seen
         assert start >= len(seen)
-    said = [(call["generation_token_ids"], call["generation_log_probs"]) for call in old["calls"]]
-    assert said == [(call["generation_token_ids"], call["generation_log_probs"]) for call in after["calls"]]
+    answers = [(call["generation_token_ids"], call["generation_log_probs"]) for call in old["calls"]]
+    assert answers == [(call["generation_token_ids"], call["generation_log_probs"]) for call in after["calls"]]
     assert old["calls"][0] == after["calls"][0]
     if with_row:
         assert after["token_ids"] == calls[-1][0]
-        assert sum(after["loss_mask"]) == sum(len(ids) for ids, _ in said)
+        assert sum(after["loss_mask"]) == sum(len(ids) for ids, _ in answers)
         assert_trained(after)
         assert_columns(old, after)
     ((refused, _, same),) = runs([line], strategies=("splice",))
@@ -458,7 +458,7 @@ def table_of(rows: Sequence[Row]) -> pa.Table:
 @few
 @given(st.lists(spoilt_rows(), min_size=1, max_size=3))
 def test_a_table_comes_back_as_it_was_sampled_with_its_types(samples: list[Sample]) -> None:
-    rows = [json.loads(line_of(Sample(one.log, one.truth, {}), n)) for n, one in enumerate(samples)]
+    rows = [json.loads(line_of(Sample(spoilt.log, spoilt.truth, {}), n)) for n, spoilt in enumerate(samples)]
     table = table_of(rows)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "log.parquet"
@@ -493,8 +493,8 @@ def group_of(samples: Sequence[Sample], number: int) -> Row:
     """Samples as Atropos writes a group: labels as masks, 1.0 where nothing was sampled."""
     row: Row = {"id": f"g{number}", "tokens": [], "masks": [], "scores": [], "inference_logprobs": []}
     row |= {"messages": [], "advantages": [], "ref_logprobs": [], "overrides": None}
-    for n, one in enumerate(samples):
-        log = one.log
+    for n, sample in enumerate(samples):
+        log = sample.log
         pairs = zip(log.row_ids, log.row_mask, strict=True)
         row["tokens"].append(log.row_ids)
         row["masks"].append([token if trained else -100 for token, trained in pairs])
@@ -626,17 +626,17 @@ def test_a_chosen_style_says_the_same_of_the_same_tokens(samples: list[Sample], 
     rows = [dump_of(sample, n, width) for n, sample in enumerate(samples)]
     choices = RepairChoices(mask_style=style, sentinel=-1000.0)
     how: Row = {"strategies": ("normalize",), "choices": choices}
-    found = runs([json.dumps(row) for row in rows], **how)
-    for sample, old, (outcome, _, new) in zip(samples, rows, found, strict=True):
+    repairs = runs([json.dumps(row) for row in rows], **how)
+    for sample, old, (outcome, _, new) in zip(samples, rows, repairs, strict=True):
         (after,) = map(json.loads, new)
         if not outcome.repaired:
             assert after == old
             continue
-        mask, given = after["token_loss_mask"][0], old["token_loss_mask"][0]
+        mask, recorded = after["token_loss_mask"][0], old["token_loss_mask"][0]
         trained = [int(entry not in (-100, 0, False)) for entry in mask]
         # A mask that was inverted is turned round; a token without a logprob does not enter it.
         whole = sample.truth[1] + [0] * (width - len(sample.truth[1]))
-        assert trained == given or all(wanted or not now for now, wanted in zip(trained, whole, strict=True))
+        assert trained == recorded or all(wanted or not now for now, wanted in zip(trained, whole, strict=True))
         assert after["token_ids"] == old["token_ids"]
         for n, value in enumerate(after["generation_logprobs"][0][: _end(old)]):
             assert value in (old["generation_logprobs"][0][n], -1000.0)

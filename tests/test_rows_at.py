@@ -45,12 +45,12 @@ def grouped(rows: list[Json], size: int = 7) -> list[list[Json]]:
 
 
 def table(path: Path, rows: list[Json], batch: int = 3) -> Path:
-    held = pa.Table.from_pylist(rows)
+    columns = pa.Table.from_pylist(rows)
     if path.suffix == ".parquet":
-        pq.write_table(held, path, row_group_size=batch)  # type: ignore[no-untyped-call]
+        pq.write_table(columns, path, row_group_size=batch)  # type: ignore[no-untyped-call]
         return path
-    with (pa.ipc.new_file if path.suffix == ".feather" else pa.ipc.new_stream)(path, held.schema) as writer:
-        writer.write_table(held, max_chunksize=batch)
+    with (pa.ipc.new_file if path.suffix == ".feather" else pa.ipc.new_stream)(path, columns.schema) as writer:
+        writer.write_table(columns, max_chunksize=batch)
     return path
 
 
@@ -98,8 +98,8 @@ def found_in(log: Path, **options: Any) -> list[tuple[int, list[str], list[str]]
     scan = scan_rollouts(log, Settings(**options))
     scan.chunk_bytes = 400
     return [
-        (one.place.row, [finding.code for finding in one.findings], [skip.code for skip in one.skips])
-        for one in map(strip_rollout, scan)
+        (result.place.row, [finding.code for finding in result.findings], [skip.code for skip in result.skips])
+        for result in map(strip_rollout, scan)
     ]
 
 
@@ -120,26 +120,26 @@ def test_rows_in_a_wrapper_are_audited_as_they_are_without_one(tmp_path: Path, k
 def test_a_sample_takes_the_same_rows_however_the_log_is_read(tmp_path: Path, kind: str) -> None:
     log, path = wrapped(tmp_path, kind, rows_of(200))
     whole = open_log(log, rows_at=path, share=0.3)
-    taken = [raw.index for raw in whole]
-    assert 30 < len(taken) < 90
-    assert whole.left_out == 200 - len(taken)
+    indices = [raw.index for raw in whole]
+    assert 30 < len(indices) < 90
+    assert whole.left_out == 200 - len(indices)
     for size in (300, 5000, 1 << 20):
-        found, start, left_out = [], 0, 0
+        read, start, left_out = [], 0, 0
         for chunk in chunks_of(open_log(log, rows_at=path, share=0.3), size):
             reading = ChunkReader(chunk)
-            found += [start + raw.index for raw in reading]
+            read += [start + raw.index for raw in reading]
             start += reading.size
             left_out += reading.sample.left_out if reading.sample is not None else 0
-        assert (found, start, left_out) == (taken, 200, 200 - len(taken))
-    assert {*taken} <= {raw.index for raw in open_log(log, rows_at=path, share=0.6)}
+        assert (read, start, left_out) == (indices, 200, 200 - len(indices))
+    assert {*indices} <= {raw.index for raw in open_log(log, rows_at=path, share=0.6)}
 
 
 def values_at(log: Path, path: str | None) -> list[Any]:
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
-            return {name: plain(one) for name, one in value.items() if one is not None}
+            return {name: plain(entry) for name, entry in value.items() if entry is not None}
         if isinstance(value, list | tuple):
-            return [plain(one) for one in value]
+            return [plain(entry) for entry in value]
         return value.tolist() if hasattr(value, "tolist") else value
 
     return [plain(raw.value) for raw in open_log(log, rows_at=path)]
@@ -158,12 +158,12 @@ def test_a_repair_writes_the_wrapper_again_with_the_rest_as_it_was(tmp_path: Pat
     assert log.read_bytes() == before
     again = values_at(out, path)
     for old, new in zip(rows, again, strict=True):
-        said = new.pop("tito_audit", None)
+        note = new.pop("tito_audit", None)
         if old["logprobs"] == BROKEN["logprobs"]:
             assert new == {**old, "loss_mask": [0, 0, 0, 1]}
-            assert said is not None or kind[2:] in ("parquet", "arrow", "feather")
+            assert note is not None or kind[2:] in ("parquet", "arrow", "feather")
         else:
-            assert (new, said) == (old, None)
+            assert (new, note) == (old, None)
     for old, new in zip(values_at(log, None), values_at(out, None), strict=True):
         assert {
             name: old[name] for name in old if name not in ("sample", "data", "groups", "steps", "rollouts")
@@ -182,17 +182,17 @@ def test_a_repair_writes_the_wrapper_again_with_the_rest_as_it_was(tmp_path: Pat
 def test_a_table_says_beside_the_wrapper_what_was_cured(tmp_path: Path) -> None:
     log, path = wrapped(tmp_path, "g.parquet", rows_of(5))
     assert run("repair", log, "--rows-at", path, "-o", tmp_path / "out.parquet")[0] == 0
-    said = [
+    notes = [
         json.loads(raw.value["tito_audit"])
         for raw in open_log(tmp_path / "out.parquet")
         if raw.value["tito_audit"]
     ]  # type: ignore[index]
-    assert [one["cured"] for one in said] == [{"mask": ["LPR504"]}]
+    assert [note["cured"] for note in notes] == [{"mask": ["LPR504"]}]
     log, path = wrapped(tmp_path, "i.arrow", rows_of(14))
     assert run("repair", log, "--rows-at", path, "-o", tmp_path / "out.arrow")[0] == 0
-    told = [json.loads(raw.value["tito_audit"])["rows"] for raw in open_log(tmp_path / "out.arrow")]  # type: ignore[index]
-    assert [[one["entry"] for one in entries] for entries in told] == [[3], [3]]
-    assert told[1][0]["cured"] == {"mask": ["LPR504"]}
+    notes_of_batches = [json.loads(raw.value["tito_audit"])["rows"] for raw in open_log(tmp_path / "out.arrow")]  # type: ignore[index]
+    assert [[entry["entry"] for entry in entries] for entries in notes_of_batches] == [[3], [3]]
+    assert notes_of_batches[1][0]["cured"] == {"mask": ["LPR504"]}
 
 
 def test_bytes_outside_of_a_row_that_changes_stay(tmp_path: Path) -> None:
@@ -240,7 +240,11 @@ def test_rows_that_fork_or_leave_are_entries_of_their_list_or_rows_of_the_file(t
         assert [(row["row"]["n"], row["k"]) for row in values_at(out, None)] == [(1, 1), (2, 2), (20, 2), (4, 4)]
     inside = [{"groups": [{"row": {"n": n}, "k": n} for n in (1, 2, 3)]}]
     out = rewritten(written(tmp_path / "c.jsonl", inside), "groups.row", change)
-    assert [(one["row"]["n"], one["k"]) for one in values_at(out, None)[0]["groups"]] == [(1, 1), (2, 2), (20, 2)]
+    assert [(group["row"]["n"], group["k"]) for group in values_at(out, None)[0]["groups"]] == [
+        (1, 1),
+        (2, 2),
+        (20, 2),
+    ]
 
 
 def test_rows_of_the_file_that_hold_none_are_kept_wherever_they_stand(tmp_path: Path) -> None:
@@ -311,14 +315,14 @@ def test_keys_with_dots_in_them_are_found_and_asked_for_first(tmp_path: Path) ->
 
 WRAPPERS = st.recursive(
     st.sampled_from([{"n": 1}, {"n": 2}]),
-    lambda inner: st.lists(inner, max_size=3) | st.builds(lambda one: {"k": one, "z": 1}, inner),
+    lambda inner: st.lists(inner, max_size=3) | st.builds(lambda value: {"k": value, "z": 1}, inner),
     max_leaves=8,
 )
 
 
 @settings(max_examples=examples(40, 150), deadline=None)
 @given(
-    st.lists(st.builds(lambda one: {"top": one}, WRAPPERS), min_size=1, max_size=5),
+    st.lists(st.builds(lambda value: {"top": value}, WRAPPERS), min_size=1, max_size=5),
     st.sampled_from(["top", "top.k", "top.*", "top.k.k"]),
 )
 def test_whatever_the_wrapper_is_its_rows_can_be_written_back(
@@ -326,21 +330,21 @@ def test_whatever_the_wrapper_is_its_rows_can_be_written_back(
 ) -> None:
     log = written(tmp_path_factory.getbasetemp() / "any.jsonl", rows)
     try:
-        found = list(open_log(log, rows_at=path, keep_text=True))
+        read = list(open_log(log, rows_at=path, keep_text=True))
     except SetupError:
         return
-    assert [raw.index for raw in found] == list(range(len(found)))
+    assert [raw.index for raw in read] == list(range(len(read)))
     assert rewritten(log, path, lambda _: None).read_bytes() == log.read_bytes()
     out = rewritten(log, path, lambda raw: [{**raw.value, "new": 1}] if raw.value is not None else None)
-    assert json.dumps(values_at(out, None)).count('"new": 1') == sum(raw.value is not None for raw in found)
+    assert json.dumps(values_at(out, None)).count('"new": 1') == sum(raw.value is not None for raw in read)
     stripped = [json.loads(line.replace(', "new": 1', "")) for line in out.read_text().splitlines()]
     assert stripped == rows
 
 
 def test_rollouts_that_were_changed_in_python_are_written_into_the_wrapper(tmp_path: Path) -> None:
     log, path = wrapped(tmp_path, "d.json", rows_of(6))
-    out, asked = tmp_path / "out.json", Settings(rows_at=path)
-    assert write_rollouts(log, read_rollouts(log, asked), out, asked) == 0
+    out, at_path = tmp_path / "out.json", Settings(rows_at=path)
+    assert write_rollouts(log, read_rollouts(log, at_path), out, at_path) == 0
     assert out.read_bytes() == log.read_bytes()
 
 
@@ -353,7 +357,7 @@ def test_an_object_that_looks_like_no_row_is_not_proposed_as_one() -> None:
 def test_a_table_shows_the_types_of_the_rows_inside(tmp_path: Path) -> None:
     for kind in ("g.parquet", "h.parquet", "i.arrow"):
         log, path = wrapped(tmp_path, kind, rows_of(8))
-        columns = {one.path: one for one in inspect_log(log, settings=Settings(rows_at=path)).columns}
+        columns = {column.path: column for column in inspect_log(log, settings=Settings(rows_at=path)).columns}
         assert columns["note"].storage_type == "string"
         assert str(columns["token_ids"].storage_type).startswith("list<")
 

@@ -75,10 +75,10 @@ def simple_slide(trained: Mask, sampled: Mask) -> int:
     if not (trained & ~sampled).any() or not (sampled & ~trained).any():
         return 0
     runs, full = set(simple_runs(sampled)), len(sampled)
-    mine = simple_runs(trained)
+    stretches = simple_runs(trained)
     for offset in (1, -1, 2, -2, 3, -3, 4, -4):
-        moved = [(start - offset, end - offset if end < full else full) for start, end in mine]
-        clipped = [(start - offset, end - offset) for start, end in mine]
+        moved = [(start - offset, end - offset if end < full else full) for start, end in stretches]
+        clipped = [(start - offset, end - offset) for start, end in stretches]
         if all(a in runs or b in runs for a, b in zip(moved, clipped, strict=True)):
             return offset
     return 0
@@ -89,11 +89,11 @@ def simple_wrong(row: TrainingRow, view: RowView) -> Mask:
     expected, logprobs = view.expected_logprobs, row.logprobs
     assert expected is not None
     assert logprobs is not None
-    known = np.isfinite(expected) & ~view.drifted
+    comparable = np.isfinite(expected) & ~view.drifted
     silent = ~np.isfinite(logprobs) | np.isin(logprobs, IMPOSSIBLE)
     if row.sentinel is not None:
         silent |= logprobs == row.sentinel
-    wrong = known & ~silent & ~(np.abs(logprobs - np.where(known, expected, np.nan)) <= 1e-3)
+    wrong = comparable & ~silent & ~(np.abs(logprobs - np.where(comparable, expected, np.nan)) <= 1e-3)
     return wrong if row.loss_mask is None else wrong & row.loss_mask
 
 
@@ -138,7 +138,7 @@ def simple_check(
         if rule.code not in selected:
             continue
         because = missing_evidence(rule, evidence.present, evidence.rollout.stated.reasons)
-        hits = [simple_hit(rule, one, evidence) for one in explained if one.code == rule.code]
+        hits = [simple_hit(rule, change, evidence) for change in explained if change.code == rule.code]
         if because is not None and not hits:
             skips.append(Skip(rule.code, because, applies(rule.needs, evidence.present)))
             continue
@@ -146,26 +146,26 @@ def simple_check(
         for hit in hits:
             severity = rule.severity if hit.severity is None else hit.severity
             findings.append(Finding(rule.code, severity, evidence.rollout.place, hit))
-    told = link_findings(findings, {}, rules) if findings else []
-    return tuple(replace(one, repair=simple_repair(one, evidence)) for one in told), tuple(skips)
+    linked = link_findings(findings, {}, rules) if findings else []
+    return tuple(replace(finding, repair=simple_repair(finding, evidence)) for finding in linked), tuple(skips)
 
 
-def simple_hit(rule: Rule, one: Explained, evidence: Evidence) -> Hit:
-    of = one.difference
+def simple_hit(rule: Rule, explained: Explained, evidence: Evidence) -> Hit:
+    of = explained.difference
     recorded, canonical = (evidence.side(side.ids[:16]) for side in (of.recorded, of.canonical))
     severity = min(rule.severity, of.severity)
-    said = hit_of(one, evidence, severity)
-    own, other = replace(recorded, label=said.recorded.label), replace(canonical, label=said.canonical.label)
-    more = {"before": said.before, "after": said.after, "later_turn": of.later_turn}
-    return Hit(of.where, of.start, of.end, said.message, of.turn, one.cause, severity, own, other, **more)
+    hit = hit_of(explained, evidence, severity)
+    own, other = replace(recorded, label=hit.recorded.label), replace(canonical, label=hit.canonical.label)
+    more = {"before": hit.before, "after": hit.after, "later_turn": of.later_turn}
+    return Hit(of.where, of.start, of.end, hit.message, of.turn, explained.cause, severity, own, other, **more)
 
 
 def simple_repair(finding: Finding, evidence: Evidence) -> str | None:
     for repair in all_repairs():
         evidence = replace(evidence, memo={})
         by_log = repair.safety is not Safety.UNSAFE and not repair.by_model
-        asked = finding.severity is not Severity.NOTE and by_log
-        if asked and repair.claims(finding.code) and repair.fits(evidence, finding):
+        wanted = finding.severity is not Severity.NOTE and by_log
+        if wanted and repair.claims(finding.code) and repair.fits(evidence, finding):
             return repair.name
     return None
 
@@ -261,8 +261,8 @@ def hits(code: str, evidence: Evidence) -> list[Hit]:
     return list(rule.check(evidence))
 
 
-def spans(found: Sequence[Hit], *causes: str) -> Runs:
-    return [(hit.start, hit.end) for hit in found if not causes or hit.cause.startswith(causes)]
+def spans(found_hits: Sequence[Hit], *causes: str) -> Runs:
+    return [(hit.start, hit.end) for hit in found_hits if not causes or hit.cause.startswith(causes)]
 
 
 @given(st.lists(st.booleans(), max_size=40))
@@ -286,7 +286,7 @@ def test_turns_slides_and_whole_masks_are_those_of_the_simple_forms(evidence: Ev
 @given(rows())
 def test_parts_of_turns_left_out_are_found_turn_by_turn(evidence: Evidence) -> None:
     _, view, mask, _ = parts(evidence)
-    found = hits("MSK402", evidence)
+    missed = hits("MSK402", evidence)
     if whole_mask(evidence) is not None or row_mask_slide(evidence):
         return
     ends = {hit.start for hit in hits("MSK404", evidence) if hit.cause == "sampled, not trained"}
@@ -300,7 +300,7 @@ def test_parts_of_turns_left_out_are_found_turn_by_turn(evidence: Evidence) -> N
                 want += [(s + a, e + a) for s, e in simple_runs(np.array(lacks))]
         else:
             want.append((stretches[0][0], stretches[-1][1]))
-    assert spans(found) == want
+    assert spans(missed) == want
 
 
 @settings(max_examples=examples(60, 500))
@@ -318,16 +318,16 @@ def test_slides_that_are_cut_off_are_those_of_the_simple_form(evidence: Evidence
 def test_shifts_against_calls_hold_every_wrong_value_and_no_turn_without_one(evidence: Evidence) -> None:
     row, view, _, _ = parts(evidence)
     wrong = simple_wrong(row, view)
-    found = logprob_shifts(evidence)
-    assert {one.turn for one in found} >= {turn for turn, _ in marked_turns(view, wrong)}
-    if any(one.offset for one in found):
+    shifts = logprob_shifts(evidence)
+    assert {shift.turn for shift in shifts} >= {turn for turn, _ in marked_turns(view, wrong)}
+    if any(shift.offset for shift in shifts):
         return  # turns with values that are exact only at the offset moved with them
     if wrong.any():
         wrong |= simple_zeros(row, view)
     marked = marked_turns(view, wrong)
-    assert [(one.turn, one.values) for one in found] == [(turn, len(at)) for turn, at in marked]
-    for one, (_, at) in zip(found, marked, strict=True):
-        assert one.offset or (one.start, one.end) == (at[0], at[-1] + 1)
+    assert [(shift.turn, shift.values) for shift in shifts] == [(turn, len(at)) for turn, at in marked]
+    for shift, (_, at) in zip(shifts, marked, strict=True):
+        assert shift.offset or (shift.start, shift.end) == (at[0], at[-1] + 1)
 
 
 @settings(max_examples=examples(60, 300))
@@ -354,20 +354,20 @@ def test_values_that_are_no_logprobs_are_found_wherever_they_enter_the_loss(
     if len(spoken) and (spoken > 1e-3).mean() > 0.5:
         marks = [mark for mark in marks if mark < 0]
     stands_in = np.isin(logprobs, marks)
-    found = hits("LPR503", evidence)
-    assert spans(found, "not recorded") == simple_runs(np.isnan(logprobs) & mask)
-    assert spans(found, "infinite") == simple_runs(np.isinf(logprobs) & mask)
+    suspect = hits("LPR503", evidence)
+    assert spans(suspect, "not recorded") == simple_runs(np.isnan(logprobs) & mask)
+    assert spans(suspect, "infinite") == simple_runs(np.isinf(logprobs) & mask)
     above = mask & (logprobs > 1e-6) & finite & ~stands_in
     whole = len(logprobs[mask & finite]) > 1 and bool((logprobs[mask & finite] > -1e-6).all())
     at = np.flatnonzero(above)
     extent = [(int(at[0]), int(at[-1]) + 1)] if len(at) else []
     assert spans(hits("LPR504", evidence)) == (extent if whole else simple_runs(above))
-    found = hits("LPR505", evidence)
-    assert spans(found, "sentinel") == simple_runs(stands_in & mask)
+    suspect = hits("LPR505", evidence)
+    assert spans(suspect, "sentinel") == simple_runs(stands_in & mask)
     same = [runs] if runs and simple_constant(logprobs, stands_in, runs) else None
     same = same or [[run] for run in runs if simple_constant(logprobs, stands_in, [run])]
-    said = [(hit.start, hit.end, hit.cause) for hit in found if hit.cause in ("run of zeros", "undecided")]
-    assert said == simple_padding(logprobs, mask, same, runs)
+    zeros = [(hit.start, hit.end, hit.cause) for hit in suspect if hit.cause in ("run of zeros", "undecided")]
+    assert zeros == simple_padding(logprobs, mask, same, runs)
     assert spans(hits("LPR506", evidence)) == [(run[0][0], run[-1][1]) for run in same]
 
 
@@ -392,10 +392,15 @@ def simple_padding(
 
 def simple_constant(logprobs: Logprobs, stands_in: Mask, stretches: Runs) -> bool:
     where = [at for a, b in stretches for at in range(a, b)]
-    mine = logprobs[where]
-    if len(mine) < 4 or not np.isfinite(mine).all() or stands_in[where].any() or not (mine == mine[0]).all():
+    values = logprobs[where]
+    if (
+        len(values) < 4
+        or not np.isfinite(values).all()
+        or stands_in[where].any()
+        or not (values == values[0]).all()
+    ):
         return False
-    return bool(mine[0]) or (len(mine) >= 8 and not np.signbit(mine).any())
+    return bool(values[0]) or (len(values) >= 8 and not np.signbit(values).any())
 
 
 @settings(max_examples=examples(60, 300))
@@ -416,10 +421,10 @@ def test_zeros_are_proven_wrong_by_the_calls_outside_of_constant_stretches(evide
 
 @settings(max_examples=examples(60, 300))
 @given(st.lists(st.lists(st.integers(-3, 30), max_size=9), min_size=1, max_size=5), st.lists(st.integers(0, 9)))
-def test_ids_that_a_prompt_repeats_are_reported_once(said: list[list[int]], cuts: list[int]) -> None:
+def test_ids_that_a_prompt_repeats_are_reported_once(outputs: list[list[int]], cuts: list[int]) -> None:
     turns, seen = [], np.empty(0, np.int32)
     want: list[tuple[str, int, int, int]] = []
-    for number, ids in enumerate(said):
+    for number, ids in enumerate(outputs):
         cut = cuts[number] if number < len(cuts) else 9
         prompt = np.concatenate([seen[:cut], np.array(ids[:4], np.int32)])
         shared = next((at for at in range(min(len(seen), len(prompt))) if seen[at] != prompt[at]), None)

@@ -24,13 +24,13 @@ def ran(out: str = "", err: str = "", code: int = 0, **files: bytes) -> Ran:
     return Ran((Step("tito-audit scan log", code, out.encode(), err.encode()),), named)
 
 
-def found(old: Ran, new: Ran) -> list[Difference]:
+def differing(old: Ran, new: Ran) -> list[Difference]:
     return list(differences(old, new))
 
 
 def test_equal_runs_have_no_difference() -> None:
-    one = ran("a\nb\n", "c", 1, out_jsonl=b"\xff\x00")
-    assert found(one, one) == []
+    same_run = ran("a\nb\n", "c", 1, out_jsonl=b"\xff\x00")
+    assert differing(same_run, same_run) == []
 
 
 @pytest.mark.parametrize(
@@ -48,38 +48,38 @@ def test_equal_runs_have_no_difference() -> None:
     ],
 )
 def test_any_other_byte_is_a_difference(old: Ran, new: Ran, place: str, lines: tuple[str, ...] | None) -> None:
-    (one,) = found(old, new)
-    assert one.place == place
-    assert lines is None or one.lines == lines
+    (difference,) = differing(old, new)
+    assert difference.place == place
+    assert lines is None or difference.lines == lines
 
 
 def test_a_long_line_is_cut_around_its_first_difference() -> None:
-    (one,) = found(ran("x" * 5000 + "old" + "y" * 5000), ran("x" * 5000 + "new" + "y" * 5000))
-    assert all(len(line) < 200 for line in one.lines)
-    assert "old" in one.lines[0]
-    assert "new" in one.lines[1]
+    (difference,) = differing(ran("x" * 5000 + "old" + "y" * 5000), ran("x" * 5000 + "new" + "y" * 5000))
+    assert all(len(line) < 200 for line in difference.lines)
+    assert "old" in difference.lines[0]
+    assert "new" in difference.lines[1]
 
 
 def test_seconds_are_masked_where_they_are_printed_and_nothing_else() -> None:
     head = "encoder tokenizers · {} s, {} tokens/s\n"
-    assert found(ran(head.format("1.2", "4,957")), ran(head.format("30", "12"))) == []
-    assert found(ran('{"seconds":1.5}'), ran('{"seconds":2e-05}')) == []
-    assert found(ran(report_json=b'{"seconds":1.5}'), ran(report_json=b'{"seconds":2}')) == []
+    assert differing(ran(head.format("1.2", "4,957")), ran(head.format("30", "12"))) == []
+    assert differing(ran('{"seconds":1.5}'), ran('{"seconds":2e-05}')) == []
+    assert differing(ran(report_json=b'{"seconds":1.5}'), ran(report_json=b'{"seconds":2}')) == []
     suites = '<testsuites name="a" tests="4" time="{}">\n  <testsuite name="b" time="0">'
-    assert found(ran(suites.format("0.850")), ran(suites.format("1.076"))) == []
+    assert differing(ran(suites.format("0.850")), ran(suites.format("1.076"))) == []
     took = "<div><dt>took</dt><dd>{}</dd></div><div><dt>rows</dt><dd>{}</dd></div>"
-    assert found(ran(took.format("0.8 s", 3)), ran(took.format("1 min", 3))) == []
-    assert len(found(ran(took.format("0.8 s", 3)), ran(took.format("0.8 s", 4)))) == 1
-    assert len(found(ran(out_jsonl=b'{"seconds":1.5}'), ran(out_jsonl=b'{"seconds":2}'))) == 1
-    assert len(found(ran("1 error · 20 rows"), ran("1 error · 21 rows"))) == 1
-    assert len(found(ran("gave up after 10 s"), ran("gave up after 11 s"))) == 1
+    assert differing(ran(took.format("0.8 s", 3)), ran(took.format("1 min", 3))) == []
+    assert len(differing(ran(took.format("0.8 s", 3)), ran(took.format("0.8 s", 4)))) == 1
+    assert len(differing(ran(out_jsonl=b'{"seconds":1.5}'), ran(out_jsonl=b'{"seconds":2}'))) == 1
+    assert len(differing(ran("1 error · 20 rows"), ran("1 error · 21 rows"))) == 1
+    assert len(differing(ran("gave up after 10 s"), ran("gave up after 11 s"))) == 1
 
 
 def test_of_a_crash_only_the_error_is_compared() -> None:
     crash = 'before\nTraceback (most recent call last):\n  File "{}", line {}, in f\n    x()\n    ^^^\n{}\nafter\n'
-    one = ran(err=crash.format("/a/b.py", 3, "TypeError: no"))
-    assert found(one, ran(err=crash.format("/c/d.py", 14, "TypeError: no"))) == []
-    (other,) = found(one, ran(err=crash.format("/a/b.py", 3, "TypeError: yes")))
+    crashed = ran(err=crash.format("/a/b.py", 3, "TypeError: no"))
+    assert differing(crashed, ran(err=crash.format("/c/d.py", 14, "TypeError: no"))) == []
+    (other,) = differing(crashed, ran(err=crash.format("/a/b.py", 3, "TypeError: yes")))
     assert other.lines == ("-TypeError: no", "+TypeError: yes")
 
 
@@ -88,10 +88,10 @@ def test_a_snapshot_holds_files_rights_and_links(tmp_path: Path) -> None:
     (tmp_path / "inner" / "a").write_bytes(b"1")
     (tmp_path / "inner" / "a").chmod(0o600)
     (tmp_path / "in").symlink_to("/nowhere")
-    held = snapshot(tmp_path)
-    assert held["inner/a"] == b"1"
-    assert held["inner/a (rights)"] == b"0o600"
-    assert held["in (link)"] == b"/nowhere"
+    files = snapshot(tmp_path)
+    assert files["inner/a"] == b"1"
+    assert files["inner/a (rights)"] == b"0o600"
+    assert files["in (link)"] == b"/nowhere"
 
 
 def test_a_difference_is_allowed_once_all_its_lines_are(tmp_path: Path) -> None:
@@ -146,12 +146,12 @@ def test_two_checkouts_are_run_and_held_against_each_other(tmp_path: Path, says:
     assert outcome.codes == {3: 2}
     assert outcome.sampled == 2
     assert len(outcome.different) == 2 * count
-    kept = tmp_path / "work" / "different" / "1"
-    assert kept.is_dir() == bool(count)
+    folder = tmp_path / "work" / "different" / "1"
+    assert folder.is_dir() == bool(count)
     if count:
-        assert (kept / "old" / "0.out").read_bytes() == b"old show in/x\n"
-        assert (kept / "new" / "files" / "out").read_bytes() == b"new"
-        assert {(one.place, one.lines) for one in outcome.different} == {
+        assert (folder / "old" / "0.out").read_bytes() == b"old show in/x\n"
+        assert (folder / "new" / "files" / "out").read_bytes() == b"new"
+        assert {(difference.place, difference.lines) for difference in outcome.different} == {
             ("stdout", ("-old scan in/x", "+new scan in/x")),
             ("stdout", ("-old show in/x", "+new show in/x")),
             ("out", ("-old", "+new")),
@@ -161,11 +161,11 @@ def test_two_checkouts_are_run_and_held_against_each_other(tmp_path: Path, says:
 def test_rows_get_faults_and_the_same_ones_each_time() -> None:
     vocabulary = Vocabulary(json.loads(TOY.read_text(encoding="utf-8")))
     rows = rows_of((ROOT / "fixtures" / "formats" / "generic.jsonl").read_text(encoding="utf-8"))
-    one, other = (list(broken_lines(rows, 60, vocabulary, random.Random(1))) for _ in range(2))
-    assert one == other
+    first, other = (list(broken_lines(rows, 60, vocabulary, random.Random(1))) for _ in range(2))
+    assert first == other
     clean = [json.dumps(row) for row in rows]
-    assert sum(line in clean for line in one) < 10
-    assert len(set(one)) > 50
+    assert sum(line in clean for line in first) < 10
+    assert len(set(first)) > 50
 
 
 def test_json_values_one_after_another_are_rows() -> None:
@@ -190,10 +190,10 @@ def test_the_figures_of_a_structure(tmp_path: Path) -> None:
         path = tmp_path / "tito_audit" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    said = "\n".join(figures(tmp_path))
-    assert "414 lines in 5 modules" in said
-    assert "modules of more than 400 lines: 1\n  two._b 405" in said
-    assert "private parts: 3 names (2 out of private modules, 1 private names" in said
-    assert "import circles, at any level: 1, of [2] modules\n  one.a, two._b" in said
-    assert "import circles, at top level only: 1, of [2] modules" in said
-    assert "public names defined in more than one room: 1\n  shown (2)" in said
+    page = "\n".join(figures(tmp_path))
+    assert "414 lines in 5 modules" in page
+    assert "modules of more than 400 lines: 1\n  two._b 405" in page
+    assert "private parts: 3 names (2 out of private modules, 1 private names" in page
+    assert "import circles, at any level: 1, of [2] modules\n  one.a, two._b" in page
+    assert "import circles, at top level only: 1, of [2] modules" in page
+    assert "public names defined in more than one room: 1\n  shown (2)" in page
