@@ -32,7 +32,7 @@ from tests.test_jobs import (
     workers_of,
 )
 from tests.test_log_findings import LATE, faulty, right
-from tests.tiers import some
+from tests.tiers import crossed, some
 from tito_audit import RepairSettings, Settings, repair_rollouts
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids
@@ -69,7 +69,7 @@ def test_rows_that_may_have_the_fault_of_others_are_counted_alike(
     (tmp_path / "in").mkdir()
     for name, last in (("a", 6), ("b", 5), ("c", 6)):
         ids = [[first, 6, 7, 8] for first in [*[6] * 5, *[5] * 30, last]]
-        written(tmp_path / "in" / f"{name}.jsonl", [{**CLEAN, "token_ids": one} for one in ids])
+        written(tmp_path / "in" / f"{name}.jsonl", [{**CLEAN, "token_ids": row_ids} for row_ids in ids])
     case = Logged(str(tmp_path / "in"), {"tokenizer": None})
     _, (before, *_), _ = expected = repaired(case, PLAIN, folder(tmp_path / "plain"))
     for number, way in enumerate(SEVERAL):
@@ -101,14 +101,13 @@ def test_a_repair_loads_its_tokenizer_once_for_all_that_it_reads(
 # Encoders
 
 
-@pytest.mark.parametrize("log", some(FORMATS[::4], 2), ids=lambda path: path.stem)
-def test_the_fast_encoder_changes_nothing(log: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("log", "jobs"), crossed(some(FORMATS[::4], 2), (1, 2)))
+def test_the_fast_encoder_changes_nothing(log: Path, jobs: int, tmp_path: Path) -> None:
     expected = repaired(Logged(log, {"encoder": "tokenizers"}), PLAIN, folder(tmp_path / "plain"))
-    for jobs in (1, 2):
-        fast = repaired(Logged(log, {"encoder": "fastokens"}), Way(jobs, 997), folder(tmp_path / str(jobs)))
-        assert fast[1][1].encoder == "fastokens, proved by tokenizers"
-        fast[1][1].encoder = expected[1][1].encoder
-        assert fast == expected
+    fast = repaired(Logged(log, {"encoder": "fastokens"}), Way(jobs, 997), folder(tmp_path / "fast"))
+    assert fast[1][1].encoder == "fastokens, proved by tokenizers"
+    fast[1][1].encoder = expected[1][1].encoder
+    assert fast == expected
 
 
 def test_no_repair_is_proven_by_a_fast_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +151,7 @@ def test_rows_that_wait_hold_their_text_only(tmp_path: Path) -> None:
     answers = [answer for _, answer in InProcess().map(work, ((None, task) for task in again))]
     case = Logged(log, {"tokenizer": None}, {"unsafe": False})
     expected = repaired(case, PLAIN, folder(tmp_path / "plain"))[0]
-    assert [plain(row.outcome) for one in answers if one for row in one.rows if row] == expected
+    assert [plain(row.outcome) for answer in answers if answer for row in answer.rows if row] == expected
 
 
 # Ends
@@ -230,11 +229,11 @@ def test_the_command_prints_and_writes_the_same(tmp_path: Path) -> None:
         words += ["--diff", "--worst", "5"]
         done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
         page = json.loads((tmp_path / "page").read_text(encoding="utf-8"))
-        for one in (page["before"], page["after"]):
-            one.pop("seconds")
+        for summary in (page["before"], page["after"]):
+            summary.pop("seconds")
         text = json.dumps(page).replace(str(out), "OUT")
-        said = re.sub(r"[0-9.]+ s\b", "", done.stdout.replace(str(out), "OUT"))
-        printed.append((done.returncode, " ".join(said.split()), done.stderr, text, out.read_bytes()))
+        output = re.sub(r"[0-9.]+ s\b", "", done.stdout.replace(str(out), "OUT"))
+        printed.append((done.returncode, " ".join(output.split()), done.stderr, text, out.read_bytes()))
     assert printed[0] == printed[1]
     assert printed[0][0] == 1
     assert "repaired by" in printed[0][1]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from tests.tiers import some
+from tests.tiers import one_in, some
 from tito_audit.record.finding import Severity
 from tito_audit.record.outcome import Outcome
 from tito_audit.run.repair import Repairs, repair_rollouts
@@ -31,6 +31,7 @@ pytestmark = [
     pytest.mark.skipif(not (SHARED / "rollouts").is_dir(), reason="no shared/rollouts beside the checkout"),
 ]
 Row = dict[str, Any]
+Retok = tuple[str, Path, Repairs, list[Outcome], dict[str, list[Row]]]
 Call = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]
 
 
@@ -82,13 +83,22 @@ def trained_of(row: Row) -> list[tuple[int, int, float]]:
     return [(n, token, value) for n, (token, mask, value) in enumerate(columns) if mask]
 
 
-def with_row(row: Row, token_ids: list[int], spans: list[tuple[int, int]], said: list[list[float]]) -> Row:
+def with_row(
+    row: Row, token_ids: list[int], spans: list[tuple[int, int]], values_of_spans: list[list[float]]
+) -> Row:
     """A log row with a training row as a careless trainer builds it: logprobs paired by their count."""
     mask, values = [0] * len(token_ids), [0.0] * len(token_ids)
-    for (start, end), logprobs in zip(spans, said, strict=True):
+    for (start, end), logprobs in zip(spans, values_of_spans, strict=True):
         mask[start:end] = [1] * (end - start)
         values[start:end] = (logprobs + [0.0] * (end - start))[: end - start]
     return {**row, "token_ids": token_ids, "loss_mask": mask, "logprobs": values}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def retok(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Retok:
+    """A model, the log that was given other tokens, as repaired, and what the repair came to."""
+    out = tmp_path_factory.mktemp("retok") / "out.jsonl.gz"
+    return request.param, out, *repaired(log(request.param, "retok"), out, request.param)
 
 
 @cache
@@ -129,16 +139,13 @@ def test_a_log_that_kept_its_tokens_comes_out_as_it_was(model: str, tmp_path: Pa
     assert run.before.worst() == run.after.worst()
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_calls_that_were_given_other_tokens_are_forked_and_every_call_is_kept_once(
-    model: str, tmp_path: Path
-) -> None:
-    run, outcomes, by_id = repaired(log(model, "retok"), tmp_path / "out.jsonl.gz", model)
+def test_calls_that_were_given_other_tokens_are_forked_and_every_call_is_kept_once(retok: Retok) -> None:
+    model, _, run, outcomes, by_id = retok
     for row in rows(model, "retok"):
         parts = by_id[row["id"]]
         assert all(continues(part) for part in parts)
-        asked = Counter(call(entry) for entry in row["calls"])
-        assert Counter(call(entry) for part in parts for entry in part["calls"]) == asked
+        expected = Counter(call(entry) for entry in row["calls"])
+        assert Counter(call(entry) for part in parts for entry in part["calls"]) == expected
         if continues(row):
             assert parts == [row]
         else:
@@ -155,9 +162,11 @@ def test_calls_that_were_given_other_tokens_are_forked_and_every_call_is_kept_on
 def test_forked_training_rows_train_each_sampled_token_once_where_it_was_sampled(
     model: str, tmp_path: Path
 ) -> None:
-    source = write(tmp_path / "rows.jsonl", [encoded_again(row, model) for row in rows(model, "retok")])
+    logged = list(one_in(2, rows(model, "retok")))
+    source = write(tmp_path / "rows.jsonl", [encoded_again(row, model) for row in logged])
     _, _, by_id = repaired(source, tmp_path / "out.jsonl", model)
-    for row in rows(model, "retok"):
+    assert len(by_id) == len(logged)
+    for row in logged:
         parts = by_id[row["id"]]
         contexts = {a + b: (len(a), c) for a, b, c in map(call, row["calls"])}
         trained: Counter[tuple[tuple[int, ...], int, float]] = Counter()
@@ -168,9 +177,9 @@ def test_forked_training_rows_train_each_sampled_token_once_where_it_was_sampled
             for position, token, value in trained_of(part):
                 trained[(*part["token_ids"][:position], token), position, value] += 1
         sampled = Counter(
-            ((*prompt, *said[: n + 1]), len(prompt) + n, values[n])
-            for prompt, said, values in map(call, row["calls"])
-            for n in range(len(said))
+            ((*prompt, *completion[: n + 1]), len(prompt) + n, values[n])
+            for prompt, completion, values in map(call, row["calls"])
+            for n in range(len(completion))
         )
         assert trained == sampled
 
@@ -206,8 +215,8 @@ def test_training_rows_that_were_encoded_again_come_back_as_sampled(model: str, 
         last = row["calls"][-1]
         starts = [len(entry["prompt_token_ids"]) for entry in row["calls"]]
         spans = [(s, s + len(e["generation_token_ids"])) for s, e in zip(starts, row["calls"], strict=True)]
-        said = [entry["generation_log_probs"] for entry in row["calls"]]
-        wanted = with_row(row, last["prompt_token_ids"] + last["generation_token_ids"], spans, said)
+        logprobs = [entry["generation_log_probs"] for entry in row["calls"]]
+        wanted = with_row(row, last["prompt_token_ids"] + last["generation_token_ids"], spans, logprobs)
         drifted += wanted != line
         provenance = now.pop("tito_audit", None)
         assert now == wanted
@@ -217,23 +226,22 @@ def test_training_rows_that_were_encoded_again_come_back_as_sampled(model: str, 
     assert run.after.worst() in (None, Severity.NOTE, Severity.WARNING)
 
 
-@pytest.mark.parametrize("model", ["smollm2"])
-def test_a_repaired_log_is_not_repaired_again(model: str, tmp_path: Path) -> None:
-    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
-    repaired(log(model, "retok"), first, model)
+def test_a_repaired_log_is_not_repaired_again(retok: Retok, tmp_path: Path) -> None:
+    model, first, *_ = retok
+    second = tmp_path / "second.jsonl"
     repaired(first, second, model)
-    assert first.read_bytes() == second.read_bytes()
+    assert gzip.decompress(first.read_bytes()) == second.read_bytes()
 
 
 def test_rows_late_under_a_mask_of_ones_are_counted_beside_those_that_prove_it(tmp_path: Path) -> None:
     """Their repair takes what was given out of the loss; what is left of them may be right."""
     one_turn, several = [], []
     for row in rows("qwen2.5-coder", "tito"):
-        prompt, said, _ = call(row["calls"][-1])
-        values = [0.0] * len(prompt + said)
+        prompt, completion, _ = call(row["calls"][-1])
+        values = [0.0] * len(prompt + completion)
         for before, sampled, logprobs in map(call, row["calls"]):
             values[len(before) : len(before + sampled)] = logprobs
-        late = {"token_ids": prompt + said, "logprobs": [0.0, *values[:-1]]}
+        late = {"token_ids": prompt + completion, "logprobs": [0.0, *values[:-1]]}
         if len(row["calls"]) == 1:
             one_turn.append(late | {"loss_mask": [1] * len(values)})
         elif len(row["calls"]) == 3 and row["calls"][0]["finish_reason"] == "stop":

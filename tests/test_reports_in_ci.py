@@ -32,6 +32,7 @@ from tests.report_results import (
     written,
 )
 from tests.runner import commands
+from tests.tiers import examples
 from tito_audit.record.finding import Finding, Result, Severity, Side
 from tito_audit.record.rollout import Place
 from tito_audit.reports import all_reports, report_named
@@ -52,11 +53,11 @@ def many(number: int, severity: Severity = Severity.ERROR) -> Iterator[Result]:
     """A log with one finding a row, of two rules in turn."""
     for row in range(number):
         place = Place(RUN, row)
-        one = merge(place, severity) if row % 10 else replace(tool_call(place), severity=severity)
-        yield result(row, one)
+        hit = merge(place, severity) if row % 10 else replace(tool_call(place), severity=severity)
+        yield result(row, hit)
 
 
-def said(trap: str, severity: Severity = Severity.ERROR) -> Finding:
+def finding_of(trap: str, severity: Severity = Severity.ERROR) -> Finding:
     """A finding that says something everywhere."""
     side = Side((1,), (trap,))
     hit = {"turn": 0, "end": 1, "cause": trap, "message": trap, "recorded": side, "canonical": side}
@@ -65,10 +66,10 @@ def said(trap: str, severity: Severity = Severity.ERROR) -> Finding:
 
 def saying(name: str, trap: str) -> str:
     """A report of a run in which everything that can be a log's own words is `trap`."""
-    one = said(trap)
+    trapped = finding_of(trap)
     gate = replace(GATE, baseline=trap, fixed=tuple(replace(f, message=trap, file=trap) for f in GATE.fixed))
-    of = [result(0, one, file=one.place.file)]
-    return written(report_named(name), of, gate=gate, files=(one.place.file,), notices=(trap,))
+    of = [result(0, trapped, file=trapped.place.file)]
+    return written(report_named(name), of, gate=gate, files=(trapped.place.file,), notices=(trap,))
 
 
 @pytest.mark.parametrize("name", ["concise", "json", "jsonl", "junit", "markdown", "sarif", "text"])
@@ -81,10 +82,10 @@ def test_no_word_of_a_log_is_a_command_to_a_runner(name: str, trap: str) -> None
 @pytest.mark.parametrize("trap", [*TRAPS, "::error::x", " ::stop-commands::x", "%0A::error::x", "a,line=1::b"])
 def test_annotations_say_what_they_were_given_and_nothing_else(trap: str) -> None:
     text = saying("github", trap)
-    found = commands(text)
-    assert len(found) == text.count("\n")
-    assert {command.name for command in found} <= {"error", "warning", "notice"}
-    about = [command for command in found if "file" in command.properties]
+    printed = commands(text)
+    assert len(printed) == text.count("\n")
+    assert {command.name for command in printed} <= {"error", "warning", "notice"}
+    about = [command for command in printed if "file" in command.properties]
     assert len(about) == 1
     assert set(about[0].properties) == {"file", "line", "title"}
     assert about[0].properties["line"] == "1"
@@ -93,27 +94,27 @@ def test_annotations_say_what_they_were_given_and_nothing_else(trap: str) -> Non
 @pytest.mark.parametrize("severity", list(Severity))
 @pytest.mark.parametrize("number", [0, 1, 9, 10, 11, 500])
 def test_ten_annotations_of_a_kind_come_out_and_the_last_counts_the_rest(number: int, severity: Severity) -> None:
-    found = commands(written(report_named("github"), many(number, severity), gate=None))
-    assert len(found) == min(number, 10)
-    assert {command.name for command in found} <= {{"note": "notice"}.get(severity.word, severity.word)}
+    printed = commands(written(report_named("github"), many(number, severity), gate=None))
+    assert len(printed) == min(number, 10)
+    assert {command.name for command in printed} <= {{"note": "notice"}.get(severity.word, severity.word)}
     if number > 10:
-        assert f"{number - 9:,} more findings" in found[-1].data
-        assert "TPL203" in " ".join(command.properties["title"] for command in found)
+        assert f"{number - 9:,} more findings" in printed[-1].data
+        assert "TPL203" in " ".join(command.properties["title"] for command in printed)
 
 
 def test_a_failed_gate_says_why_first_and_keeps_within_ten() -> None:
-    found = commands(written(report_named("github"), many(40), gate=GATE))
-    errors = [command for command in found if command.name == "error"]
+    printed = commands(written(report_named("github"), many(40), gate=GATE))
+    errors = [command for command in printed if command.name == "error"]
     assert len(errors) == 10
     assert errors[0].data == "\n".join(GATE.because)
     assert "32 more findings" in errors[-1].data
 
 
 def test_annotations_are_short_enough_to_be_shown_whole() -> None:
-    long = said("x" * 50_000)
-    (found,) = commands(written(report_named("github"), [result(0, replace(long, place=Place(RUN, 0)))]))
-    assert len(found.data) <= 4096
-    assert "more characters" in found.data
+    long = finding_of("x" * 50_000)
+    (annotation,) = commands(written(report_named("github"), [result(0, replace(long, place=Place(RUN, 0)))]))
+    assert len(annotation.data) <= 4096
+    assert "more characters" in annotation.data
 
 
 def test_concise_has_one_line_for_each_finding_and_one_for_the_run() -> None:
@@ -128,14 +129,18 @@ def test_the_place_of_a_concise_line_can_be_shown() -> None:
     from tito_audit.cli.show import parse_place
 
     *lines, _ = written(report_named("concise"), results()).splitlines()
-    found = [parse_place(line[: CONCISE_PLACE.match(line).end()]) for line in lines]  # type: ignore[union-attr]
-    shown = [one for a in results() for one in a.findings if not one.known]
-    for wanted, one in zip(found, shown, strict=True):
-        assert (wanted.log, wanted.row, wanted.item) == (one.place.file, one.place.row, one.place.item)
-        assert wanted.turn == one.hit.turn
+    places = [parse_place(line[: CONCISE_PLACE.match(line).end()]) for line in lines]  # type: ignore[union-attr]
+    shown = [shown_finding for a in results() for shown_finding in a.findings if not shown_finding.known]
+    for wanted, shown_finding in zip(places, shown, strict=True):
+        assert (wanted.log, wanted.row, wanted.item) == (
+            shown_finding.place.file,
+            shown_finding.place.row,
+            shown_finding.place.item,
+        )
+        assert wanted.turn == shown_finding.hit.turn
         if wanted.span is not None:
-            assert (wanted.span.start, wanted.span.end) == (one.hit.start, one.hit.end)
-    assert sum(wanted.span is not None for wanted in found) == len(found) - 1
+            assert (wanted.span.start, wanted.span.end) == (shown_finding.hit.start, shown_finding.hit.end)
+    assert sum(wanted.span is not None for wanted in places) == len(places) - 1
 
 
 def test_concise_colours_only_where_colours_are_wanted() -> None:
@@ -146,9 +151,9 @@ def test_concise_colours_only_where_colours_are_wanted() -> None:
 
 @pytest.mark.parametrize("name", ["concise", "github", "markdown", "junit"])
 def test_what_the_baseline_holds_is_counted_and_not_shown(name: str) -> None:
-    known = [result(row, replace(merge(Place(RUN, row), Severity.ERROR), known=True)) for row in range(3)]
+    old = [result(row, replace(merge(Place(RUN, row), Severity.ERROR), known=True)) for row in range(3)]
     gate = replace(PASSED, baseline="b.jsonl", known=3)
-    text = written(report_named(name), known, gate=gate)
+    text = written(report_named(name), old, gate=gate)
     assert "3 known" in text.replace("&#32;", " ")
     assert not re.search(r"[1-9]\d* (new )?errors?\b", text)
     assert "re-encoded form" not in text
@@ -226,11 +231,11 @@ def test_any_text_stays_one_piece_of_code(text: str) -> None:
 
 def test_markdown_fits_a_comment_however_much_there_is_to_say() -> None:
     def enormous() -> Iterator[Result]:
-        for row in range(300):
+        for row in range(examples(80, 300)):
             codes = [f"TOK{number}" for number in range(100, 300)]
             long = "<b>`@nobody` " * 200
             place = Place(f"{row}/{'long ' * 50}.jsonl", row)
-            of = [replace(said(long), code=code, place=place) for code in codes]
+            of = [replace(finding_of(long), code=code, place=place) for code in codes]
             yield result(row, *of, file=place.file)
 
     gate = replace(GATE, because=("reason " * 30,) * 500, rates=GATE.rates * 300, fixed=GATE.fixed * 500)
@@ -244,11 +249,11 @@ def test_markdown_fits_a_comment_however_much_there_is_to_say() -> None:
 
 def number(pattern: str, text: str) -> int:
     """The one number that the pattern finds."""
-    (found,) = re.findall(pattern, text)
-    return int(found.replace(",", ""))
+    (digits,) = re.findall(pattern, text)
+    return int(digits.replace(",", ""))
 
 
-def told(name: str, text: str) -> int:
+def findings_in(name: str, text: str) -> int:
     """How many findings a report says that there are: those it shows and those it counts as left out."""
     if name == "concise":
         return text.count("\n") - 1
@@ -260,21 +265,21 @@ def told(name: str, text: str) -> int:
         (run,) = json.loads(text)["runs"]
         return len(run["results"]) + int(run["properties"]["leftOut"])
     if name == "github":
-        found = [one for one in commands(text) if "file" in one.properties]
-        left = [re.match(r"([\d,]+) more finding", one.data) for one in commands(text)]
-        return len(found) + sum(int(one[1].replace(",", "")) for one in left if one)
+        printed = [command for command in commands(text) if "file" in command.properties]
+        left = [re.match(r"([\d,]+) more finding", command.data) for command in commands(text)]
+        return len(printed) + sum(int(match[1].replace(",", "")) for match in left if match)
     if name == "junit":
         shown = 0
         for case in ElementTree.fromstring(text.encode()).iter("testcase"):
-            words = "\n".join(one.text or "" for one in case)
+            words = "\n".join(problem.text or "" for problem in case)
             shown += len(re.findall(r"^(?:error|warning|note), row ", words, re.MULTILINE))
             left = re.findall(r"^and ([\d,]+) more$", words, re.MULTILINE)
-            shown += sum(int(one.replace(",", "")) for one in left)
+            shown += sum(int(digits.replace(",", "")) for digits in left)
         return shown
     if name in ("markdown", "text"):
         rows = re.findall(r"^(?:\| `)?(?:TOK101|TPL203)\b.*", text, re.MULTILINE)
         cells = [row.split("|")[3:6] if name == "markdown" else row.split()[-5:-2] for row in rows]
-        return sum(int(one.replace(",", "")) for row in cells for one in row)
+        return sum(int(cell.replace(",", "")) for row in cells for cell in row)
     if name == "prometheus":
         return sum(map(int, re.findall(r"^tito_audit_findings\{.*\} (\d+)$", text, re.MULTILINE)))
     if name == "html":
@@ -284,18 +289,24 @@ def told(name: str, text: str) -> int:
 
 @pytest.mark.parametrize("name", [report.name for report in all_reports()])
 def test_what_is_shown_and_what_is_left_out_are_all_findings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = examples(2_201, 3_001)
+
     def of_many_files() -> Iterator[Result]:
-        for row in range(3_001):
-            place = Place(f"logs/{row % 2_500}.jsonl", row)
+        for row in range(count):
+            place = Place(f"logs/{row % (count - 101)}.jsonl", row)
             severity = Severity(row % 3)
-            found = (merge(place, severity), merge(place, severity, 40), tool_call(place))
-            yield result(row, *found, file=place.file)
+            hits = (merge(place, severity), merge(place, severity, 40), tool_call(place))
+            yield result(row, *hits, file=place.file)
 
     monkeypatch.setattr("tito_audit.reports._html.views.ViewBlocks.max_findings", 500)
     text = written(report_named(name), of_many_files(), gate=None, notes=True)
-    assert told(name, text) == 9_003
+    assert findings_in(name, text) == 3 * count
     if name in ("text", "markdown", "html"):
-        for of_severity in ("rrors in 1,000 of 3,001 rollouts", "warnings in 3,001", "2,002 notes"):
+        for of_severity in (
+            f"rrors in {count // 3:,} of {count:,} rollouts",
+            f"warnings in {count:,}",
+            f"{2 * (count // 3) + 2:,} notes",
+        ):
             assert of_severity in text
 
 
@@ -307,10 +318,10 @@ def test_sarif_keeps_the_worst_and_says_how_many_it_left_out(monkeypatch: pytest
 
     monkeypatch.setattr("tito_audit.reports.sarif.RESULTS", 50)
     (run,) = json.loads(written(report_named("sarif"), all_kinds(), gate=GATE))["runs"]
-    levels = Counter(one["level"] for one in run["results"])
+    levels = Counter(entry["level"] for entry in run["results"])
     assert levels == {"error": 30, "note": 20}
-    assert {one["baselineState"] for one in run["results"]} == {"new"}
-    assert Counter(one["ruleId"] for one in run["results"] if one["level"] == "note") == {
+    assert {entry["baselineState"] for entry in run["results"]} == {"new"}
+    assert Counter(entry["ruleId"] for entry in run["results"] if entry["level"] == "note") == {
         "TOK101": 10,
         "TPL203": 10,
     }
@@ -330,19 +341,25 @@ def test_sarif_is_what_code_scanning_takes() -> None:
         assert rule["fullDescription"]["text"] == "More of it, in `words`."
         assert rule["help"]["markdown"] == DOCS[rule["id"]]
     marks = {
-        (one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"], *one["partialFingerprints"].values())
-        for one in run["results"]
+        (
+            entry["locations"][0]["physicalLocation"]["artifactLocation"]["uri"],
+            *entry["partialFingerprints"].values(),
+        )
+        for entry in run["results"]
     }
     assert len(marks) == len(run["results"]) == 14
-    for one in run["results"]:
-        assert rules[one["ruleIndex"]]["id"] == one["ruleId"]
-        assert "](" not in one["message"]["text"]
-        assert len(one["message"]["text"]) <= 1024
-        (location,) = one["locations"]
+    for entry in run["results"]:
+        assert rules[entry["ruleIndex"]]["id"] == entry["ruleId"]
+        assert "](" not in entry["message"]["text"]
+        assert len(entry["message"]["text"]) <= 1024
+        (location,) = entry["locations"]
         place = location["physicalLocation"]
         assert ("region" in place) is place["artifactLocation"]["uri"].endswith("run.jsonl")
-    assert Counter(one["baselineState"] for one in run["results"]) == {"new": 12, "unchanged": 2}
-    assert [(one["code"], one["times"]) for one in run["properties"]["fixed"]] == [("TPL203", 1), ("TOK101", 3)]
+    assert Counter(entry["baselineState"] for entry in run["results"]) == {"new": 12, "unchanged": 2}
+    assert [(entry["code"], entry["times"]) for entry in run["properties"]["fixed"]] == [
+        ("TPL203", 1),
+        ("TOK101", 3),
+    ]
     assert run["invocations"][0]["exitCode"] == 1
 
 
@@ -358,8 +375,8 @@ def test_sarif_is_what_code_scanning_takes() -> None:
     ],
 )
 def test_a_path_is_a_uri_in_sarif(file: str, uri: str) -> None:
-    one = replace(merge(Place(file, 0), Severity.ERROR))
-    (run,) = json.loads(written(report_named("sarif"), [result(0, one, file=file)]))["runs"]
+    error = replace(merge(Place(file, 0), Severity.ERROR))
+    (run,) = json.loads(written(report_named("sarif"), [result(0, error, file=file)]))["runs"]
     artifact = run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]
     assert artifact["uri"] == uri
     assert ("uriBaseId" in artifact) is not uri.startswith("file:")
@@ -370,8 +387,8 @@ def test_an_absolute_path_within_the_sources_is_relative_to_them(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     file = str(Path.cwd() / "logs" / "run.jsonl")
-    one = merge(Place(file, 3), Severity.ERROR)
-    (run,) = json.loads(written(report_named("sarif"), [result(3, one, file=file)], files=(file,)))["runs"]
+    error = merge(Place(file, 3), Severity.ERROR)
+    (run,) = json.loads(written(report_named("sarif"), [result(3, error, file=file)], files=(file,)))["runs"]
     physical = run["results"][0]["locations"][0]["physicalLocation"]
     assert physical["artifactLocation"] == {"uri": "logs/run.jsonl", "uriBaseId": "%SRCROOT%"}
     assert run["automationDetails"]["id"] == "tito-audit/logs/run.jsonl/"
@@ -416,7 +433,7 @@ def test_a_rule_that_could_look_at_no_rollout_is_skipped_in_junit_and_never_pass
     of = [result(row, skips=skips) for row in range(3)]
     text = written(report_named("junit"), of, files=(RUN, "empty.jsonl"), ran=lambda file: ["LPR505", "TOK101"])
     ran, empty = ElementTree.fromstring(text.encode())
-    assert [(case.get("name", "")[:6], [one.tag for one in case]) for case in ran.findall("testcase")] == [
+    assert [(case.get("name", "")[:6], [child.tag for child in case]) for case in ran.findall("testcase")] == [
         ("LPR505", ["skipped"]),
         ("TOK101", []),
     ]
@@ -427,9 +444,11 @@ def test_a_rule_that_could_look_at_no_rollout_is_skipped_in_junit_and_never_pass
 
 def test_no_word_of_a_log_is_an_attachment_to_junit() -> None:
     text = saying("junit", "[[ATTACHMENT|/etc/passwd]]")
-    told = [one.text or "" for one in ElementTree.fromstring(text.encode()).iter() if one.tag != "property"]
-    assert any("ATTACHMENT|/etc/passwd" in words for words in told)
-    assert not any("[[ATTACHMENT" in words for words in told)
+    texts = [
+        element.text or "" for element in ElementTree.fromstring(text.encode()).iter() if element.tag != "property"
+    ]
+    assert any("ATTACHMENT|/etc/passwd" in words for words in texts)
+    assert not any("[[ATTACHMENT" in words for words in texts)
 
 
 @pytest.mark.parametrize("trap", TRAPS)
@@ -448,16 +467,16 @@ def test_junit_of_very_many_files_shares_a_suite_among_the_last() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abc"))), st.integers(0, 8))
 def test_what_is_kept_is_the_highest_ranks_and_bounded(offers: list[tuple[int, str]], limit: int) -> None:
-    kept: Shortlist[tuple[int, str]] = Shortlist(limit)
+    shortlist: Shortlist[tuple[int, str]] = Shortlist(limit)
     for rank, kind in offers:
-        kept.offer(rank, kind, (rank, kind))
-    found = list(kept)
-    assert len(found) == len(kept) == min(limit, len(offers))
-    assert kept.left_out == len(offers) - len(found)
-    assert [rank for rank, _ in found] == sorted((rank for rank, _ in offers), reverse=True)[: len(found)]
-    if found:
-        lowest = Counter(kind for rank, kind in found if rank == found[-1][0])
-        offered = Counter(kind for rank, kind in offers if rank == found[-1][0])
+        shortlist.offer(rank, kind, (rank, kind))
+    ranked = list(shortlist)
+    assert len(ranked) == len(shortlist) == min(limit, len(offers))
+    assert shortlist.left_out == len(offers) - len(ranked)
+    assert [rank for rank, _ in ranked] == sorted((rank for rank, _ in offers), reverse=True)[: len(ranked)]
+    if ranked:
+        lowest = Counter(kind for rank, kind in ranked if rank == ranked[-1][0])
+        offered = Counter(kind for rank, kind in offers if rank == ranked[-1][0])
         full = max(lowest.values())
         assert all(lowest[kind] >= min(full - 1, offered[kind]) for kind in offered), "kinds share the room"
 

@@ -271,7 +271,7 @@ def test_runs_are_where_the_mask_is_true(flags: list[bool]) -> None:
     assert trained_runs(mask) == simple_runs(mask)
 
 
-@settings(max_examples=examples(60, 200))
+@settings(max_examples=examples(40, 200))
 @given(rows())
 def test_turns_slides_and_whole_masks_are_those_of_the_simple_forms(evidence: Evidence) -> None:
     _, view, mask, _ = parts(evidence)
@@ -282,7 +282,7 @@ def test_turns_slides_and_whole_masks_are_those_of_the_simple_forms(evidence: Ev
         assert [hit for code in ("MSK401", "MSK402", "MSK404") for hit in hits(code, evidence)] == []
 
 
-@settings(max_examples=examples(60, 200))
+@settings(max_examples=examples(40, 200))
 @given(rows())
 def test_parts_of_turns_left_out_are_found_turn_by_turn(evidence: Evidence) -> None:
     _, view, mask, _ = parts(evidence)
@@ -303,7 +303,7 @@ def test_parts_of_turns_left_out_are_found_turn_by_turn(evidence: Evidence) -> N
     assert spans(missed) == want
 
 
-@settings(max_examples=examples(60, 500))
+@settings(max_examples=examples(40, 500))
 @given(moved_rows())
 def test_slides_that_are_cut_off_are_those_of_the_simple_form(evidence: Evidence) -> None:
     row, view = evidence.rollout.training_row, evidence.row
@@ -313,7 +313,7 @@ def test_slides_that_are_cut_off_are_those_of_the_simple_form(evidence: Evidence
     assert exact_mask_slide(evidence) == simple_slide(row.loss_mask, view.sampled)
 
 
-@settings(max_examples=examples(60, 200))
+@settings(max_examples=examples(40, 200))
 @given(rows(calls=True))
 def test_shifts_against_calls_hold_every_wrong_value_and_no_turn_without_one(evidence: Evidence) -> None:
     row, view, _, _ = parts(evidence)
@@ -330,7 +330,7 @@ def test_shifts_against_calls_hold_every_wrong_value_and_no_turn_without_one(evi
         assert shift.offset or (shift.start, shift.end) == (at[0], at[-1] + 1)
 
 
-@settings(max_examples=examples(60, 300))
+@settings(max_examples=examples(40, 300))
 @given(rows(), st.booleans())
 def test_values_that_are_no_logprobs_are_found_wherever_they_enter_the_loss(
     evidence: Evidence, calls: bool
@@ -403,7 +403,7 @@ def simple_constant(logprobs: Logprobs, stands_in: Mask, stretches: Runs) -> boo
     return bool(values[0]) or (len(values) >= 8 and not np.signbit(values).any())
 
 
-@settings(max_examples=examples(60, 300))
+@settings(max_examples=examples(40, 300))
 @given(rows(calls=True))
 def test_zeros_are_proven_wrong_by_the_calls_outside_of_constant_stretches(evidence: Evidence) -> None:
     _, view, mask, logprobs = parts(evidence)
@@ -419,7 +419,7 @@ def test_zeros_are_proven_wrong_by_the_calls_outside_of_constant_stretches(evide
     assert spans([hit for hit in hits("LPR505", evidence) if hit.message.count("0 where")]) == simple_runs(proven)
 
 
-@settings(max_examples=examples(60, 300))
+@settings(max_examples=examples(40, 300))
 @given(st.lists(st.lists(st.integers(-3, 30), max_size=9), min_size=1, max_size=5), st.lists(st.integers(0, 9)))
 def test_ids_that_a_prompt_repeats_are_reported_once(outputs: list[list[int]], cuts: list[int]) -> None:
     turns, seen = [], np.empty(0, np.int32)
@@ -444,7 +444,7 @@ def test_texts_are_folded_by_normal_form_and_runs_of_broken_characters(text: str
     assert _normalize(text) == re.sub("\ufffd+", "\ufffd", unicodedata.normalize("NFC", text))
 
 
-@settings(max_examples=examples(60, 300))
+@settings(max_examples=examples(40, 300))
 @given(rows(), st.sets(st.sampled_from(CODES)))
 def test_rows_are_checked_as_by_asking_every_rule_and_repair_in_turn(evidence: Evidence, codes: set[str]) -> None:
     selected = frozenset(codes or CODES)
@@ -462,7 +462,7 @@ def test_cases_are_checked_as_by_asking_every_rule_and_repair_in_turn(rule: Rule
         assert repr(check(evidence, RULES, selected, all_repairs)) == repr(want)
 
 
-@settings(max_examples=examples(60, 200))
+@settings(max_examples=examples(40, 200))
 @given(rows(), st.integers(0, 23), st.integers(0, 23), st.sampled_from(("TOK101", "MSK401", "LPR503", "LPR504")))
 def test_the_mask_fits_a_finding_that_covers_a_trained_token(
     evidence: Evidence, a: int, b: int, code: str
@@ -481,7 +481,7 @@ def test_the_mask_fits_a_finding_that_covers_a_trained_token(
 CALL_VALUES = (-0.5, -0.5, -0.7, -1e-4, 0.0, -0.0, -2.25, 1.0, -1000.0, -9999.0, np.nan, -np.inf)
 
 
-@settings(max_examples=examples(100, 400))
+@settings(max_examples=examples(60, 400))
 @given(st.lists(st.lists(st.sampled_from(CALL_VALUES), max_size=12), min_size=1, max_size=4), st.booleans())
 def test_calls_with_sound_logprobs_are_checked_as_by_asking_every_rule(
     columns: list[list[float]], apart: bool
@@ -508,7 +508,7 @@ def test_calls_with_sound_logprobs_are_checked_as_by_asking_every_rule(
 WORDS = ("The", " answer", " is", " 4", "!", " ", "\n", "é", "\u4f60", "look_up", '{"a": 1}', "<|im_end|>")
 
 
-@settings(max_examples=examples(100, 400))
+@settings(max_examples=examples(60, 400))
 @given(
     st.lists(st.tuples(st.lists(st.sampled_from(WORDS), max_size=6), st.booleans()), min_size=1, max_size=3),
     st.sampled_from(("", "look_up", "other")),

@@ -41,7 +41,8 @@ BPE, METASPACE = str(TOKENIZERS / "toy_bpe"), str(TOKENIZERS / "toy_metaspace")
 FORMATS = sorted((ROOT / "fixtures" / "formats").glob("*.jsonl"))
 forks = pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")
 each_number_of_processes = pytest.mark.parametrize(
-    ("jobs", "chunk"), [(1, None), pytest.param(2, 200, marks=forks), pytest.param(3, 5_000, marks=forks)]
+    ("jobs", "chunk"),
+    [(1, None), *some([pytest.param(2, 200, marks=forks), pytest.param(3, 5_000, marks=forks)], 1)],
 )
 
 
@@ -76,13 +77,13 @@ def test_each_log_is_audited_as_if_it_were_alone_with_its_settings(
     logs, own = [logs[k] for k in order], [own[k] for k in order]
     results, summary = scanned(logs, jobs, chunk, overrides=overrides)
     alone = [scanned(log, **settings) for log, settings in zip(logs, own, strict=True)]
-    assert results == [result for one, _ in alone for result in one]
+    assert results == [result for findings, _ in alone for result in findings]
     assert {
-        name: sum(one.findings[name].rollouts for _, one in alone if name in one.findings)
+        name: sum(summed.findings[name].rollouts for _, summed in alone if name in summed.findings)
         for name in summary.findings
     } == {name: count.rollouts for name, count in summary.findings.items()}
     assert summary.files == [str(log) for log in logs]
-    names = dict.fromkeys(one.tokenizer for _, one in alone)
+    names = dict.fromkeys(summed.tokenizer for _, summed in alone)
     assert summary.tokenizer == ", ".join(str(name) for name in names)
     assert len(names) == 2
     assert summary.encoder == "tokenizers"
@@ -112,7 +113,7 @@ def test_notices_name_the_logs_that_they_are_about(tmp_path: Path) -> None:
         .startswith(f"{logs[2]}: No tokenizer given")
     )
     for settings in ({}, {"overrides": (over(tmp_path / "b.jsonl", select=("LPR",)),)}):
-        (first,) = (one for one in scanned(logs, **settings)[1].notices if "tokenizer" in one)
+        (first,) = (notice for notice in scanned(logs, **settings)[1].notices if "tokenizer" in notice)
         assert first.startswith("No tokenizer given")
 
 
@@ -203,11 +204,11 @@ def test_progress_goes_over_all_logs(tmp_path: Path, jobs: int, chunk: int | Non
 def test_messages_are_joined_where_they_are_asked_for(tmp_path: Path, jobs: int, chunk: int | None) -> None:
     logs = [written(tmp_path / f"{name}.jsonl", [{**CLEAN, "id": f"{k}"} for k in range(6)]) for name in "abcd"]
     conversation = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
-    said = written(
+    messages = written(
         tmp_path / "said.jsonl",
         [{"id": f"{k}", "messages": conversation} for k in range(4)],
     )
-    overrides = (over(logs[1], messages=str(said)), over(logs[3], messages=str(said), select=("REC",)))
+    overrides = (over(logs[1], messages=str(messages)), over(logs[3], messages=str(messages), select=("REC",)))
     results, summary = scanned(logs, jobs, chunk, overrides=overrides)
     assert len(results) == 24
     joined = [notice for notice in summary.notices if notice.startswith("--messages")]
@@ -222,7 +223,9 @@ def test_rollouts_are_read_and_written_with_the_settings_of_their_log(tmp_path: 
     settings = Settings(overrides=(over(renamed, columns={"token_ids": "ids", "loss_mask": "lm"}),))
     rollouts = list(read_rollouts([renamed, plain], settings))
     assert [rollout.format for rollout in rollouts] == ["generic"] * 3
-    assert all(one.training_row is not None and one.training_row.token_ids[-1] == 8 for one in rollouts)
+    assert all(
+        rollout.training_row is not None and rollout.training_row.token_ids[-1] == 8 for rollout in rollouts
+    )
     out = tmp_path / "out.jsonl"
     row = rollouts[1].training_row
     assert row is not None
@@ -257,7 +260,7 @@ def test_a_repair_reads_audits_and_checks_each_log_with_its_settings(tmp_path: P
     outcomes, run = repaired(
         logs, tmp_path / "out", settings, strategies=("drop",), unsafe=True, quarantine=str(aside)
     )
-    assert [one.quarantined is not None for one in outcomes] == [False, True, False, True, False, False]
+    assert [outcome.quarantined is not None for outcome in outcomes] == [False, True, False, True, False, False]
     assert {code: count.rollouts for code, count in run.before.findings.items()} == {"LPR504": 2}
     assert run.after.findings == {}
     assert run.after.rollouts == 4
@@ -273,7 +276,7 @@ def test_what_fails_is_said_for_each_log_of_a_repair(tmp_path: Path) -> None:
     settings = Settings(overrides=(over(logs[1], fail_on="never"),))
     aside = str(tmp_path / "aside.jsonl")
     outcomes, _ = repaired(logs, tmp_path / "out", settings, strategies=("splice",), quarantine=aside)
-    assert [one.quarantined is not None for one in outcomes] == [True, False]
+    assert [outcome.quarantined is not None for outcome in outcomes] == [True, False]
 
 
 def test_a_repair_reads_every_row_whatever_the_limit_and_the_sample(tmp_path: Path) -> None:
@@ -304,9 +307,9 @@ def plain(observed: Observed | None) -> Any:
     """Everything in it, as a value that can be compared."""
     if observed is None:
         return None
-    one = observed.measures
-    counts = (one.by_turn, one.by_position, one.by_logprob, one.without_logprob)
-    return [count.tolist() for count in counts], one.roles, observed.view
+    measures = observed.measures
+    counts = (measures.by_turn, measures.by_position, measures.by_logprob, measures.without_logprob)
+    return [count.tolist() for count in counts], measures.roles, observed.view
 
 
 @pytest.mark.parametrize("log", some(FORMATS, 6), ids=lambda path: path.stem)
@@ -315,11 +318,13 @@ def test_to_observe_changes_nothing_else(log: Path) -> None:
     results, observed = scanned(log, tokenizer=BPE, observe=True)
     assert without(results) == silent
     assert observed == summary
-    for one in results:
-        assert (one.observed is None) == (one.rollout is None)
+    for audited in results:
+        assert (audited.observed is None) == (audited.rollout is None)
     assert not any(result.observed for result in silent)
-    found = [one for one in results if one.rollout is not None and one.findings]
-    assert all(one.observed is not None and one.observed.view is not None for one in found[:VIEWS_PER_CODE])
+    faulty = [result for result in results if result.rollout is not None and result.findings]
+    assert all(
+        result.observed is not None and result.observed.view is not None for result in faulty[:VIEWS_PER_CODE]
+    )
 
 
 @forks
@@ -329,7 +334,7 @@ def test_what_is_observed_is_the_same_whatever_the_number_of_processes(log: Path
     for jobs, chunk in some(((2, 997), (3, 20_011)), 1):
         results, other = scanned(log, jobs, chunk, tokenizer=BPE, observe=True)
         assert (without(results), other) == (without(expected), summary)
-        assert [plain(one.observed) for one in results] == [plain(one.observed) for one in expected]
+        assert [plain(result.observed) for result in results] == [plain(result.observed) for result in expected]
 
 
 SIZE = examples(80, 400)
@@ -351,7 +356,9 @@ def many(path: Path) -> Path:
 
 
 def viewed(results: Sequence[Result]) -> list[int]:
-    return [n for n, one in enumerate(results) if one.observed is not None and one.observed.view is not None]
+    return [
+        n for n, result in enumerate(results) if result.observed is not None and result.observed.view is not None
+    ]
 
 
 @each_number_of_processes
@@ -369,7 +376,7 @@ def test_the_first_rollouts_of_each_code_and_severity_are_viewed(
     assert viewed(results) == expected
     assert len(seen) >= 3
     assert VIEWS_PER_CODE < len(expected) < 100
-    assert all(one.observed is not None for one in results)
+    assert all(audited.observed is not None for audited in results)
 
 
 @forks
@@ -398,20 +405,20 @@ def test_what_a_part_offers_holds_what_is_taken() -> None:
         here = draw.choice(codes[: 2 + number // 50], draw.integers(0, 3), replace=False)
         rollouts.append([finding(str(code), int(draw.integers(0, 3))) for code in here])
     whole = ViewQuota()
-    taken = {number for number, findings in enumerate(rollouts) if whole.take(findings, 0)}
-    assert len(taken) == MAX_VIEWS
-    known, merged = ViewQuota(), set()
+    viewed_numbers = {number for number, findings in enumerate(rollouts) if whole.take(findings, 0)}
+    assert len(viewed_numbers) == MAX_VIEWS
+    quota, merged = ViewQuota(), set()
     for start in range(0, 3000, 100):
-        part = known.copy()
+        part = quota.copy()
         # Parts before this one that are not back yet are unknown to it.
         part = ViewQuota() if start % 300 == 0 else part
         offered = {
             start + n for n, findings in enumerate(rollouts[start : start + 100]) if part.offer(findings, 0)
         }
-        now = {start + n for n, findings in enumerate(rollouts[start : start + 100]) if known.take(findings, 0)}
+        now = {start + n for n, findings in enumerate(rollouts[start : start + 100]) if quota.take(findings, 0)}
         assert now <= offered
         merged |= now
-    assert merged == taken
+    assert merged == viewed_numbers
 
 
 def finding(code: str, severity: int) -> Finding:
