@@ -191,10 +191,10 @@ def undisturbed(suffix: str, folder: Path) -> Undisturbed:
     done = timed(log, "-o", folder / f"out{suffix}", "--quarantine", folder / "bad.jsonl")
     seconds = time.monotonic() - started
     assert (done.returncode, done.stderr) == (0, "")
-    made = contents(folder)
-    assert len(made[f"out{suffix}"]) > REPEATED * 240_000
-    assert made["bad.jsonl"].count(b"\n") == 3 * REPEATED
-    return Undisturbed(log, data, made[f"out{suffix}"], made["bad.jsonl"], seconds)
+    files = contents(folder)
+    assert len(files[f"out{suffix}"]) > REPEATED * 240_000
+    assert files["bad.jsonl"].count(b"\n") == 3 * REPEATED
+    return Undisturbed(log, data, files[f"out{suffix}"], files["bad.jsonl"], seconds)
 
 
 @pytest.fixture(params=KINDS)
@@ -233,7 +233,7 @@ def test_a_run_that_is_killed_at_any_moment_leaves_the_log_and_no_half_file(
     whole: Undisturbed, tmp_path: Path
 ) -> None:
     suffix = "".join(whole.log.suffixes)
-    said = []
+    moments = []
     for number in range(KILLS):
         # One moment in each part of the time that a run takes, and some after it.
         moment = whole.seconds * 1.05 * (number + random.random()) / KILLS
@@ -249,8 +249,8 @@ def test_a_run_that_is_killed_at_any_moment_leaves_the_log_and_no_half_file(
             else:
                 size = 0
         assert process.returncode in (0, -signal.SIGKILL)
-        said.append(f"{moment:.2f} s: {size:,} bytes in writing, {left_whole(folder, whole)} left")
-    print(f"\n{suffix}, {whole.seconds:.2f} s undisturbed", *said, sep="\n  ")
+        moments.append(f"{moment:.2f} s: {size:,} bytes in writing, {left_whole(folder, whole)} left")
+    print(f"\n{suffix}, {whole.seconds:.2f} s undisturbed", *moments, sep="\n  ")
 
 
 @contextmanager
@@ -281,7 +281,7 @@ ENDS = {
     # In `make test` each kind of log, and each signal, once.
     [*product(KINDS, ENDS)] if DEEP else [*zip(KINDS, ENDS, strict=True)],
     indirect=["whole"],
-    ids=lambda one: getattr(one, "name", one),
+    ids=lambda value: getattr(value, "name", value),
 )
 def test_a_run_that_is_ended_while_it_writes_leaves_nothing(
     whole: Undisturbed, tmp_path: Path, number: signal.Signals
@@ -349,7 +349,7 @@ def mounted(folder: Path, options: str) -> Iterator[None]:
     ("whole", "room"),
     some([*product(KINDS, [64, 1700])], 3),
     indirect=["whole"],
-    ids=lambda one: one if isinstance(one, str) else f"{one} KiB",
+    ids=lambda value: value if isinstance(value, str) else f"{value} KiB",
 )
 def test_a_full_disk_is_one_line_and_leaves_nothing(whole: Undisturbed, tmp_path: Path, room: int) -> None:
     disk = tmp_path / "disk"
@@ -450,7 +450,7 @@ def test_a_place_that_cannot_be_is_refused_and_nothing_changes(
 ) -> None:
     log = placed(tmp_path)
     before = contents(tmp_path)
-    places = [one if one[0] in "-/" else str(tmp_path / one) for one in arguments]
+    places = [argument if argument[0] in "-/" else str(tmp_path / argument) for argument in arguments]
     code, page, err = run_command("repair", log, *places)
     assert code == 2
     assert page == ""
@@ -477,7 +477,7 @@ def test_two_runs_write_the_same_bytes_whatever_the_hash_seed(tmp_path: Path) ->
     logs.mkdir()
     for suffix in (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"):
         store(logs / f"log{suffix}", example_rows("nemo_gym")[:10], per_group=3)
-    made = []
+    folders = []
     for seed in ("1", "2"):
         folder = tmp_path / seed
         folder.mkdir()
@@ -485,10 +485,10 @@ def test_two_runs_write_the_same_bytes_whatever_the_hash_seed(tmp_path: Path) ->
         # This process has a seed of its own.
         done = run(*arguments, seed=seed) if DEEP or seed == "1" else run_here(*arguments)
         assert done.returncode == 0
-        made.append(contents(folder))
-    assert made[0] == made[1]
-    assert made[0].keys() == {"bad.jsonl", *(f"out/{name}" for name in contents(logs))}
-    assert all(made[0][f"out/{name}"] != data for name, data in contents(logs).items())
+        folders.append(contents(folder))
+    assert folders[0] == folders[1]
+    assert folders[0].keys() == {"bad.jsonl", *(f"out/{name}" for name in contents(logs))}
+    assert all(folders[0][f"out/{name}"] != data for name, data in contents(logs).items())
 
 
 # What is not repaired is not touched
@@ -511,10 +511,10 @@ def test_a_log_with_nothing_to_cure_is_written_byte_for_byte(tmp_path: Path, pat
 def test_rows_that_no_repair_cured_keep_every_byte_beside_those_that_one_did(tmp_path: Path, path: Path) -> None:
     # Each row by itself: the outcome of joined calls is that of several rows.
     settings = Settings(tokenizer=str(TOKENIZER), join=False)
-    said = list(repair_rollouts(path, tmp_path / "out.jsonl", settings))
+    results = list(repair_rollouts(path, tmp_path / "out.jsonl", settings))
     lines = path.read_bytes().splitlines(keepends=True)
     written = iter((tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True))
-    for line, outcome in zip(lines, said, strict=True):
+    for line, outcome in zip(lines, results, strict=True):
         rows = [next(written) for _ in range(outcome.rows)]
         assert outcome.repaired or rows == [line]
     assert next(written, None) is None
@@ -577,12 +577,12 @@ def plain(value: Any) -> Any:
 def assert_repaired_alike(folder: Path, rows: Sequence[Row], tokenizer: Path) -> int:
     """How many rows were repaired: in Parquet as in JSONL, and nothing else in the file changed."""
     lines, log = store(folder / "log.jsonl", rows), store(folder / "log.parquet", rows, per_group=3)
-    said = outcomes(lines, folder / "out.jsonl", tokenizer)
+    in_jsonl = outcomes(lines, folder / "out.jsonl", tokenizer)
     in_parquet = outcomes(log, folder / "out.parquet", tokenizer)
-    assert [(one.cured, one.rows, one.notes) for one in in_parquet] == [
-        (one.cured, one.rows, one.notes) for one in said
+    assert [(result.cured, result.rows, result.notes) for result in in_parquet] == [
+        (result.cured, result.rows, result.notes) for result in in_jsonl
     ]
-    repaired = sum(one.repaired for one in said)
+    repaired = sum(result.repaired for result in in_jsonl)
     old, new = pq.ParquetFile(log), pq.ParquetFile(folder / "out.parquet")
     table, before = new.read(), old.read()
     assert new.num_row_groups == old.num_row_groups
@@ -591,7 +591,7 @@ def assert_repaired_alike(folder: Path, rows: Sequence[Row], tokenizer: Path) ->
         assert table.schema.equals(before.schema.append(added), check_metadata=True)
     wanted = iter(lines_of(folder / "out.jsonl"))
     at = 0
-    for outcome in said:
+    for outcome in in_jsonl:
         for _ in range(outcome.rows):
             row = table.slice(at, 1)
             if outcome.repaired:
@@ -603,7 +603,9 @@ def assert_repaired_alike(folder: Path, rows: Sequence[Row], tokenizer: Path) ->
                 assert not repaired or row["tito_audit"].null_count == 1
             at += 1
     assert at == len(table)
-    assert not any(one.repaired for one in outcomes(folder / "out.parquet", folder / "again.parquet", tokenizer))
+    assert not any(
+        result.repaired for result in outcomes(folder / "out.parquet", folder / "again.parquet", tokenizer)
+    )
     assert (folder / "again.parquet").read_bytes() == (folder / "out.parquet").read_bytes()
     return repaired
 

@@ -27,6 +27,7 @@ from tests.tiers import DEEP, examples, some
 from tito_audit import Settings, SetupError, StorageError, repair_rollouts, scan_rollouts
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
+from tito_audit.run import resume
 from tito_audit.run.resume import FinishedRow, _StoredResult, _StoredRow, file_state, pack, unpack
 from tito_audit.run.tasks import strip_rollout
 from tito_audit.run.workers import can_fork
@@ -70,9 +71,9 @@ def reports(out: Path) -> dict[str, bytes]:
     return {name: words(TIMES.sub(b"", (out / name).read_bytes())) for name in REPORTS}
 
 
-def words(said: bytes) -> bytes:
+def words(report: bytes) -> bytes:
     """A report without line ends, which depend on the digits of a time and the length of a name."""
-    return b" ".join(said.split())
+    return b" ".join(report.split())
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -98,14 +99,14 @@ def results(**more: Any) -> Iterator[Result]:
 
 def test_a_result_is_read_from_json_as_it_was() -> None:
     """With findings, skips, counts, testimony, what it trains and its measures; only the rollout is bare."""
-    kept = []
+    packed = []
     for result in results():
         whole = strip_rollout(result)
-        kept.append((whole, pack(_StoredResult.store(whole))))
-    assert len(kept) > 50
-    assert any(whole.findings for whole, _ in kept)
-    assert any(whole.witness is not None and whole.trainings is not None for whole, _ in kept)
-    for whole, text in kept:
+        packed.append((whole, pack(_StoredResult.store(whole))))
+    assert len(packed) > 50
+    assert any(whole.findings for whole, _ in packed)
+    assert any(whole.witness is not None and whole.trainings is not None for whole, _ in packed)
+    for whole, text in packed:
         again = unpack(text, _StoredResult).restore(Path(whole.place.file))
         with pytest.raises(ValueError, match="another file"):
             unpack(text, _StoredResult).restore(Path("another"))
@@ -114,13 +115,13 @@ def test_a_result_is_read_from_json_as_it_was() -> None:
         same_measures(again, whole)
 
 
-def same_measures(one: Result, other: Result) -> None:
-    mine, theirs = observed_of(one), observed_of(other)
-    assert (mine is None) == (theirs is None)
-    if mine is not None and theirs is not None:
-        assert mine.measures.roles == theirs.measures.roles
+def same_measures(result: Result, other: Result) -> None:
+    seen, theirs = observed_of(result), observed_of(other)
+    assert (seen is None) == (theirs is None)
+    if seen is not None and theirs is not None:
+        assert seen.measures.roles == theirs.measures.roles
         for name in ("by_turn", "by_position", "by_logprob", "without_logprob"):
-            assert np.array_equal(getattr(mine.measures, name), getattr(theirs.measures, name))
+            assert np.array_equal(getattr(seen.measures, name), getattr(theirs.measures, name))
 
 
 def test_an_outcome_is_read_from_json_as_it_was(tmp_path: Path) -> None:
@@ -143,9 +144,10 @@ def test_text_that_is_not_unicode_is_kept(tmp_path: Path) -> None:
     log = tmp_path / "a.jsonl"
     row = {"messages": [{"role": "user", "content": "\ud83d"}], "token_ids": [1, 2], "logprobs": [0.0, -0.5]}
     log.write_text(json.dumps({**row, "loss_mask": [1, 0]}) + "\nnot json \\ud83d\n")
-    whole = [strip_rollout(one) for one in scan_rollouts([log], Settings(tokenizer=str(TOY)))]
+    whole = [strip_rollout(result) for result in scan_rollouts([log], Settings(tokenizer=str(TOY)))]
     first = [
-        strip_rollout(one) for one in scan_rollouts([log], Settings(tokenizer=str(TOY)), resume=tmp_path / "j")
+        strip_rollout(result)
+        for result in scan_rollouts([log], Settings(tokenizer=str(TOY)), resume=tmp_path / "j")
     ]
     again = list(scan_rollouts([log], Settings(tokenizer=str(TOY)), resume=tmp_path / "j"))
     assert first == whole
@@ -156,23 +158,23 @@ def test_text_that_is_not_unicode_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_finished_scan_is_not_repeated_and_reports_the_same(tmp_path: Path) -> None:
-    logs = shards(tmp_path / "logs", 16)
+    logs = shards(tmp_path / "logs", examples(10, 16))
     scan(logs, tmp_path / "whole")
     scan(logs, tmp_path / "out", "--resume")
     assert reports(tmp_path / "out") == reports(tmp_path / "whole")
     for log in sorted(logs.iterdir())[8:]:  # the first ones are read again for the tokens that the page shows
         unread(log)
     scan(logs, tmp_path / "out", "--resume")
-    without_html = {name: said for name, said in reports(tmp_path / "whole").items() if name != "html"}
-    assert {name: said for name, said in reports(tmp_path / "out").items() if name != "html"} == without_html
+    without_html = {name: report for name, report in reports(tmp_path / "whole").items() if name != "html"}
+    assert {name: report for name, report in reports(tmp_path / "out").items() if name != "html"} == without_html
 
 
 @pytest.mark.skipif(not can_fork(), reason="runs are forked")
 @pytest.mark.parametrize("what", ["scan", "repair", "steps"] if DEEP else ["scan repair steps"])
 def test_runs_that_are_killed_again_and_again_give_what_uninterrupted_ones_do(tmp_path: Path, what: str) -> None:
     """And so does a repair that dies just before it opens, links or removes something."""
-    logs, few = shards(tmp_path / "logs", examples(10, 200)), shards(tmp_path / "few", 2)
-    some_logs = shards(tmp_path / "some", examples(6, 200))
+    logs, few = shards(tmp_path / "logs", examples(7, 200)), shards(tmp_path / "few", 2)
+    some_logs = shards(tmp_path / "some", examples(4, 200))
     jobs, kills, works = str(examples(1, 2)), examples(2, 20), []
     if "scan" in what:
         works.append(work("scan", logs, SCANNING, jobs, tmp_path / "scan", kills=kills))
@@ -181,16 +183,16 @@ def test_runs_that_are_killed_again_and_again_give_what_uninterrupted_ones_do(tm
     if "steps" in what:
         for step in some(range(1, 60), 2):
             works.append(work("repair", few, REPAIRING, "1", tmp_path / f"step{step:02}", before=step))
-    for one, codes in zip(works, ended(works), strict=True):
-        assert codes[-1] in (0, 1), (SEED, one, codes)
-        assert -signal.SIGKILL in codes or one.get("before", 0) > 40, (SEED, one, codes)
+    for job, codes in zip(works, ended(works), strict=True):
+        assert codes[-1] in (0, 1), (SEED, job, codes)
+        assert -signal.SIGKILL in codes or job.get("before", 0) > 40, (SEED, job, codes)
     if "scan" in what:
         scan(logs, tmp_path / "whole")
         assert reports(tmp_path / "scan") == reports(tmp_path / "whole"), SEED
         assert sorted(files_in(tmp_path / "scan")) == sorted([*REPORTS, "json.journal"])
     if "repair" in what:
         same_repairs(some_logs, tmp_path, ["repair"])
-    same_repairs(few, tmp_path, [Path(one["folder"]).name for one in works if "before" in one])
+    same_repairs(few, tmp_path, [Path(job["folder"]).name for job in works if "before" in job])
 
 
 SCANNING = [word for name in REPORTS for word in ("-r", f"{name}={{}}/{name}")]
@@ -205,10 +207,10 @@ def work(command: str, logs: Path, named: list[str], jobs: str, folder: Path, **
 def ended(works: list[dict[str, Any]]) -> list[list[int]]:
     """How the runs of each work ended."""
     start, env = [sys.executable, "-m", "tests.kill_often", str(SEED)], {**os.environ, **WIDE}
-    given = json.dumps(works).encode()
-    found = subprocess.run(start, input=given, capture_output=True, cwd=ROOT, env=env, check=False)
-    assert found.returncode == 0, (SEED, found.stderr.decode()[-3000:])
-    codes: list[list[int]] = json.loads(found.stdout)
+    stdin = json.dumps(works).encode()
+    done = subprocess.run(start, input=stdin, capture_output=True, cwd=ROOT, env=env, check=False)
+    assert done.returncode == 0, (SEED, done.stderr.decode()[-3000:])
+    codes: list[list[int]] = json.loads(done.stdout)
     return codes
 
 
@@ -223,23 +225,21 @@ def same_repairs(logs: Path, parent: Path, names: list[str]) -> None:
 
 
 def test_changed_added_and_deleted_logs_are_all_that_a_later_scan_does(tmp_path: Path) -> None:
-    logs = shards(tmp_path / "logs", 8)
+    logs = shards(tmp_path / "logs", 6)
     scan(logs, tmp_path / "out", "--resume")
     (logs / "000.jsonl").unlink()
     shutil.copy(logs / "003.jsonl", logs / "0015.jsonl")
     with (logs / "005.jsonl").open("a") as out:
         out.write('{"token_ids": [1, 2], "loss_mask": [0, 1], "logprobs": [0.0, 3.0]}\n')
     scan(logs, tmp_path / "whole")
-    code, _, said = scan(logs, tmp_path / "out", "--resume")
+    code, _, err = scan(logs, tmp_path / "out", "--resume")
     assert code == 1
     assert reports(tmp_path / "out") == reports(tmp_path / "whole")
-    assert not said, "-q"
-    _, _, said = run(
-        "scan", logs, "-t", TOY, "-r", f"jsonl={tmp_path / 'l'}", "--journal", tmp_path / "j", "-j", 1
-    )
+    assert not err, "-q"
+    _, _, err = run("scan", logs, "-t", TOY, "-r", f"jsonl={tmp_path / 'l'}", "--journal", tmp_path / "j", "-j", 1)
     (logs / "001.jsonl").touch()
-    _, _, said = run("scan", logs, "-t", TOY, "--journal", tmp_path / "j", "--resume", "-j", 1)
-    assert f"7 of 8 logs were finished before: {tmp_path / 'j'}" in said
+    _, _, err = run("scan", logs, "-t", TOY, "--journal", tmp_path / "j", "--resume", "-j", 1)
+    assert f"5 of 6 logs were finished before: {tmp_path / 'j'}" in err
 
 
 @pytest.mark.parametrize("change", ["settings", "template", "tokenizer", "code"])
@@ -262,13 +262,13 @@ def test_results_of_other_settings_are_not_used_and_a_notice_says_so(
         monkeypatch.setattr("tito_audit.run.resume.VERSION", "another")
         monkeypatch.setattr("tito_audit.run.resume._code_hash", lambda: "another")
     again = scan_rollouts([logs], settings, resume=place)
-    found = [strip_rollout(one) for one in again]
+    bare = [strip_rollout(result) for result in again]
     assert again.resumed == 0
     word = {"settings": "settings", "template": "chat template", "tokenizer": "tokenizer files", "code": "code"}
     assert f"{place}: 3 logs had been finished by a run with other {word[change]}" in again.summary.notices[0]
-    assert found == [strip_rollout(one) for one in scan_rollouts([logs], settings)]
+    assert bare == [strip_rollout(result) for result in scan_rollouts([logs], settings)]
     more = scan_rollouts([logs], replace(settings, fail_on="note", jobs=2), resume=place)
-    assert list(more) == found
+    assert list(more) == bare
     assert more.resumed == 3, "what fails, and how many processes do it, decides no result"
 
 
@@ -292,10 +292,10 @@ def test_a_log_that_changes_while_it_is_audited_is_not_recorded_as_finished(tmp_
 def test_a_limit_and_a_sample_count_the_rows_of_finished_logs(tmp_path: Path, more: dict[str, Any]) -> None:
     logs, settings = shards(tmp_path / "logs", 6), Settings(tokenizer=str(TOY), **more)
     whole = scan_rollouts([logs], settings)
-    found = [strip_rollout(one) for one in whole]
+    bare = [strip_rollout(result) for result in whole]
     for _ in range(2):
         again = scan_rollouts([logs], settings, resume=tmp_path / "j")
-        assert [strip_rollout(one) for one in again] == found
+        assert [strip_rollout(result) for result in again] == bare
         assert again.summary.sampled == whole.summary.sampled
         assert again.summary.notices == whole.summary.notices
     assert again.resumed
@@ -312,14 +312,14 @@ def test_views_are_those_of_an_uninterrupted_run_whatever_came_before(tmp_path: 
     for number in range(4):
         (logs / f"{number}.jsonl").unlink()
     again = scan_rollouts([logs], settings, observe=True, resume=tmp_path / "j")
-    found = views(again)
+    seen = views(again)
     assert again.resumed == 4
-    assert found == views(scan_rollouts([logs], settings, observe=True))
-    assert sum(view is not None for _, view in found) > 3
+    assert seen == views(scan_rollouts([logs], settings, observe=True))
+    assert sum(view is not None for _, view in seen) > 3
 
 
 def views(results: Iterable[Result]) -> list[tuple[Place, View | None]]:
-    return [(one.place, seen.view) for one in results if (seen := observed_of(one)) is not None]
+    return [(result.place, seen.view) for result in results if (seen := observed_of(result)) is not None]
 
 
 def test_calls_that_are_joined_across_logs_are_joined_again(tmp_path: Path) -> None:
@@ -328,18 +328,18 @@ def test_calls_that_are_joined_across_logs_are_joined_again(tmp_path: Path) -> N
     for name in ("gateway", "openai_chat", "sglang", "vllm", "areal"):
         shutil.copy(FORMATS / f"{name}.jsonl", logs)
     whole = scan_rollouts([logs], Settings(tokenizer=str(TOY)))
-    found = [strip_rollout(one) for one in whole]
+    bare = [strip_rollout(result) for result in whole]
     for resumed in (0, 5):
         again = scan_rollouts([logs], Settings(tokenizer=str(TOY)), resume=tmp_path / "j")
-        assert [strip_rollout(one) for one in again] == found
+        assert [strip_rollout(result) for result in again] == bare
         assert again.summary.joined == whole.summary.joined != []
         assert again.summary.notices == whole.summary.notices
         assert again.resumed == resumed
     shutil.copy(FORMATS / "rllm_gateway.jsonl", logs)
     more = scan_rollouts([logs], Settings(tokenizer=str(TOY)), resume=tmp_path / "j")
-    found = [strip_rollout(one) for one in more]
+    bare = [strip_rollout(result) for result in more]
     assert more.resumed == 1, "the calls of another log may continue any of the others"
-    assert found == [strip_rollout(one) for one in scan_rollouts([logs], Settings(tokenizer=str(TOY)))]
+    assert bare == [strip_rollout(result) for result in scan_rollouts([logs], Settings(tokenizer=str(TOY)))]
 
 
 def test_a_pipe_is_never_recorded(tmp_path: Path) -> None:
@@ -367,14 +367,14 @@ def record(path: Path, number: int) -> list[int]:
 
 def finished_in(path: Path, number: int) -> list[int]:
     journal = Journal(path)
-    found = []
+    numbers = []
     for at in range(number):
-        one = journal.find_finished("scan", f"{at}.jsonl")
-        if one is not None:
-            assert list(journal.read_parts(one)) == [{"rows": [at, 0]}, {"rows": [at, 1]}]
-            found.append(at)
+        finished = journal.find_finished("scan", f"{at}.jsonl")
+        if finished is not None:
+            assert list(journal.read_parts(finished)) == [{"rows": [at, 0]}, {"rows": [at, 1]}]
+            numbers.append(at)
     journal.close()
-    return found
+    return numbers
 
 
 def test_a_journal_cut_off_at_any_byte_keeps_what_was_finished_by_then(tmp_path: Path) -> None:
@@ -402,13 +402,13 @@ def test_a_journal_that_is_damaged_foreign_or_of_another_version_is_refused_in_o
         place.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         with pytest.raises(SetupError, match=r"damaged at byte [\d,]+.*\n.*[Dd]elete it"):
             Journal(place)
-    said = {
+    errors = {
         b'{"tito_audit_journal": 1}\n': "version 1",
         b'{"token_ids": [1]}\n': "not a journal",
         b"hello": "not a journal",
         b"\x00" * 90: "not a journal",
     }
-    for head, words in said.items():
+    for head, words in errors.items():
         place.write_bytes(head)
         code, _, error = run("scan", logs, "--journal", place, "--resume", "-q")
         assert (code, place.read_bytes()) == (2, head)
@@ -500,11 +500,13 @@ def test_a_full_disk_ends_a_run_in_one_line_and_the_next_goes_on(tmp_path: Path)
                 os._exit(code)
         assert os.waitpid(child, 0)[1] == 0, most
         assert place.stat().st_size <= most
-    assert _told(scan_rollouts([logs], Settings(), resume=place)) == _told(scan_rollouts([logs], Settings()))
+    assert _stripped(scan_rollouts([logs], Settings(), resume=place)) == _stripped(
+        scan_rollouts([logs], Settings())
+    )
 
 
-def _told(found: Iterable[Result]) -> list[Result]:
-    return [strip_rollout(result) for result in found]
+def _stripped(scanned: Iterable[Result]) -> list[Result]:
+    return [strip_rollout(result) for result in scanned]
 
 
 @pytest.mark.skipif(not can_fork(), reason="the other run is a fork")
@@ -546,12 +548,12 @@ def test_whatever_records_hold_that_no_run_wrote_a_resumed_run_ends_in_one_line(
                 (value, "part") if "part" in value else (value["said"], "kept") if "said" in value else ({}, "")
             )
             inside = [json.loads(zlib.decompress(b64decode(holder[key])))] if key else [value]
-            found = list(_places(inside))
-            rows = [spot[name] for spot, name in found if name == "place"]
+            spots = list(_places(inside))
+            rows = [spot[name] for spot, name in spots if name == "place"]
             if rows and chance.random() < 0.3:
                 chance.choice(rows)["row"] = chance.choice([-1, 1 << 40])
             else:
-                spot, name = chance.choice(found)
+                spot, name = chance.choice(spots)
                 others: list[Any] = ["\x1b[2J", -1, 10**400, None, [], {}, [[1]], 0.5, True, "../../etc/passwd"]
                 spot[name] = chance.choice([other for other in others if type(other) is not type(spot[name])])
             if key:
@@ -559,13 +561,13 @@ def test_whatever_records_hold_that_no_run_wrote_a_resumed_run_ends_in_one_line(
             text = json.dumps(value, separators=(",", ":")).encode()
             forged = [*lines[:at], b"%08x %s\n" % (zlib.crc32(text), text), *lines[at + 1 :]]
             place.write_bytes(head + b"".join(forged))
-            said = ""
+            message = ""
             try:
                 list(function([logs], resume=place, **how))
             except SetupError as error:
-                said = str(error)
-            refused += bool(said)
-            assert not said or re.search(r": the journal is damaged at byte [\d,]+", said), (SEED, value)
+                message = str(error)
+            refused += bool(message)
+            assert not message or re.search(r": the journal is damaged at byte [\d,]+", message), (SEED, value)
         assert refused, SEED
 
 
@@ -599,15 +601,15 @@ def plain(data: bytes, out: Path) -> bytes:
 
 
 def test_a_finished_repair_is_not_repeated_and_says_the_same(tmp_path: Path) -> None:
-    logs = shards(tmp_path / "logs", 8)
+    logs = shards(tmp_path / "logs", 5)
     _, whole, _ = repair(logs, tmp_path / "whole", "--diff")
     _, first, _ = repair(logs, tmp_path / "out", "--diff", "--resume")
     assert written(tmp_path / "out") == written(tmp_path / "whole")
-    stamps = {one.name: one.stat().st_mtime_ns for one in (tmp_path / "out" / "logs").iterdir()}
-    _, again, said = repair(logs, tmp_path / "out", "--diff", "--resume")
-    assert "8 of 8 logs were finished before" in said
+    stamps = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "out" / "logs").iterdir()}
+    _, again, err = repair(logs, tmp_path / "out", "--diff", "--resume")
+    assert "5 of 5 logs were finished before" in err
     assert written(tmp_path / "out") == written(tmp_path / "whole")
-    assert stamps == {one.name: one.stat().st_mtime_ns for one in (tmp_path / "out" / "logs").iterdir()}
+    assert stamps == {file.name: file.stat().st_mtime_ns for file in (tmp_path / "out" / "logs").iterdir()}
     printed = [plain(first.encode(), tmp_path / "out"), plain(again.encode(), tmp_path / "out")]
     assert printed == [plain(whole.encode(), tmp_path / "whole")] * 2
     assert "repaired by" in whole
@@ -624,8 +626,8 @@ def test_files_that_this_journal_did_not_write_are_refused(tmp_path: Path) -> No
     assert "001.jsonl: the file exists" in error
     assert changed.read_bytes() == b"mine\n"
     changed.unlink()
-    code, _, said = repair(logs, out, "--resume")
-    assert "2 of 3 logs were finished before" in said
+    code, _, err = repair(logs, out, "--resume")
+    assert "2 of 3 logs were finished before" in err
     repair(logs, tmp_path / "whole")
     assert written(out) == written(tmp_path / "whole")
     _, _, error = repair(logs, out)
@@ -637,14 +639,14 @@ def test_a_changed_log_is_repaired_again_over_its_old_file(tmp_path: Path) -> No
     repair(logs, out, "--resume")
     shutil.copy(FORMATS / "atropos_item.jsonl", logs / "001.jsonl")
     shutil.copy(FORMATS / "areal.jsonl", logs / "009.jsonl")
-    _, _, said = repair(logs, out, "--resume")
-    assert "2 of 4 logs were finished before" in said
+    _, _, err = repair(logs, out, "--resume")
+    assert "2 of 4 logs were finished before" in err
     repair(logs, tmp_path / "whole")
     assert written(out) == written(tmp_path / "whole")
     repair(logs, out, "--resume", "--no-provenance")
     repair(logs, tmp_path / "other", "--no-provenance")
     notice = json.loads((out / "json").read_bytes())["before"]["notices"]
-    assert any("other repairs" in one for one in notice)
+    assert any("other repairs" in line for line in notice)
     assert files_in(out / "logs") == files_in(tmp_path / "other" / "logs")
 
 
@@ -652,11 +654,11 @@ def test_tokens_trained_twice_are_those_of_all_logs(tmp_path: Path) -> None:
     """Where `once` asks what the run trains, another log may change what is repaired in this one."""
     logs, out = shards(tmp_path / "logs", 3), tmp_path / "out"
     repair(logs, out, "--resume", "--with", "once")
-    _, _, said = repair(logs, out, "--resume", "--with", "once")
-    assert "3 of 3 logs" in said
+    _, _, err = repair(logs, out, "--resume", "--with", "once")
+    assert "3 of 3 logs" in err
     shutil.copy(logs / "000.jsonl", logs / "0000.jsonl")
-    _, _, said = repair(logs, out, "--resume", "--with", "once")
-    assert "finished before" not in said
+    _, _, err = repair(logs, out, "--resume", "--with", "once")
+    assert "finished before" not in err
     repair(logs, tmp_path / "whole", "--with", "once")
     assert files_in(out / "logs") == files_in(tmp_path / "whole" / "logs")
 
@@ -667,11 +669,11 @@ def test_logs_with_calls_of_one_conversation_are_repaired_together(tmp_path: Pat
     for name in ("gateway", "openai_chat", "sglang", "vllm", "areal"):
         shutil.copy(FORMATS / f"{name}.jsonl", logs)
     repair(logs, out, "--resume")
-    _, _, said = repair(logs, out, "--resume")
-    assert "5 of 5 logs" in said
+    _, _, err = repair(logs, out, "--resume")
+    assert "5 of 5 logs" in err
     (out / "logs" / "vllm.jsonl").unlink()
-    _, _, said = repair(logs, out, "--resume")
-    assert "1 of 5 logs" in said
+    _, _, err = repair(logs, out, "--resume")
+    assert "1 of 5 logs" in err
     repair(logs, tmp_path / "whole")
     assert written(out) == written(tmp_path / "whole")
 
@@ -680,9 +682,9 @@ def test_a_dry_run_is_resumed_too(tmp_path: Path) -> None:
     logs, place = shards(tmp_path / "logs", 3), tmp_path / "j"
     _, whole, _ = run("repair", logs, "-t", TOY, "--dry-run", "-f", "json")
     for _ in range(2):
-        _, out, said = run("repair", logs, "-t", TOY, "--dry-run", "-f", "json", "--journal", place, "--resume")
+        _, out, err = run("repair", logs, "-t", TOY, "--dry-run", "-f", "json", "--journal", place, "--resume")
         assert TIMES.sub(b"", out.encode()) == TIMES.sub(b"", whole.encode())
-    assert "3 of 3 logs" in said
+    assert "3 of 3 logs" in err
 
 
 @pytest.mark.skipif(not DEEP, reason="datasets takes seconds to import")
@@ -709,11 +711,9 @@ def test_logs_and_repaired_logs_in_a_bucket_are_known_by_what_the_store_says(tmp
 
         def remote(*words: str) -> str:
             start, env = [sys.executable, "-m", "tito_audit"], {**os.environ, **WIDE, **store.env}
-            found = subprocess.run(
-                [*start, *words], capture_output=True, text=True, cwd=ROOT, env=env, check=False
-            )
-            assert found.returncode in (0, 1), found.stderr[-2000:]
-            return found.stderr
+            done = subprocess.run([*start, *words], capture_output=True, text=True, cwd=ROOT, env=env, check=False)
+            assert done.returncode in (0, 1), done.stderr[-2000:]
+            return done.stderr
 
         place = ["--journal", str(tmp_path / "j"), "--resume", "-t", str(TOY), "-j", "1"]
         remote("scan", there, *place)
@@ -729,8 +729,13 @@ def test_logs_and_repaired_logs_in_a_bucket_are_known_by_what_the_store_says(tmp
             assert store.get(f"out/{log}") == store.get(f"whole/{log}")
 
 
-def test_a_part_that_unpacks_to_more_than_any_run_writes_is_refused_before_it_fills_the_memory() -> None:
-    bomb = b64encode(zlib.compress(b" " * (300 << 20) + b"1", 1)).decode()
-    with pytest.raises(ValueError, match="holds more than 256 MiB"):
+def test_a_part_that_unpacks_to_more_than_any_run_writes_is_refused_before_it_fills_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert resume._MOST_UNPACKED == 256 << 20
+    most = examples(8, 256)
+    monkeypatch.setattr(resume, "_MOST_UNPACKED", most << 20)
+    bomb = b64encode(zlib.compress(b" " * (most + 44 << 20) + b"1", 1)).decode()
+    with pytest.raises(ValueError, match=f"holds more than {most} MiB"):
         unpack(bomb, int)
     assert unpack(pack(7), int) == 7

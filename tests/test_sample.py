@@ -25,6 +25,7 @@ from tito_audit.storage.log import damage_row
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARES = (0.05, 0.3, 0.5, 0.9)
+ROWS = examples(80, 120)
 ANY_FOLDER = with_settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(15, 40)
 )
@@ -67,7 +68,7 @@ KINDS = (
 )
 
 
-def taken(path: Path, share: float | None, limit: int = 1 << 20) -> tuple[list[int], int]:
+def rows_in_sample(path: Path, share: float | None, limit: int = 1 << 20) -> tuple[list[int], int]:
     """The rows that are given, and how many were left out."""
     log = open_log(path, share=share, max_row_bytes=limit)
     rows = [row.index for row in log]
@@ -118,30 +119,30 @@ def test_about_the_share_of_the_rows_is_taken_and_a_larger_share_takes_those_too
     path = stored(tmp_path, kind, [rollout(n) for n in range(count)])
     before: set[int] = set()
     for share in some(SHARES, 3):
-        rows, left_out = taken(path, share)
+        rows, left_out = rows_in_sample(path, share)
         assert len(rows) + left_out == count
         assert abs(len(rows) / count - share) < 4 * (share * (1 - share) / count) ** 0.5
         assert before < set(rows)
         before = set(rows)
-    assert taken(path, None) == (list(range(count)), 0)
-    assert taken(path, 1.0) == (list(range(count)), 0)
+    assert rows_in_sample(path, None) == (list(range(count)), 0)
+    assert rows_in_sample(path, 1.0) == (list(range(count)), 0)
 
 
 @pytest.mark.parametrize("kind", some(KINDS, 5))
 def test_chunks_of_any_size_hold_the_same_rows(tmp_path: Path, kind: str) -> None:
-    path = stored(tmp_path, kind, [rollout(n) for n in range(120)])
+    path = stored(tmp_path, kind, [rollout(n) for n in range(ROWS)])
     for share in some(SHARES, 2):
         expected = one_by_one(path, share)
-        assert 0 < len(expected[0]) < 120
+        assert 0 < len(expected[0]) < ROWS
         for size in some((1, 700, 5_000, 1 << 20), 3):
             assert in_chunks(path, size, share) == expected
 
 
 @pytest.mark.parametrize("kind", ["parquet", "one.parquet", "arrow", "one.arrow", "jsonl", "jsonl.gz", "json"])
 def test_rows_that_are_too_long_are_taken_or_left_like_others(tmp_path: Path, kind: str) -> None:
-    path = stored(tmp_path, kind, [rollout(n) for n in range(300)])
+    path = stored(tmp_path, kind, [rollout(n) for n in range(examples(100, 300))])
     expected = one_by_one(path, 0.5, limit=350)
-    assert 20 < sum(row.error is not None for row in expected[0]) < len(expected[0])
+    assert examples(8, 20) < sum(row.error is not None for row in expected[0]) < len(expected[0])
     for size in some((1, 700, 1 << 20), 2):
         assert in_chunks(path, size, 0.5, limit=350) == expected
 
@@ -159,9 +160,9 @@ LINE = st.sampled_from([b"", b" ", b"{}", b'{"a": 1}', b'{"a": [1,', b"[1]", b'{
     st.sampled_from(SHARES),
 )
 def test_the_rows_of_any_lines_are_the_same_in_chunks(
-    tmp_path: Path, mark: bytes, found: list[bytes], ended: bool, size: int, packed: Any, share: float
+    tmp_path: Path, mark: bytes, lines: list[bytes], ended: bool, size: int, packed: Any, share: float
 ) -> None:
-    data = b'{"first": 0}\n' + b"".join(line + b"\n" for line in found)
+    data = b'{"first": 0}\n' + b"".join(line + b"\n" for line in lines)
     path = tmp_path / "log"
     path.write_bytes(packed(mark + (data if ended else data[:-1])))
     expected = one_by_one(path, share, 200)
@@ -173,14 +174,14 @@ def test_the_rows_of_any_lines_are_the_same_in_chunks(
 def test_packed_lines_are_the_same_rows_as_plain_ones(tmp_path: Path) -> None:
     rows = [rollout(n) for n in range(200)]
     kinds = ("jsonl", "jsonl.gz", "jsonl.zst")
-    assert len({tuple(taken(stored(tmp_path, kind, rows), 0.4)[0]) for kind in kinds}) == 1
+    assert len({tuple(rows_in_sample(stored(tmp_path, kind, rows), 0.4)[0]) for kind in kinds}) == 1
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "json", "parquet"])
 def test_a_log_that_grows_keeps_the_rows_that_were_taken(tmp_path: Path, kind: str) -> None:
     rows = [rollout(n) for n in range(490)]
-    before = taken(stored(tmp_path, kind, rows[:210]), 0.3)[0]
-    assert [index for index in taken(stored(tmp_path, kind, rows), 0.3)[0] if index < 210] == before
+    before = rows_in_sample(stored(tmp_path, kind, rows[:210]), 0.3)[0]
+    assert [index for index in rows_in_sample(stored(tmp_path, kind, rows), 0.3)[0] if index < 210] == before
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
@@ -190,13 +191,15 @@ def test_files_of_one_row_are_not_all_taken_or_all_left(tmp_path: Path, kind: st
         folder = tmp_path / str(number)
         folder.mkdir()
         # As long as each other, so that only what they hold differs.
-        counts.append(len(taken(stored(folder, kind, [{"token_ids": list(range(number, number + 40))}]), 0.5)[0]))
+        counts.append(
+            len(rows_in_sample(stored(folder, kind, [{"token_ids": list(range(number, number + 40))}]), 0.5)[0])
+        )
     assert kind == "parquet" or 15 < sum(counts) < 45
 
 
 def test_rows_that_are_alike_are_told_by_where_they_stand(tmp_path: Path) -> None:
     for kind in ("jsonl", "json", "parquet"):
-        rows, _ = taken(stored(tmp_path, kind, [rollout(1)] * 2000), 0.3)
+        rows, _ = rows_in_sample(stored(tmp_path, kind, [rollout(1)] * 2000), 0.3)
         assert 500 < len(rows) < 700
 
 
@@ -221,9 +224,9 @@ def test_a_file_that_breaks_says_so_whatever_the_sample(tmp_path: Path, packed: 
     whole = list(open_log(path))
     expected = one_by_one(path, share)
     assert expected[0][-1] == RawRow(whole[-1].index, None, whole[-1].error)
-    found = in_chunks(path, 5_000, share)
-    assert [(row.index, row.error) for row in found[0]] == [(row.index, row.error) for row in expected[0]]
-    assert found[1:] == expected[1:]
+    broken = in_chunks(path, 5_000, share)
+    assert [(row.index, row.error) for row in broken[0]] == [(row.index, row.error) for row in expected[0]]
+    assert broken[1:] == expected[1:]
 
 
 # Scans
@@ -241,7 +244,7 @@ def test_a_sample_is_the_same_whatever_the_number_of_processes(tmp_path: Path, k
         results, summary = expected = scanned(path, sample=share)
         assert summary.sampled is not None
         assert (summary.sampled.share, summary.sampled.rows, summary.sampled.of) == (share, len(results), 300)
-        assert {result.place.row for result in results} == set(taken(path, share)[0])
+        assert {result.place.row for result in results} == set(rows_in_sample(path, share)[0])
         for jobs, chunk in some(((2, 3_000), (3, 40_000)), 1):
             assert scanned(path, jobs, chunk, sample=share) == expected
 
@@ -287,7 +290,7 @@ def test_a_limit_counts_the_rows_that_are_audited(tmp_path: Path, limit: int) ->
         assert summary.notices[-1] == f"Stopped after {limit} rows, as asked by --limit."
     else:
         assert summary.sampled.of == 450
-    for jobs, chunk in ((2, 2_000), (3, 1 << 20)):
+    for jobs, chunk in some(((2, 2_000), (3, 1 << 20)), 1):
         assert scanned(logs, jobs, chunk, sample=0.3, limit=limit) == expected
 
 
@@ -316,8 +319,8 @@ def test_one_row_that_is_asked_for_is_audited_whatever_the_sample(tmp_path: Path
 
 def test_rollouts_are_read_by_sample(tmp_path: Path) -> None:
     path = stored(tmp_path, "jsonl", [rollout(n) for n in range(100)])
-    rows = [one.place.row for one in read_rollouts(path, Settings(sample=0.3))]
-    assert rows == taken(path, 0.3)[0]
+    rows = [read.place.row for read in read_rollouts(path, Settings(sample=0.3))]
+    assert rows == rows_in_sample(path, 0.3)[0]
 
 
 def test_progress_ends_with_all_bytes(tmp_path: Path) -> None:
@@ -341,26 +344,28 @@ def capture(tmp_path: Path) -> tuple[Path, Path]:
     folder = ROOT / "fixtures" / "formats"
     line = json.loads((folder / "nemo_gym_tokens.jsonl").read_text(encoding="utf-8").splitlines()[0])
     calls = [{**line, "rollout_id": f"r{number}", "created_at": call} for call in range(3) for number in range(40)]
-    said = [{"rollout_id": f"r{n}", "messages": [{"role": "user", "content": "hello"}]} for n in range(40)]
+    conversations = [
+        {"rollout_id": f"r{n}", "messages": [{"role": "user", "content": "hello"}]} for n in range(40)
+    ]
     (tmp_path / "capture.jsonl").write_bytes(json_lines(calls))
-    (tmp_path / "said.jsonl").write_bytes(json_lines(said))
+    (tmp_path / "said.jsonl").write_bytes(json_lines(conversations))
     return tmp_path / "capture.jsonl", tmp_path / "said.jsonl"
 
 
 @forks
 @pytest.mark.parametrize("share", [0.0001, 0.4])
 def test_rollouts_of_a_capture_are_taken_with_all_their_lines(capture: tuple[Path, Path], share: float) -> None:
-    log, said = capture
-    every, _ = scanned(log, messages=str(said))
+    log, messages = capture
+    every, _ = scanned(log, messages=str(messages))
     assert len(every) == 40
-    results, summary = expected = scanned(log, messages=str(said), sample=share)
+    results, summary = expected = scanned(log, messages=str(messages), sample=share)
     assert summary.sampled is not None
     assert (summary.sampled.rows, summary.sampled.of) == (len(results), 40)
     assert all(result in every for result in results)
     assert len(results) < 40
     assert bool(results) == (share > 0.1)
     for jobs, chunk in ((2, 2_000), (3, 1 << 20)):
-        assert scanned(log, jobs, chunk, messages=str(said), sample=share) == expected
+        assert scanned(log, jobs, chunk, messages=str(messages), sample=share) == expected
 
 
 def test_a_broken_start_is_an_error_whatever_the_sample(tmp_path: Path) -> None:
