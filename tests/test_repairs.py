@@ -76,20 +76,18 @@ def choices_of(case: Case) -> RepairChoices:
     return RepairChoices(**case.get("choices", {}))
 
 
-def scores_of(case_scores: dict[str, Any], rollout: Rollout) -> ModelScores:
+def scores_of(scores: dict[str, Any], rollout: Rollout) -> ModelScores:
     """What the model of a case says; what a call recorded is a logprob unless it is missing."""
-    calls = {number: np.array(values) for number, values in enumerate(case_scores.get("calls", ()))}
+    calls = {number: np.array(values) for number, values in enumerate(scores.get("calls", ()))}
     recorded: dict[int | None, Any] = {
         number: np.zeros(len(values), np.bool_) if logprobs is None else np.isfinite(logprobs)
         for number, values in calls.items()
         for logprobs in (rollout.turns[number].completion_logprobs,)
     }
-    if "stated" in case_scores:
-        recorded[None] = np.array([digit == "1" for digit in case_scores["stated"]])
-    row = None if "row" not in case_scores else np.array(case_scores["row"])
-    return ModelScores(
-        "toy", calls, row, recorded, case_scores.get("replaces", False), case_scores.get("adds", True)
-    )
+    if "stated" in scores:
+        recorded[None] = np.array([digit == "1" for digit in scores["stated"]])
+    row = None if "row" not in scores else np.array(scores["row"])
+    return ModelScores("toy", calls, row, recorded, scores.get("replaces", False), scores.get("adds", True))
 
 
 def gathered(rollout: Rollout, case: Case) -> Evidence:

@@ -142,11 +142,8 @@ def test_a_model_of_the_harmony_format_writes_all_behind_its_own_name() -> None:
     ends |= {at for at, token in enumerate(tokens) if token == "<|call|>"}
     trained = token_roles(laid, ends).among((ASSISTANT, TURN_END))
     # What goes on behind a thought is the same call; what follows a tool is another.
-    assert [t for t, yes in zip(tokens, trained.tolist(), strict=True) if yes] == [
-        *thought,
-        *tool_call,
-        *final[2:],
-    ]
+    sampled_tokens = [token for token, yes in zip(tokens, trained.tolist(), strict=True) if yes]
+    assert sampled_tokens == [*thought, *tool_call, *final[2:]]
 
 
 def test_a_token_of_header_and_answer_is_the_headers() -> None:

@@ -60,15 +60,10 @@ def row_of(
 def scanned(path: Path, rows: Sequence[Row], *options: object) -> Said:
     log = written(path / "log.jsonl", rows)
     code, out, _ = run("scan", log, "-t", BPE, "--no-config", "--report", "jsonl", *options)
-    findings = [
-        finding for finding in map(json.loads, out.splitlines()) if finding.get("severity") in ("error", "warning")
-    ]
-    loud = [
-        (finding["row"], finding["code"], finding["severity"], finding["cause"])
-        for finding in findings
-        if finding["code"] == "MSK401"
-    ]
-    return Said(code, loud, [finding["message"] for finding in findings if finding["code"] == "MSK401"])
+    lines = [line for line in map(json.loads, out.splitlines()) if line.get("severity") in ("error", "warning")]
+    masks = [line for line in lines if line["code"] == "MSK401"]
+    loud = [(line["row"], line["code"], line["severity"], line["cause"]) for line in masks]
+    return Said(code, loud, [line["message"] for line in masks])
 
 
 NAMES = (

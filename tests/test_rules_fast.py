@@ -393,12 +393,7 @@ def simple_padding(
 def simple_constant(logprobs: Logprobs, stands_in: Mask, stretches: Runs) -> bool:
     where = [at for a, b in stretches for at in range(a, b)]
     values = logprobs[where]
-    if (
-        len(values) < 4
-        or not np.isfinite(values).all()
-        or stands_in[where].any()
-        or not (values == values[0]).all()
-    ):
+    if len(values) < 4 or not np.isfinite(values).all() or stands_in[where].any() or np.ptp(values):
         return False
     return bool(values[0]) or (len(values) >= 8 and not np.signbit(values).any())
 

@@ -394,12 +394,8 @@ def test_images_that_a_processor_expanded_are_as_the_template_writes_them() -> N
     ]
     case: dict[str, Any] = {"tokenizer_name": "toy_vision", "messages": messages}
     call = {**case, "turns": [{"prompt": prompt, "completion": tokens, "logprobs": VALUES[:3]}]}
-    row = {
-        **case,
-        "row": [*prompt, *tokens, "\n"],
-        "mask": "0" * len(prompt) + "1110",
-        "prompt_length": len(prompt),
-    }
+    mask = "0" * len(prompt) + "1110"
+    row = {**case, "row": [*prompt, *tokens, "\n"], "mask": mask, "prompt_length": len(prompt)}
     every = frozenset(rule.code for rule in all_rules())
     for logged in (call, row, {**call, **row}):
         reported, _ = check(toy.evidence_of(logged), all_rules(), every)

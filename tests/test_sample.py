@@ -191,9 +191,8 @@ def test_files_of_one_row_are_not_all_taken_or_all_left(tmp_path: Path, kind: st
         folder = tmp_path / str(number)
         folder.mkdir()
         # As long as each other, so that only what they hold differs.
-        counts.append(
-            len(rows_in_sample(stored(folder, kind, [{"token_ids": list(range(number, number + 40))}]), 0.5)[0])
-        )
+        path = stored(folder, kind, [{"token_ids": list(range(number, number + 40))}])
+        counts.append(len(rows_in_sample(path, 0.5)[0]))
     assert kind == "parquet" or 15 < sum(counts) < 45
 
 
@@ -344,11 +343,9 @@ def capture(tmp_path: Path) -> tuple[Path, Path]:
     folder = ROOT / "fixtures" / "formats"
     line = json.loads((folder / "nemo_gym_tokens.jsonl").read_text(encoding="utf-8").splitlines()[0])
     calls = [{**line, "rollout_id": f"r{number}", "created_at": call} for call in range(3) for number in range(40)]
-    conversations = [
-        {"rollout_id": f"r{n}", "messages": [{"role": "user", "content": "hello"}]} for n in range(40)
-    ]
+    chats = [{"rollout_id": f"r{n}", "messages": [{"role": "user", "content": "hello"}]} for n in range(40)]
     (tmp_path / "capture.jsonl").write_bytes(json_lines(calls))
-    (tmp_path / "said.jsonl").write_bytes(json_lines(conversations))
+    (tmp_path / "said.jsonl").write_bytes(json_lines(chats))
     return tmp_path / "capture.jsonl", tmp_path / "said.jsonl"
 
 

@@ -49,21 +49,15 @@ ATTRIBUTES = {
     *("code.interact", "runpy.run_path", "runpy.run_module", "pickle.Unpickler", "numpy.fromfile"),
 }
 MODULES = {"cloudpickle", "dill", "joblib", "shelve", "jsonpickle", "yaml"}
-SEEN = re.compile(rf"\b(?:{'|'.join(sorted(CODE))}|system|popen|loads?|open|interact|run_path|run_module)\(")
+SEEN = re.compile(rf"\b(?:{'|'.join(sorted(CODE))}|system|popen|(?<!json\.)loads?|interact|run_path|run_module)\(")
 """What a file that is worth a closer look holds; so are imports of these modules, shells and import_module."""
 ALSO = re.compile(rf"{'|'.join(sorted(MODULES))}|shell|import_module|Unpickler|fromfile")
 
 
 def literal(node: ast.Call, name: str) -> Any:
     """The literal value of a keyword of a call; None without one."""
-    return next(
-        (
-            keyword.value.value
-            for keyword in node.keywords
-            if keyword.arg == name and hasattr(keyword.value, "value")
-        ),
-        None,
-    )
+    values = (keyword.value for keyword in node.keywords if keyword.arg == name)
+    return next((value.value for value in values if hasattr(value, "value")), None)
 
 
 def dangers(path: Path) -> Iterator[str]:
@@ -226,9 +220,7 @@ def test_the_page_names_every_dependency_and_its_bounds_are_kept() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     needed = [*project["dependencies"]]
-    needed += [
-        requirement for name, listed in extras.items() if name not in ("dev", "docs") for requirement in listed
-    ]
+    needed += [bound for name, listed in extras.items() if name not in ("dev", "docs") for bound in listed]
     named = {re.split(r"[\[<>=!~; ]", requirement)[0] for requirement in needed} - {"tito-audit"}
     listed = PAGE.partition("## Dependencies")[2]
     rows = [line for line in listed.splitlines() if line.startswith("| `")]
