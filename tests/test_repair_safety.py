@@ -302,7 +302,7 @@ def test_a_run_that_is_ended_while_it_writes_leaves_nothing(
     ids=lambda old: "--force" if old else "new",
 )
 def test_a_run_that_is_killed_before_any_step_leaves_no_half_file(tmp_path: Path, old: dict[str, bytes]) -> None:
-    log = store(tmp_path / "log.jsonl", example_rows("nemo_gym")[4:8])
+    log = store(tmp_path / "log.jsonl", some(example_rows("nemo_gym")[4:8], 2))
     assert run_here(log, "-o", tmp_path / "out.jsonl", "--quarantine", tmp_path / "bad.jsonl").returncode == 0
     complete = {name: (tmp_path / name).read_bytes() for name in ("out.jsonl", "bad.jsonl")}
     folders = [tmp_path / f"{step:02}" for step in range(1, 60)]
