@@ -8,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from tests.command import run
+from tests.command import run, written
 from tests.toy import ROOT, rollout_of
 from tito_audit.cli.repair import REPORTS, RepairRun, RowTally
 from tito_audit.record.finding import Severity
@@ -57,8 +57,7 @@ def broken_after_reasoning(thought: str) -> dict[str, Any]:
 
 def repaired(tmp_path: Path, rows: list[dict[str, Any]], *options: object) -> tuple[int, str, dict[str, Any]]:
     """The exit code of a repair of these rows, its page, and its JSON report."""
-    log, report = tmp_path / "log.jsonl", tmp_path / "report.json"
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log, report = written(tmp_path / "log.jsonl", rows), tmp_path / "report.json"
     code, page, _ = run(
         "repair", log, "-o", tmp_path / "out.jsonl", "-r", "text", "-r", f"json={report}", *options
     )

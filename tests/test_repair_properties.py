@@ -543,12 +543,9 @@ def sample_of(dump: Row) -> Row:
     names |= {"advantages": "advantages", "prev_logprobs": "ref_logprobs"}
     assert not any(dump["token_loss_mask"][0][size:])
     row = {ours: dump[theirs][0][:size] for theirs, ours in names.items()}
-    row["logprobs"] = dump["generation_logprobs"][0][: len(dump["generation_logprobs"][0]) - _padding(dump)]
+    padding, logprobs = len(dump["token_ids"][0]) - size, dump["generation_logprobs"][0]
+    row["logprobs"] = logprobs[: len(logprobs) - padding]
     return row
-
-
-def _padding(dump: Row) -> int:
-    return len(dump["token_ids"][0]) - int(dump["input_lengths"][0])
 
 
 def assert_same_tokens(old: Row, new: Row, truth: Truth) -> None:
@@ -638,10 +635,6 @@ def test_a_chosen_style_says_the_same_of_the_same_tokens(samples: list[Sample], 
         whole = sample.truth[1] + [0] * (width - len(sample.truth[1]))
         assert trained == recorded or all(wanted or not now for now, wanted in zip(trained, whole, strict=True))
         assert after["token_ids"] == old["token_ids"]
-        for n, value in enumerate(after["generation_logprobs"][0][: _end(old)]):
+        for n, value in enumerate(after["generation_logprobs"][0][: old["input_lengths"][0]]):
             assert value in (old["generation_logprobs"][0][n], -1000.0)
             assert value != -1000.0 or not trained[n] or old["generation_logprobs"][0][n] in (None, 0.0)
-
-
-def _end(dump: Row) -> int:
-    return int(dump["input_lengths"][0])

@@ -18,6 +18,7 @@ import pytest
 import tokenizers
 
 from tests.tiers import one_in, some
+from tests.world import lines_of
 from tito_audit.record.finding import Severity
 from tito_audit.record.outcome import Outcome
 from tito_audit.run.repair import Repairs, repair_rollouts
@@ -41,13 +42,7 @@ def log(model: str, mode: str) -> Path:
 
 @cache
 def rows(model: str, mode: str) -> tuple[Row, ...]:
-    with gzip.open(log(model, mode), "rt", encoding="utf-8") as lines:
-        return tuple(json.loads(line) for line in lines)
-
-
-def written(path: Path) -> list[Row]:
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return [json.loads(line) for line in data.splitlines()]
+    return tuple(lines_of(log(model, mode)))
 
 
 def repaired(
@@ -58,7 +53,7 @@ def repaired(
     run = repair_rollouts(source, out, settings, RepairSettings(**repairs))
     outcomes = list(run)
     by_id: dict[str, list[Row]] = {}
-    for row in written(out):
+    for row in lines_of(out):
         by_id.setdefault(row["id"], []).append(row)
     return run, outcomes, by_id
 
@@ -210,7 +205,7 @@ def test_training_rows_that_were_encoded_again_come_back_as_sampled(model: str, 
     source = write(tmp_path / "rows.jsonl", [encoded_again(row, model) for row in rows(model, "tito")])
     run, _, by_id = repaired(source, tmp_path / "out.jsonl", model)
     drifted = 0
-    for row, line in zip(rows(model, "tito"), written(source), strict=True):
+    for row, line in zip(rows(model, "tito"), lines_of(source), strict=True):
         (now,) = by_id[row["id"]]
         last = row["calls"][-1]
         starts = [len(entry["prompt_token_ids"]) for entry in row["calls"]]
@@ -246,8 +241,7 @@ def test_rows_late_under_a_mask_of_ones_are_counted_beside_those_that_prove_it(t
             one_turn.append(late | {"loss_mask": [1] * len(values)})
         elif len(row["calls"]) == 3 and row["calls"][0]["finish_reason"] == "stop":
             several.append(late | {"loss_mask": [int(value != 0.0) for value in values]})
-    source = tmp_path / "log.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in several[:6] + one_turn[:6]), encoding="utf-8")
+    source = write(tmp_path / "log.jsonl", several[:6] + one_turn[:6])
     settings = Settings(tokenizer=str(SHARED / "tokenizers" / "qwen2.5-coder"))
     run = repair_rollouts(source, tmp_path / "out.jsonl", settings, RepairSettings())
     outcomes = list(run)

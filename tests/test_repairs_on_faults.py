@@ -186,8 +186,9 @@ def test_a_row_of_todays_tokens_has_no_difference_and_no_made_up_logprob(
     options = [
         (turn, at, [part[0] for part in parts])
         for turn, at, (token,) in places(log, 1)
-        for cut in range(1, len(spelling(token)))
-        if all(parts := [toy.toy_tokenizer().vocabulary.ids_of_bytes(p) for p in halves(spelling(token), cut)])
+        for data in (spelling(token),)
+        for cut in range(1, len(data))
+        if all(parts := [toy.toy_tokenizer().vocabulary.ids_of_bytes(part) for part in (data[:cut], data[cut:])])
     ]
     assume(options)
     turn, at, pair = options[choice % len(options)]
@@ -209,10 +210,6 @@ def test_a_row_of_todays_tokens_has_no_difference_and_no_made_up_logprob(
     assert row.logprobs is not None
     assert (row.logprobs[:first] == logprobs).all()
     assert np.isnan(row.logprobs[first:]).all()
-
-
-def halves(data: bytes, cut: int) -> tuple[bytes, bytes]:
-    return data[:cut], data[cut:]
 
 
 @few

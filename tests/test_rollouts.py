@@ -6,7 +6,6 @@ code with the audit but the bytes of tokens.
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections import Counter
 from functools import cache
@@ -19,6 +18,7 @@ import pytest
 import tokenizers
 
 from tests.tiers import DEEP, some
+from tests.world import lines_of
 from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
@@ -74,8 +74,7 @@ def log(model: str, mode: str) -> Path:
 
 @cache
 def rows(model: str, mode: str) -> list[dict[str, Any]]:
-    with gzip.open(log(model, mode), "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+    return lines_of(log(model, mode))
 
 
 @cache

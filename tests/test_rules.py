@@ -100,14 +100,14 @@ class TestContract:
 
     def test_it_says_nothing_of_a_rollout_that_holds_nothing(self, rule: Rule) -> None:
         bare = Rollout(Place("toy", 0), "toy")
-        hollow = replace(bare, turns=(Turn(None, None), Turn(empty_ids(), empty_ids())), training_row=hollow_row())
+        hollow = replace(
+            bare,
+            turns=(Turn(None, None), Turn(empty_ids(), empty_ids())),
+            training_row=TrainingRow(empty_ids(), None, None),
+        )
         for rollout in (bare, hollow):
             evidence = gather(rollout, None, None)
             assert list(rule.check(evidence)) == [] if rule.check else True
-
-
-def hollow_row() -> TrainingRow:
-    return TrainingRow(empty_ids(), None, None)
 
 
 @pytest.mark.parametrize(("rule", "case"), every("flag"))

@@ -5,7 +5,6 @@ These counts are the same on every machine, so a scan that starts to do its work
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 
 from tests import toy
+from tests.command import written
 from tito_audit.align.alignment import align
 from tito_audit.evidence import prompts
 from tito_audit.record.message import as_messages
@@ -109,7 +109,7 @@ def scanned(
     path: Path, rows: list[dict[str, Any]], counting: Callable[[], Any] = counting
 ) -> tuple[Counter[str], list[Any]]:
     """The counts of a scan after its first row, and its findings."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    written(path, rows)
     settings = Settings(tokenizer=str(toy.TOKENIZERS / "toy_bpe"), encoder="fastokens", jobs=1)
     with counting() as counts:
         results = iter(Scan([str(path)], settings))

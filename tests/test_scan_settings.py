@@ -15,7 +15,7 @@ import pytest
 
 from tests.command import run, scanned, written
 from tests.tiers import examples, some
-from tests.world import BROKEN, CLEAN
+from tests.world import BROKEN, CLEAN, lines_of
 from tito_audit import (
     Finding,
     Outcome,
@@ -60,10 +60,7 @@ def test_each_log_is_audited_as_if_it_were_alone_with_its_settings(
 ) -> None:
     renamed = [{"ids": row["token_ids"], "mask": row["loss_mask"], "lp": row["logprobs"]} for row in [BROKEN] * 5]
     logs = [
-        written(
-            tmp_path / "a.jsonl",
-            [json.loads(line) for line in (ROOT / "fixtures/formats/marin.jsonl").read_text().splitlines()],
-        ),
+        written(tmp_path / "a.jsonl", lines_of(ROOT / "fixtures/formats/marin.jsonl")),
         written(tmp_path / "b.jsonl", renamed),
         written(tmp_path / "c.jsonl", [CLEAN, BROKEN] * 3),
     ]
