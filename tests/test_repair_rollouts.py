@@ -183,13 +183,13 @@ def test_forked_training_rows_train_each_sampled_token_once_where_it_was_sampled
 def test_splice_of_calls_needs_unsafe_and_marks_the_logprobs_of_another_context(
     model: str, tmp_path: Path
 ) -> None:
-    _, outcomes, by_id = repaired(log(model, "retok"), tmp_path / "safe.jsonl", model, strategies=("splice",))
+    logged = list(one_in(2, rows(model, "retok")))
+    source = write(tmp_path / "rows.jsonl", logged)
+    _, outcomes, by_id = repaired(source, tmp_path / "safe.jsonl", model, strategies=("splice",))
     assert not any(outcome.repaired for outcome in outcomes)
     assert any("--unsafe" in outcome.declined.get("splice", "") for outcome in outcomes)
-    _, outcomes, by_id = repaired(
-        log(model, "retok"), tmp_path / "unsafe.jsonl", model, strategies=("splice",), unsafe=True
-    )
-    for row, outcome in zip(rows(model, "retok"), outcomes, strict=True):
+    _, outcomes, by_id = repaired(source, tmp_path / "unsafe.jsonl", model, strategies=("splice",), unsafe=True)
+    for row, outcome in zip(logged, outcomes, strict=True):
         (now,) = by_id[row["id"]]
         assert [call(entry)[1:] for entry in now["calls"]] == [call(entry)[1:] for entry in row["calls"]]
         if continues(row):
@@ -202,10 +202,11 @@ def test_splice_of_calls_needs_unsafe_and_marks_the_logprobs_of_another_context(
 
 @pytest.mark.parametrize("model", MODELS)
 def test_training_rows_that_were_encoded_again_come_back_as_sampled(model: str, tmp_path: Path) -> None:
-    source = write(tmp_path / "rows.jsonl", [encoded_again(row, model) for row in rows(model, "tito")])
+    logged = list(one_in(2, rows(model, "tito")))
+    source = write(tmp_path / "rows.jsonl", [encoded_again(row, model) for row in logged])
     run, _, by_id = repaired(source, tmp_path / "out.jsonl", model)
     drifted = 0
-    for row, line in zip(rows(model, "tito"), lines_of(source), strict=True):
+    for row, line in zip(logged, lines_of(source), strict=True):
         (now,) = by_id[row["id"]]
         last = row["calls"][-1]
         starts = [len(entry["prompt_token_ids"]) for entry in row["calls"]]
