@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.tables import table
-from tests.tiers import some
+from tests.tiers import crossed, some
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import GENERATION_PROMPT, TURN_END, Headers, headers_of, token_roles
@@ -193,8 +193,7 @@ def test_every_name_of_a_model_is_one_role_in_headers() -> None:
 
 @shared
 @pytest.mark.shared
-@pytest.mark.parametrize("template", [True, False], ids=["with its template", "without"])
-@pytest.mark.parametrize("model", ["qwen2.5-coder", "gemma-3", "smollm2"])
+@pytest.mark.parametrize(("model", "template"), crossed(["qwen2.5-coder", "gemma-3", "smollm2"], [True, False]))
 def test_every_turn_of_every_conversation_begins_where_its_call_began(model: str, template: bool) -> None:
     engine, _ = Loader().load_auditor(Settings(tokenizer=str(SHARED / "tokenizers" / model)))
     assert engine.tokenizer is not None

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.tiers import examples
 from tito_audit.evidence.judgement import row_mask_slide
 from tito_audit.evidence.masks import left_out
 from tito_audit.evidence.model import Evidence, RowView
@@ -162,7 +163,7 @@ def test_the_values_of_the_calls_are_never_flagged_however_rounded(shape: Shape,
     assert hits("LPR502", scored(shape, with_zeros(written), expected)) == []
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(80, 200))
 @given(shapes(least=4), st.integers(0, 99), st.sampled_from((1, 2, -1, -2)))
 def test_a_shift_against_the_calls_is_found_in_every_turn_of_the_row(shape: Shape, seed: int, offset: int) -> None:
     expected = values_of(shape, seed)
