@@ -247,9 +247,8 @@ def test_fast_spans_are_none_or_those_of_the_reference(name):
             assert fast == slow, messages
         rendered += fast is not None
         possible += slow is not None
-    assert rendered >= (0.05 if name in ("macros", "values", "jumps") else 0.7) * possible, (
-        f"{rendered} of {possible}"
-    )
+    least = 0.05 if name in ("macros", "values", "jumps") else 0.7
+    assert rendered >= least * possible, f"{rendered} of {possible}"
 
 
 BOMBS = [

@@ -184,9 +184,8 @@ def test_marks_are_put_inside_the_outer_white_space() -> None:
             + text(dice)
             + dice.choice(["", " \n", "\u2003"])
         )
-        assert fast.mark_text(padded, number, SpanKind.CONTENT) == slow_around(
-            slow, padded, number, SpanKind.CONTENT
-        )
+        want = slow_around(slow, padded, number, SpanKind.CONTENT)
+        assert fast.mark_text(padded, number, SpanKind.CONTENT) == want
     assert fast.owners == slow.owners
 
 
@@ -321,9 +320,8 @@ def test_marked_messages_hold_the_marks_of_every_text_that_is_not_blank() -> Non
     for _ in range(500):
         messages, *_ = cases(dice)
         chat = [dict(message.wire) for message in messages]
-        marked, owners = mark(
-            chat, MARKING, {i for i, message in enumerate(chat) if message["role"] == "assistant"}
-        )
+        answers = {i for i, message in enumerate(chat) if message["role"] == "assistant"}
+        marked, owners = mark(chat, MARKING, answers)
         shown = str(marked)
         assert all(
             _mark_character(2 * i) in shown or f"\\U{ord(_mark_character(2 * i)):08x}" in shown

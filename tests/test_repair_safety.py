@@ -603,9 +603,8 @@ def assert_repaired_alike(folder: Path, rows: Sequence[Row], tokenizer: Path) ->
                 assert not repaired or row["tito_audit"].null_count == 1
             at += 1
     assert at == len(table)
-    assert not any(
-        result.repaired for result in outcomes(folder / "out.parquet", folder / "again.parquet", tokenizer)
-    )
+    again = outcomes(folder / "out.parquet", folder / "again.parquet", tokenizer)
+    assert not any(result.repaired for result in again)
     assert (folder / "again.parquet").read_bytes() == (folder / "out.parquet").read_bytes()
     return repaired
 

@@ -104,11 +104,8 @@ def findings_of(evidence: Evidence) -> tuple[Finding, ...]:
 def acted_on(repair: Repair, evidence: Evidence, case: Case) -> tuple[Finding, ...]:
     """The findings that the driver would give to the repair."""
     threshold = Severity[case.get("threshold", "error").upper()]
-    return tuple(
-        finding
-        for finding in findings_of(evidence)
-        if repair.claims(finding.code) and finding.severity >= threshold
-    )
+    claimed = (finding for finding in findings_of(evidence) if repair.claims(finding.code))
+    return tuple(finding for finding in claimed if finding.severity >= threshold)
 
 
 def mended(repair: Repair, case: Case) -> tuple[Evidence, tuple[Finding, ...], Proposal]:
@@ -229,9 +226,8 @@ class TestCures:
     def test_what_it_claims_is_gone_and_nothing_new_is_there(self, repair: Repair, case: Case) -> None:
         evidence, findings, mend = mended(repair, case)
         assert findings or repair.chosen(choices_of(case)), [finding.code for finding in findings_of(evidence)]
-        assert all(
-            repair.fits(evidence, finding) for finding in findings if finding.code not in case.get("left", ())
-        )
+        curable = [finding for finding in findings if finding.code not in case.get("left", ())]
+        assert all(repair.fits(evidence, finding) for finding in curable)
         before = worst(findings_of(evidence))
         for rollout in rollouts_of(mend):
             after = gathered(rollout, case)

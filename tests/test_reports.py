@@ -305,10 +305,9 @@ def test_results_hold_no_rollout_after_a_report_has_seen_them(report: Report) ->
             array = np.zeros(1, np.int32).view(Marked)
             watched.append(weakref.ref(array))
             plain = result(row, merge(Place("logs/run.jsonl", row), Severity.ERROR))
-            yield Result(
-                plain.place, Rollout(plain.place, "slime", stated=Stated(facts={"x": array})), plain.findings
-            )
-            del array, plain
+            rollout = Rollout(plain.place, "slime", stated=Stated(facts={"x": array}))
+            yield Result(plain.place, rollout, plain.findings)
+            del array, plain, rollout
             gc.collect(0)
             assert sum(ref() is not None for ref in watched) <= 3
 

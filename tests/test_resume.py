@@ -82,6 +82,10 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+def stripped(scanned: Iterable[Result]) -> list[Result]:
+    return [strip_rollout(result) for result in scanned]
+
+
 def unread(log: Path) -> None:
     """Replace the content of a log, so that no one can tell without reading it."""
     about = log.stat()
@@ -144,11 +148,8 @@ def test_text_that_is_not_unicode_is_kept(tmp_path: Path) -> None:
     log = tmp_path / "a.jsonl"
     row = {"messages": [{"role": "user", "content": "\ud83d"}], "token_ids": [1, 2], "logprobs": [0.0, -0.5]}
     log.write_text(json.dumps({**row, "loss_mask": [1, 0]}) + "\nnot json \\ud83d\n")
-    whole = [strip_rollout(result) for result in scan_rollouts([log], Settings(tokenizer=str(TOY)))]
-    first = [
-        strip_rollout(result)
-        for result in scan_rollouts([log], Settings(tokenizer=str(TOY)), resume=tmp_path / "j")
-    ]
+    whole = stripped(scan_rollouts([log], Settings(tokenizer=str(TOY))))
+    first = stripped(scan_rollouts([log], Settings(tokenizer=str(TOY)), resume=tmp_path / "j"))
     again = list(scan_rollouts([log], Settings(tokenizer=str(TOY)), resume=tmp_path / "j"))
     assert first == whole
     assert again == whole
@@ -263,11 +264,11 @@ def test_results_of_other_settings_are_not_used_and_a_notice_says_so(
         monkeypatch.setattr("tito_audit.run.resume.VERSION", "another")
         monkeypatch.setattr("tito_audit.run.resume._code_hash", lambda: "another")
     again = scan_rollouts([logs], settings, resume=place)
-    bare = [strip_rollout(result) for result in again]
+    bare = stripped(again)
     assert again.resumed == 0
     word = {"settings": "settings", "template": "chat template", "tokenizer": "tokenizer files", "code": "code"}
     assert f"{place}: 3 logs had been finished by a run with other {word[change]}" in again.summary.notices[0]
-    assert bare == [strip_rollout(result) for result in scan_rollouts([logs], settings)]
+    assert bare == stripped(scan_rollouts([logs], settings))
     more = scan_rollouts([logs], replace(settings, fail_on="note", jobs=2), resume=place)
     assert list(more) == bare
     assert more.resumed == 3, "what fails, and how many processes do it, decides no result"
@@ -293,10 +294,10 @@ def test_a_log_that_changes_while_it_is_audited_is_not_recorded_as_finished(tmp_
 def test_a_limit_and_a_sample_count_the_rows_of_finished_logs(tmp_path: Path, more: dict[str, Any]) -> None:
     logs, settings = shards(tmp_path / "logs", 6), Settings(tokenizer=str(TOY), **more)
     whole = scan_rollouts([logs], settings)
-    bare = [strip_rollout(result) for result in whole]
+    bare = stripped(whole)
     for _ in range(2):
         again = scan_rollouts([logs], settings, resume=tmp_path / "j")
-        assert [strip_rollout(result) for result in again] == bare
+        assert stripped(again) == bare
         assert again.summary.sampled == whole.summary.sampled
         assert again.summary.notices == whole.summary.notices
     assert again.resumed
@@ -329,18 +330,18 @@ def test_calls_that_are_joined_across_logs_are_joined_again(tmp_path: Path) -> N
     for name in ("gateway", "openai_chat", "sglang", "vllm", "areal"):
         shutil.copy(FORMATS / f"{name}.jsonl", logs)
     whole = scan_rollouts([logs], Settings(tokenizer=str(TOY)))
-    bare = [strip_rollout(result) for result in whole]
+    bare = stripped(whole)
     for resumed in (0, 5):
         again = scan_rollouts([logs], Settings(tokenizer=str(TOY)), resume=tmp_path / "j")
-        assert [strip_rollout(result) for result in again] == bare
+        assert stripped(again) == bare
         assert again.summary.joined == whole.summary.joined != []
         assert again.summary.notices == whole.summary.notices
         assert again.resumed == resumed
     shutil.copy(FORMATS / "rllm_gateway.jsonl", logs)
     more = scan_rollouts([logs], Settings(tokenizer=str(TOY)), resume=tmp_path / "j")
-    bare = [strip_rollout(result) for result in more]
+    bare = stripped(more)
     assert more.resumed == 1, "the calls of another log may continue any of the others"
-    assert bare == [strip_rollout(result) for result in scan_rollouts([logs], Settings(tokenizer=str(TOY)))]
+    assert bare == stripped(scan_rollouts([logs], Settings(tokenizer=str(TOY))))
 
 
 def test_a_pipe_is_never_recorded(tmp_path: Path) -> None:
@@ -501,13 +502,7 @@ def test_a_full_disk_ends_a_run_in_one_line_and_the_next_goes_on(tmp_path: Path)
                 os._exit(code)
         assert os.waitpid(child, 0)[1] == 0, most
         assert place.stat().st_size <= most
-    assert _stripped(scan_rollouts([logs], Settings(), resume=place)) == _stripped(
-        scan_rollouts([logs], Settings())
-    )
-
-
-def _stripped(scanned: Iterable[Result]) -> list[Result]:
-    return [strip_rollout(result) for result in scanned]
+    assert stripped(scan_rollouts([logs], Settings(), resume=place)) == stripped(scan_rollouts([logs], Settings()))
 
 
 @pytest.mark.skipif(not can_fork(), reason="the other run is a fork")

@@ -220,9 +220,7 @@ def test_rollouts_are_read_and_written_with_the_settings_of_their_log(tmp_path: 
     settings = Settings(overrides=(over(renamed, columns={"token_ids": "ids", "loss_mask": "lm"}),))
     rollouts = list(read_rollouts([renamed, plain], settings))
     assert [rollout.format for rollout in rollouts] == ["generic"] * 3
-    assert all(
-        rollout.training_row is not None and rollout.training_row.token_ids[-1] == 8 for rollout in rollouts
-    )
+    assert all(rollout.training_row and rollout.training_row.token_ids[-1] == 8 for rollout in rollouts)
     out = tmp_path / "out.jsonl"
     row = rollouts[1].training_row
     assert row is not None
@@ -319,9 +317,7 @@ def test_to_observe_changes_nothing_else(log: Path) -> None:
         assert (audited.observed is None) == (audited.rollout is None)
     assert not any(result.observed for result in silent)
     faulty = [result for result in results if result.rollout is not None and result.findings]
-    assert all(
-        result.observed is not None and result.observed.view is not None for result in faulty[:VIEWS_PER_CODE]
-    )
+    assert len(viewed(faulty[:VIEWS_PER_CODE])) == len(faulty[:VIEWS_PER_CODE])
 
 
 @forks
@@ -353,9 +349,7 @@ def many(path: Path) -> Path:
 
 
 def viewed(results: Sequence[Result]) -> list[int]:
-    return [
-        n for n, result in enumerate(results) if result.observed is not None and result.observed.view is not None
-    ]
+    return [n for n, result in enumerate(results) if result.observed and result.observed.view is not None]
 
 
 @each_number_of_processes
