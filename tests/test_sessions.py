@@ -61,9 +61,9 @@ def scanned(log: Path, **settings: Any) -> tuple[dict[int, list[tuple[object, ..
 
 def by_session(log: Path, rows: Sequence[Wire], **settings: Any) -> tuple[Found, list[str]]:
     results, notices = scanned(log, **settings)
-    found = {rows[row]["session_id"]: findings for row, findings in results.items()}
-    assert len(found) == len(results), "each conversation is one rollout"
-    return found, notices
+    findings_of = {rows[row]["session_id"]: findings for row, findings in results.items()}
+    assert len(findings_of) == len(results), "each conversation is one rollout"
+    return findings_of, notices
 
 
 # Logs of whole rollouts, and their calls in several forms
@@ -75,12 +75,12 @@ def converted(name: str, folder: Path) -> tuple[Wire, ...]:
     out = folder / f"{name}.calls.jsonl"
     (log,) = FORMATS.glob(f"{name}.json*")
     convert_rollouts(log, "calls", out, lossy=True)
-    found = []
+    rows = []
     for number, line in enumerate(out.read_text(encoding="utf-8").splitlines()):
         row = json.loads(line)
-        kept = {key: row[key] for key in ("messages", "tools", "calls") if row.get(key)}
-        found.append({"session_id": f"{name}-{number}", **kept})
-    return tuple(found)
+        columns = {key: row[key] for key in ("messages", "tools", "calls") if row.get(key)}
+        rows.append({"session_id": f"{name}-{number}", **columns})
+    return tuple(rows)
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +94,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Wire]:
 def is_plain(row: Wire) -> bool:
     """Whether each call is known by its prompt, and its answer by its place."""
     prompts = {tuple(call.get("prompt_ids") or call.get("prompt_token_ids") or ()) for call in row["calls"]}
-    known = len(prompts) == len(row["calls"]) and () not in prompts
-    return known and (not row.get("messages") or len(answers(row)) == len(row["calls"]))
+    distinct = len(prompts) == len(row["calls"]) and () not in prompts
+    return distinct and (not row.get("messages") or len(answers(row)) == len(row["calls"]))
 
 
 def answers(row: Wire) -> list[int]:
@@ -107,10 +107,10 @@ def calls_of(row: Wire) -> list[tuple[Wire, list[Wire], Wire | None]]:
     if not row.get("messages"):
         return [(call, [], None) for call in row["calls"]]
     indices = answers(row)
-    said = row["messages"]
+    messages = row["messages"]
     each = zip(row["calls"], indices, strict=True)
     bare = [({key: call[key] for key in call if key != "messages"}, call.get("messages"), i) for call, i in each]
-    return [(call, said[:i] if sent is None else sent, said[i]) for call, sent, i in bare]
+    return [(call, messages[:i] if sent is None else sent, messages[i]) for call, sent, i in bare]
 
 
 def generic(row: Wire, call: Wire, sent: list[Wire], answer: Wire | None) -> Wire:
@@ -202,9 +202,9 @@ def test_calls_joined_by_their_session_say_what_whole_rollouts_say(
     if form is capture:  # It holds neither messages nor tools.
         rows, judged = [{"session_id": row["session_id"], "calls": row["calls"]} for row in whole], ("SEQ", "TOK")
     expected, _ = by_session(written(tmp_path / "whole.jsonl", rows), rows, judged=judged)
-    found = {one[0] for findings in expected.values() for one in findings}
-    assert {"SEQ301", "TOK101"} <= found
-    assert form is capture or "TPL203" in found
+    codes = {finding[0] for findings in expected.values() for finding in findings}
+    assert {"SEQ301", "TOK101"} <= codes
+    assert form is capture or "TPL203" in codes
     for seed in range(examples(1, 3)):
         lines = apart(rows, form, seed)
         log = stored(lines, tmp_path / f"{seed}.jsonl", how)
@@ -214,7 +214,7 @@ def test_calls_joined_by_their_session_say_what_whole_rollouts_say(
         assert words in notices
     alone, _ = scanned(log, join=False)
     assert len(alone) == len(lines)
-    assert "SEQ301" not in {one[0] for findings in alone.values() for one in findings}
+    assert "SEQ301" not in {finding[0] for findings in alone.values() for finding in findings}
 
 
 @pytest.mark.parametrize(
@@ -246,16 +246,16 @@ def test_recorded_rollouts_taken_apart_and_joined_say_the_same(log: Path, tmp_pa
 
 
 def test_a_capture_joined_by_its_key_says_what_its_default_join_says(tmp_path: Path) -> None:
-    lines, said = [], []
+    lines, conversations = [], []
     for row in converted("nemo_gym", tmp_path):
         name = row["session_id"]
-        said.append({"rollout_id": name, "messages": row["messages"], "tools": row["tools"]})
+        conversations.append({"rollout_id": name, "messages": row["messages"], "tools": row["tools"]})
         lines += [{**capture(row, *call), "rollout_id": name} for call in calls_of(row)]
     random.Random(2).shuffle(lines)
     log = written(tmp_path / "a.tokens.jsonl", lines)
-    told = str(written(tmp_path / "said.jsonl", said))
-    default, _ = scanned(log, messages=told)
-    stated, notices = scanned(log, messages=told, session="rollout_id")
+    messages = str(written(tmp_path / "said.jsonl", conversations))
+    default, _ = scanned(log, messages=messages)
+    stated, notices = scanned(log, messages=messages, session="rollout_id")
     assert stated == default
     assert any(stated.values())
     assert any("joined on rollout_id" in notice for notice in notices)
@@ -267,7 +267,7 @@ def test_a_capture_joined_by_its_key_says_what_its_default_join_says(tmp_path: P
 def test_where_nothing_is_joined_each_row_is_a_rollout(whole: list[Wire], tmp_path: Path) -> None:
     lines = apart(whole, generic)
     log = written(tmp_path / "log.jsonl", lines)
-    assert [len(one.turns) for one in read_rollouts(log, Settings(join=False))] == [1] * len(lines)
+    assert [len(rollout.turns) for rollout in read_rollouts(log, Settings(join=False))] == [1] * len(lines)
 
 
 @pytest.mark.parametrize("how", some(HOWS[::-1], 1))
@@ -313,14 +313,17 @@ def turns(log: Path, **settings: Any) -> list[tuple[int, list[int]]]:
     """Each rollout by its row, with the first id of each completion."""
     settings = {"session": "session_id", **settings}
     return [
-        (one.place.row, [int(turn.completion_ids[0]) for turn in one.turns if turn.completion_ids is not None])
-        for one in read_rollouts(log, Settings(**settings))
+        (
+            rollout.place.row,
+            [int(turn.completion_ids[0]) for turn in rollout.turns if turn.completion_ids is not None],
+        )
+        for rollout in read_rollouts(log, Settings(**settings))
     ]
 
 
 def notice(log: Path, **settings: Any) -> str:
     _, notices = scanned(log, **{"session": "session_id", **settings})
-    return next(one for one in notices if "by `" in one)
+    return next(line for line in notices if "by `" in line)
 
 
 def test_rows_that_name_no_conversation_stay_alone(tmp_path: Path) -> None:
@@ -328,8 +331,8 @@ def test_rows_that_name_no_conversation_stay_alone(tmp_path: Path) -> None:
     rows = [call(name, [5], [k]) for k, name in enumerate(names)]
     del rows[1]["session_id"]
     log = written(tmp_path / "log.jsonl", rows)
-    found = dict(turns(log))
-    assert {row: sorted(kept) for row, kept in found.items()} == {
+    ids_of = dict(turns(log))
+    assert {row: sorted(ids) for row, ids in ids_of.items()} == {
         0: [0, 10],
         1: [1],
         2: [2, 7, 11],
@@ -351,9 +354,9 @@ def test_rows_that_are_not_one_call_stay_as_they_are(tmp_path: Path) -> None:
     places = Counter(result.place.row for result in scan)
     assert places == {0: 1, 1: 1, 2: 1, 3: 1, 4: 2}
     assert any(
-        one == f"{log}: 2 rows were read as the calls of 1 conversation, by `session_id`; "
+        line == f"{log}: 2 rows were read as the calls of 1 conversation, by `session_id`; "
         "4 rows with it are not a single call and stay as they are."
-        for one in scan.summary.notices
+        for line in scan.summary.notices
     )
 
 
@@ -406,21 +409,21 @@ def test_calls_with_equal_prompts_come_in_the_order_of_their_times(tmp_path: Pat
 
 
 def test_another_agent_and_a_retry_keep_what_they_were_sent(tmp_path: Path) -> None:
-    def said(*texts: str) -> list[Wire]:
+    def texts_as_messages(*texts: str) -> list[Wire]:
         return [{"role": "assistant" if k % 2 else "user", "content": text} for k, text in enumerate(texts)]
 
     rows = [
-        call("a", [1, 2, 3, 4, 5, 6, 7, 8], [9], messages=said("q", "a", "r", "b"), timestamp=4),
-        call("a", [50, 51, 52], [53], messages=said("other", "agent"), timestamp=2),
-        call("a", [1, 2, 3, 4], [40], messages=said("q", "lost"), timestamp=1),
-        call("a", [1, 2, 3, 4], [5, 6], messages=said("q", "a"), timestamp=3),
+        call("a", [1, 2, 3, 4, 5, 6, 7, 8], [9], messages=texts_as_messages("q", "a", "r", "b"), timestamp=4),
+        call("a", [50, 51, 52], [53], messages=texts_as_messages("other", "agent"), timestamp=2),
+        call("a", [1, 2, 3, 4], [40], messages=texts_as_messages("q", "lost"), timestamp=1),
+        call("a", [1, 2, 3, 4], [5, 6], messages=texts_as_messages("q", "a"), timestamp=3),
     ]
     log = written(tmp_path / "log.jsonl", rows)
-    (one,) = read_rollouts(log, Settings(session="session_id"))
-    assert one.stated.calls_at == tuple((str(log), row) for row in (2, 3, 0, 1))
-    assert [message.text for message in one.messages] == ["q", "a", "r", "b"]
-    assert [turn.message_index for turn in one.turns] == [None, 1, 3, None]
-    sent = [[message.text for message in turn.prompt_messages or ()] for turn in one.turns]
+    (rollout,) = read_rollouts(log, Settings(session="session_id"))
+    assert rollout.stated.calls_at == tuple((str(log), row) for row in (2, 3, 0, 1))
+    assert [message.text for message in rollout.messages] == ["q", "a", "r", "b"]
+    assert [turn.message_index for turn in rollout.turns] == [None, 1, 3, None]
+    sent = [[message.text for message in turn.prompt_messages or ()] for turn in rollout.turns]
     assert sent == [["q"], [], [], ["other"]]
 
 
@@ -442,9 +445,9 @@ def test_a_key_that_no_row_has_is_refused_with_keys_like_it(tmp_path: Path) -> N
 
 
 def test_of_several_logs_one_may_lack_the_key(tmp_path: Path) -> None:
-    one = written(tmp_path / "one.jsonl", [call("a", [1], [2]), call("a", [1, 2], [3])])
+    keyed = written(tmp_path / "one.jsonl", [call("a", [1], [2]), call("a", [1, 2], [3])])
     other = written(tmp_path / "other.jsonl", [{"prompt_ids": [1], "completion_ids": [2]}])
-    scan = scan_rollouts([one, other], Settings(session="session_id"))
+    scan = scan_rollouts([keyed, other], Settings(session="session_id"))
     assert sum(not result.of_log for result in scan) == 2
     assert scan.summary.notices[1:] == [
         "2 logs: 2 rows were read as the calls of 1 conversation, by `session_id`.",
@@ -481,7 +484,7 @@ def test_a_repair_writes_each_call_back_to_its_row(
     assert "SEQ301" in run.before.findings.keys() - run.after.findings.keys()
     # A second scan of the written rows proves it.
     now, _ = by_session(out, lines, session="session_id")
-    assert not {"SEQ301"} & {one[0] for name in cured for one in now[name]}
+    assert not {"SEQ301"} & {finding[0] for name in cured for finding in now[name]}
 
 
 def contents(log: Path) -> list[Wire]:
@@ -509,11 +512,11 @@ def test_conversations_that_are_left_out_go_to_the_quarantine_row_by_row(
     settings = Settings(tokenizer=TOY, session="session_id")
     run = repair_rollouts(log, out, settings, RepairSettings(quarantine=str(bad)))
     gone = [outcome for outcome in run if outcome.quarantined is not None]
-    kept, taken = contents(out), contents(bad)
+    repaired, quarantined = contents(out), contents(bad)
     assert gone
-    assert sorted(row["number"] for row in [*kept, *taken]) == list(range(len(lines)))
-    assert {row["session_id"] for row in taken}.isdisjoint({row["session_id"] for row in kept})
-    assert len({row["session_id"] for row in taken}) == len(gone)
+    assert sorted(row["number"] for row in [*repaired, *quarantined]) == list(range(len(lines)))
+    assert {row["session_id"] for row in quarantined}.isdisjoint({row["session_id"] for row in repaired})
+    assert len({row["session_id"] for row in quarantined}) == len(gone)
 
 
 def test_every_conversation_may_go_to_the_quarantine(tmp_path: Path) -> None:

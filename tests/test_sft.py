@@ -34,7 +34,7 @@ MARKED = (
 )
 
 
-def made(folder: Path, texts: Rows, form: str = "sft", tokenizer: str = TOY, **settings: Any) -> Rows:
+def trained_rows(folder: Path, texts: Rows, form: str = "sft", tokenizer: str = TOY, **settings: Any) -> Rows:
     """These rows of text as a set for SFT."""
     log, out = written(folder / "text.jsonl", texts), folder / "set.jsonl"
     convert_rollouts(log, form, out, Settings(tokenizer=tokenizer, **settings), overwrite=True)
@@ -62,7 +62,7 @@ def texts(count: int = 16, seed: int = 3) -> Rows:
 
 
 def test_messages_become_ids_with_labels_on_what_the_assistant_wrote(tmp_path: Path) -> None:
-    (row,) = made(tmp_path, [{"messages": [ASK, ANSWER, ASK, ANSWER]}])
+    (row,) = trained_rows(tmp_path, [{"messages": [ASK, ANSWER, ASK, ANSWER]}])
     vocabulary = load_tokenizer(TOY).vocabulary
     ids, labels = row["input_ids"], row["labels"]
     assert list(row) == ["input_ids", "attention_mask", "labels"]
@@ -70,24 +70,24 @@ def test_messages_become_ids_with_labels_on_what_the_assistant_wrote(tmp_path: P
     spans = [vocabulary.text(np.array(ids[start:end])) for start, end in runs(labels)]
     assert spans == ["The cat said hello.<|im_end|>"] * 2
     for form, mask in (("sft_assistant_masks", "assistant_masks"), ("sft_completion_mask", "completion_mask")):
-        (other,) = made(tmp_path, [{"messages": [ASK, ANSWER, ASK, ANSWER]}], form)
+        (other,) = trained_rows(tmp_path, [{"messages": [ASK, ANSWER, ASK, ANSWER]}], form)
         assert list(other) == ["input_ids", "attention_mask", mask]
         assert other[mask] == [int(label != -100) for label in labels]
 
 
 def test_what_the_data_leaves_out_is_left_out(tmp_path: Path) -> None:
     quiet = {**ANSWER, "weight": 0}
-    whole = made(tmp_path, [{"messages": [ASK, ANSWER, ASK, ANSWER]}])[0]
-    weighted = made(tmp_path, [{"messages": [ASK, quiet, ASK, ANSWER]}])[0]
-    apart = made(tmp_path, [{"prompt": [ASK, ANSWER, ASK], "completion": [ANSWER]}])[0]
+    whole = trained_rows(tmp_path, [{"messages": [ASK, ANSWER, ASK, ANSWER]}])[0]
+    weighted = trained_rows(tmp_path, [{"messages": [ASK, quiet, ASK, ANSWER]}])[0]
+    apart = trained_rows(tmp_path, [{"prompt": [ASK, ANSWER, ASK], "completion": [ANSWER]}])[0]
     assert weighted["input_ids"] == apart["input_ids"] == whole["input_ids"]
     assert runs(weighted["labels"]) == runs(apart["labels"]) == runs(whole["labels"])[1:]
 
 
 def test_sharegpt_rows_are_the_same_conversation(tmp_path: Path) -> None:
-    said = [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "The cat said hello."}]
-    (shared,) = made(tmp_path, [{"conversations": said, "system": "Be brief."}])
-    (plain,) = made(tmp_path, [{"messages": [{"role": "system", "content": "Be brief."}, ASK, ANSWER]}])
+    turns = [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "The cat said hello."}]
+    (shared,) = trained_rows(tmp_path, [{"conversations": turns, "system": "Be brief."}])
+    (plain,) = trained_rows(tmp_path, [{"messages": [{"role": "system", "content": "Be brief."}, ASK, ANSWER]}])
     assert shared == plain
 
 
@@ -96,8 +96,8 @@ def test_rows_of_alpaca_are_the_same_conversation(tmp_path: Path) -> None:
     history = [["Hello", "The cat said hello."]]
     last = [{"role": "user", "content": "Hello\nOslo?"}, {"role": "assistant", "content": "It is a cat."}]
     first = {"role": "system", "content": "Be brief."}
-    (plain,) = made(tmp_path, [{"messages": [first, ASK, ANSWER, *last]}])
-    assert made(tmp_path, [{**row, "history": history}]) == [plain]
+    (plain,) = trained_rows(tmp_path, [{"messages": [first, ASK, ANSWER, *last]}])
+    assert trained_rows(tmp_path, [{**row, "history": history}]) == [plain]
     assert plan(str(tmp_path / "text.jsonl"), "-t", TOY)["trained"] == sum(t != -100 for t in plain["labels"])
     # A history that is something else leaves a row of text.
     assert not scanned(tmp_path, [{**row, "history": ["Hello"]}])[0].findings
@@ -105,7 +105,7 @@ def test_rows_of_alpaca_are_the_same_conversation(tmp_path: Path) -> None:
 
 def test_a_prompt_and_a_completion_are_joined_as_they_are(tmp_path: Path) -> None:
     texts = {"prompt": "Hello\n", "completion": "The cat said hello."}
-    (row,) = made(tmp_path, [texts])
+    (row,) = trained_rows(tmp_path, [texts])
     vocabulary = load_tokenizer(TOY).vocabulary
     assert vocabulary.text(np.array(row["input_ids"])) == "Hello\nThe cat said hello.<|im_end|>"
     assert [vocabulary.text(np.array(row["input_ids"][a:b])) for a, b in runs(row["labels"])] == [
@@ -118,8 +118,8 @@ def test_a_prompt_and_a_completion_are_joined_as_they_are(tmp_path: Path) -> Non
 def test_markers_of_the_template_decide_where_it_has_them(tmp_path: Path) -> None:
     template = tmp_path / "marked.jinja"
     template.write_text(MARKED.replace("END", "'<|im_end|>\n'"), encoding="utf-8")
-    (marked,) = made(tmp_path, [{"messages": [ASK, ANSWER]}], chat_template=str(template))
-    (proven,) = made(tmp_path, [{"messages": [ASK, ANSWER]}])
+    (marked,) = trained_rows(tmp_path, [{"messages": [ASK, ANSWER]}], chat_template=str(template))
+    (proven,) = trained_rows(tmp_path, [{"messages": [ASK, ANSWER]}])
     ((start, end),) = runs(proven["labels"])
     assert marked["input_ids"][: len(proven["input_ids"])] == proven["input_ids"]
     assert runs(marked["labels"]) == [(start, end + 1)]
@@ -130,7 +130,7 @@ def test_markers_of_the_template_decide_where_it_has_them(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(*table(__file__, "rows_are_judged_by_what_they_are_for"))
 def test_rows_are_judged_by_what_they_are_for(column: str, kind: Any, said: str, tmp_path: Path) -> None:
-    (row,) = made(tmp_path, [{"messages": [ASK, ANSWER]}], "sft_assistant_masks")
+    (row,) = trained_rows(tmp_path, [{"messages": [ASK, ANSWER]}], "sft_assistant_masks")
     mask = row.pop("assistant_masks")
     mask[1:3] = [1, 1]
     row[column] = (
@@ -142,7 +142,7 @@ def test_rows_are_judged_by_what_they_are_for(column: str, kind: Any, said: str,
 
 
 def test_logprobs_make_a_rollout_of_it(tmp_path: Path) -> None:
-    (row,) = made(tmp_path, [{"messages": [ASK, ANSWER]}])
+    (row,) = trained_rows(tmp_path, [{"messages": [ASK, ANSWER]}])
     row["logprobs"] = [0.0 if label == -100 else -0.5 for label in row["labels"]]
     scan = scan_rollouts(written(tmp_path / "a.jsonl", [row]), Settings(tokenizer=TOY))
     assert list(scan)
@@ -150,7 +150,7 @@ def test_logprobs_make_a_rollout_of_it(tmp_path: Path) -> None:
 
 
 def test_a_scan_counts_what_a_set_trains(tmp_path: Path) -> None:
-    rows = made(tmp_path, texts())
+    rows = trained_rows(tmp_path, texts())
     scan = scan_rollouts(written(tmp_path / "a.jsonl", rows), Settings(tokenizer=TOY))
     list(scan)
     trained = sum(label != -100 for row in rows for label in row["labels"])
@@ -186,9 +186,9 @@ def tokenizers() -> Iterator[Any]:
 @pytest.mark.parametrize("name", [*tokenizers()])
 def test_every_planted_fault_is_found_and_a_clean_set_is_clean(name: str, messages: bool, tmp_path: Path) -> None:
     tokenizer = TOY if name == "toy_bpe" else str(REAL / name)
-    said = texts()
-    rows = made(tmp_path, said, tokenizer=tokenizer)
-    base = [{**(text if messages else {}), **row} for text, row in zip(said, rows, strict=True)]
+    chats = texts()
+    rows = trained_rows(tmp_path, chats, tokenizer=tokenizer)
+    base = [{**(text if messages else {}), **row} for text, row in zip(chats, rows, strict=True)]
     # That a template rewrites history is no fault of the set.
     clean = findings(scanned(tmp_path, base, tokenizer=tokenizer)) - {("TPL213", "note", None)}
     assert clean == set()
@@ -215,7 +215,7 @@ def test_there_are_twenty_faults() -> None:
 
 
 def test_white_space_and_headers_that_trainers_train_are_no_fault(tmp_path: Path) -> None:
-    rows = made(tmp_path, texts())
+    rows = trained_rows(tmp_path, texts())
     for row in rows:
         for start, end in runs(row["labels"]):
             for at in (start - 1, end):
@@ -225,7 +225,7 @@ def test_white_space_and_headers_that_trainers_train_are_no_fault(tmp_path: Path
 
 
 def test_an_end_left_out_is_found_where_line_feeds_behind_ends_are_trained(tmp_path: Path) -> None:
-    (row,) = made(tmp_path, [{"messages": [ASK, ANSWER, ASK, ANSWER]}])
+    (row,) = trained_rows(tmp_path, [{"messages": [ASK, ANSWER, ASK, ANSWER]}])
     (first, last), labels = runs(row["labels"]), row["labels"]
     for _, end in (first, last):
         labels[end] = row["input_ids"][end]
@@ -237,7 +237,7 @@ def test_an_end_left_out_is_found_where_line_feeds_behind_ends_are_trained(tmp_p
 @pytest.mark.parametrize("case", ["lost", "none in the data", "one row has some"])
 def test_spaces_that_a_trainer_dropped_are_one_warning_of_the_log(case: str, tmp_path: Path) -> None:
     dense = "".join(f"Thecatsaidhello{number}andwentaway" for number in range(9))
-    rows = made(tmp_path, [{"messages": [ASK, {"role": "assistant", "content": dense}]}] * 8)
+    rows = trained_rows(tmp_path, [{"messages": [ASK, {"role": "assistant", "content": dense}]}] * 8)
     tokenizer = load_tokenizer(TOY)
     if case != "none in the data":
         for row in rows:
@@ -247,7 +247,7 @@ def test_spaces_that_a_trainer_dropped_are_one_warning_of_the_log(case: str, tmp
                 row[name][at:at] = apart
             row["attention_mask"] = [1] * len(row["input_ids"])
     if case == "one row has some":
-        rows += made(tmp_path, [{"messages": [ASK, ANSWER]}])
+        rows += trained_rows(tmp_path, [{"messages": [ASK, ANSWER]}])
     seen = {finding for finding in findings(scanned(tmp_path, rows)) if finding[0] == "TOK107"}
     assert seen == ({("TOK107", "warning", None)} if case == "lost" else set())
 
@@ -257,9 +257,9 @@ def test_spaces_that_a_trainer_dropped_are_one_warning_of_the_log(case: str, tmp
 )
 def test_sets_of_these_formats_are_judged_in_the_words_of_sft(name: str, label: str, tmp_path: Path) -> None:
     results = scanned(tmp_path, [dict(fixture_of(name, label))])
-    said = [finding.hit.message for result in results for finding in result.findings]
-    assert any("not written by the assistant" in message for message in said)
-    assert not any("sampled" in message for message in said)
+    messages = [finding.hit.message for result in results for finding in result.findings]
+    assert any("not written by the assistant" in message for message in messages)
+    assert not any("sampled" in message for message in messages)
 
 
 # Before it is tokenized
@@ -272,8 +272,8 @@ def plan(*arguments: str) -> dict[str, Any]:
 
 
 def test_a_plan_is_what_convert_writes(tmp_path: Path) -> None:
-    said = texts()
-    rows = made(tmp_path, said)
+    chats = texts()
+    rows = trained_rows(tmp_path, chats)
     page = plan(str(tmp_path / "text.jsonl"), "-t", TOY, "--row", "2")
     assert (page["rc"], page["problems"], page["rows"]) == (0, {}, 16)
     assert page["trained"] == sum(label != -100 for row in rows for label in row["labels"])
@@ -363,12 +363,12 @@ def by_trl(folder: Path, **job: Any) -> Rows:
 def test_a_set_is_what_trl_trains_with_its_training_template(name: str, tmp_path: Path) -> None:
     if not (REAL / name).is_dir():
         pytest.skip(f"there is no {name} in {REAL}")
-    said = texts(1000 if DEEP else 50, 7)
+    chats = texts(1000 if DEEP else 50, 7)
     tokenizer, template = str(REAL / name), OF_TRL[name]
     source = asked("trl_sft", "--template", template)
     (tmp_path / "template.jinja").write_text(source)
-    trl = by_trl(tmp_path, tokenizer=tokenizer, template=template, kind="assistant", rows=said)
-    own = made(tmp_path, said, tokenizer=tokenizer, chat_template=str(tmp_path / "template.jinja"))
+    trl = by_trl(tmp_path, tokenizer=tokenizer, template=template, kind="assistant", rows=chats)
+    own = trained_rows(tmp_path, chats, tokenizer=tokenizer, chat_template=str(tmp_path / "template.jinja"))
     assert [{**row, "attention_mask": [1] * len(row["input_ids"])} for row in trl] == own
     # The rendering alone shows the same, but for what TRL's markers hold beside each answer.
     bare = source.replace("generation %}", "generation_ %}")
@@ -378,7 +378,7 @@ def test_a_set_is_what_trl_trains_with_its_training_template(name: str, tmp_path
                 instead = "if true" if tag == "generation_" else "endif"
                 bare = bare.replace(f"{left} {tag} {right}", f"{left} {instead} {right}")
     (tmp_path / "template.jinja").write_text(bare.replace("generation_ %}", "generation %}"))
-    proven = made(tmp_path, said, tokenizer=tokenizer, chat_template=str(tmp_path / "template.jinja"))
+    proven = trained_rows(tmp_path, chats, tokenizer=tokenizer, chat_template=str(tmp_path / "template.jinja"))
     vocabulary = load_tokenizer(tokenizer).vocabulary
     for row, marked in zip(proven, own, strict=True):
         assert row["input_ids"] == marked["input_ids"]
@@ -391,11 +391,11 @@ def test_a_set_is_what_trl_trains_with_its_training_template(name: str, tmp_path
 
 
 def test_a_set_loads_in_trl_as_it_is(tmp_path: Path) -> None:
-    rows = made(tmp_path, texts())
+    rows = trained_rows(tmp_path, texts())
     (batch,) = by_trl(tmp_path, tokenizer=TOY, template=None, kind="messages", rows=rows, load=True)
     longest = max(len(row["input_ids"]) for row in rows)
     assert batch["labels"] == [row["labels"] + [-100] * (longest - len(row["labels"])) for row in rows]
-    masks = made(tmp_path, texts(), "sft_assistant_masks")
+    masks = trained_rows(tmp_path, texts(), "sft_assistant_masks")
     assert by_trl(tmp_path, tokenizer=TOY, template=None, kind="assistant", rows=masks) == [
         {name: row[name] for name in ("input_ids", "labels")} for row in rows
     ]

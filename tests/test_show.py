@@ -120,8 +120,8 @@ def columns(lines: list[str]) -> Iterator[dict[str, str]]:
                 break
         first = int(line.split("│")[0])
         for number, (left, right) in enumerate(pairwise(edges)):
-            found = {name: in_cells(text, left + 1, right) for name, text in below.items()}
-            yield {"position": str(first + number), "mark": "", "id": "", "logprob": "", **found}
+            values = {name: in_cells(text, left + 1, right) for name, text in below.items()}
+            yield {"position": str(first + number), "mark": "", "id": "", "logprob": "", **values}
 
 
 def in_cells(text: str, left: int, right: int) -> str:
@@ -146,23 +146,26 @@ def sequences(lines: list[str]) -> dict[str, list[dict[str, str]]]:
 def test_ids_and_logprobs_stand_under_their_tokens(file: str, width: int) -> None:
     for row, rollout in enumerate(read_rollouts(file)):
         text = shown(f"{file}:{row}", "-t", TOY, "--ids", "--logprobs", "--full", width=width)
-        found = sequences(text.splitlines())
+        tables = sequences(text.splitlines())
         wanted: dict[str, tuple[Any, Any, Any]] = {}
         for number, turn in enumerate(rollout.turns):
             wanted[f"turn {number} prompt"] = (turn.prompt_ids, None, None)
             wanted[f"turn {number} completion"] = (turn.completion_ids, turn.completion_logprobs, None)
         if rollout.training_row is not None:
-            kept = rollout.training_row
-            wanted["training row"] = (kept.token_ids, kept.logprobs, kept.loss_mask)
+            training = rollout.training_row
+            wanted["training row"] = (training.token_ids, training.logprobs, training.loss_mask)
         wanted = {name: columns for name, columns in wanted.items() if columns[0] is not None}
-        assert sorted(found) == sorted(wanted)
+        assert sorted(tables) == sorted(wanted)
         for name, (ids, logprobs, trained) in wanted.items():
-            assert [one["id"] for one in found[name]] == [str(one) for one in ids], name
-            assert [one["position"] for one in found[name]] == [str(one) for one in range(len(ids))]
-            said = [""] * len(ids) if logprobs is None else [logprob_words(one) for one in logprobs]
+            assert [cell["id"] for cell in tables[name]] == [str(token_id) for token_id in ids], name
+            assert [cell["position"] for cell in tables[name]] == [str(at) for at in range(len(ids))]
+            words = [""] * len(ids) if logprobs is None else [logprob_words(logprob) for logprob in logprobs]
             if trained is not None:
-                said = ["" if word == "?" and not one else word for word, one in zip(said, trained, strict=True)]
-            assert [one["logprob"].rstrip("!") for one in found[name]] == said, name
+                words = [
+                    "" if word == "?" and not is_trained else word
+                    for word, is_trained in zip(words, trained, strict=True)
+                ]
+            assert [cell["logprob"].rstrip("!") for cell in tables[name]] == words, name
 
 
 @pytest.mark.parametrize("width", range(60, 161, 7))
@@ -190,10 +193,10 @@ def test_wide_and_combining_characters_keep_their_columns(width: int) -> None:
     )
     parts = draw_tokens(TokenLine(ids, logprobs=logprobs), look, findings=[(3, 5), (40, 40)])
     lines = [line.plain for part in parts for line in part.lines]
-    found = list(columns(lines))
-    assert [one["id"] for one in found] == [str(one) for one in ids]
-    assert [one["logprob"].rstrip("!") for one in found] == [logprob_words(one) for one in logprobs]
-    assert [number for number, one in enumerate(found) if one["mark"]] == [3, 4, 40]
+    cells = list(columns(lines))
+    assert [cell["id"] for cell in cells] == [str(token_id) for token_id in ids]
+    assert [cell["logprob"].rstrip("!") for cell in cells] == [logprob_words(logprob) for logprob in logprobs]
+    assert [number for number, cell in enumerate(cells) if cell["mark"]] == [3, 4, 40]
     assert max(map(cell_len, lines)) <= width
 
 
@@ -208,8 +211,8 @@ def test_an_unknown_logprob_is_a_question_and_an_unlikely_token_is_marked() -> N
     ids, trained = np.arange(6, dtype=np.int32), np.array([0, 0, 1, 1, 1, 1], np.bool_)
     logprobs = np.array([np.nan, -9.0, np.nan, -0.001, -7.0, 0.0])
     parts = draw_tokens(TokenLine(ids, trained, logprobs), DrawOptions(100, "abcdef".__getitem__, logprobs=True))
-    found = list(columns([line.plain for part in parts for line in part.lines]))
-    assert [one["logprob"] for one in found] == ["", "-9.00", "?", "-0.00", "-7.00!", "0"]
+    cells = list(columns([line.plain for part in parts for line in part.lines]))
+    assert [cell["logprob"] for cell in cells] == ["", "-9.00", "?", "-0.00", "-7.00!", "0"]
 
 
 @pytest.mark.parametrize(
@@ -308,7 +311,7 @@ def test_a_file_that_exists_wins_over_a_place(tmp_path: Path) -> None:
 def test_json_holds_every_token_and_finding() -> None:
     whole = json.loads(shown(f"{NEMO}:4", "-t", TOY, "--json"))
     rollout = list(read_rollouts(NEMO))[4]
-    completions = [one for one in whole["sequences"] if one["where"] == "completion"]
+    completions = [part for part in whole["sequences"] if part["where"] == "completion"]
     for turn, sequence in zip(rollout.turns, completions, strict=True):
         assert turn.completion_ids is not None
         assert sequence["ids"] == turn.completion_ids.tolist()
@@ -316,13 +319,15 @@ def test_json_holds_every_token_and_finding() -> None:
         assert sequence["logprobs"] == (
             None if turn.completion_logprobs is None else turn.completion_logprobs.tolist()
         )
-    assert [one["code"] for one in whole["findings"]] == [one.code for one in scan_of(NEMO, 4).findings]
+    assert [finding["code"] for finding in whole["findings"]] == [
+        finding.code for finding in scan_of(NEMO, 4).findings
+    ]
     one_turn = json.loads(shown(f"{NEMO}:4:1", "-t", TOY, "--json"))
-    assert {one["turn"] for one in (*one_turn["sequences"], *one_turn["findings"])} == {1}
+    assert {entry["turn"] for entry in (*one_turn["sequences"], *one_turn["findings"])} == {1}
 
 
 def scan_of(file: str, row: int) -> Result:
-    return next(one for one in scan_rollouts(file, Settings(tokenizer=TOY, row=row)) if not one.of_log)
+    return next(result for result in scan_rollouts(file, Settings(tokenizer=TOY, row=row)) if not result.of_log)
 
 
 def poisoned(value: Any) -> Any:
@@ -362,12 +367,12 @@ def test_a_row_is_found_without_a_look_at_the_others(tmp_path: Path) -> None:
     log = tmp_path / "run.jsonl"
     rows = ['{"token_ids": [1', "", '{"token_ids": [2]}', "nonsense", '{"token_ids": [3, 4]}', '{"token_ids": [5']
     log.write_text("\n".join(rows) + "\n", encoding="utf-8")
-    one = open_log(log)
-    one.only = 4
-    given = list(one)
-    assert [row.value for row in given if row.index == 4] == [{"token_ids": [3, 4]}]
-    assert all(row.value is None and row.error == "the row was passed over" for row in given if row.index != 4)
-    assert one.count() == 6
+    source = open_log(log)
+    source.only = 4
+    read = list(source)
+    assert [row.value for row in read if row.index == 4] == [{"token_ids": [3, 4]}]
+    assert all(row.value is None and row.error == "the row was passed over" for row in read if row.index != 4)
+    assert source.count() == 6
     assert "│3│4│" in shown(f"{log}:4")
     assert "REC001" in shown(f"{log}:5")
     assert "blank line" in run("show", f"{log}:1")[2]

@@ -41,14 +41,14 @@ class Terminal:
 
     pid: int
     master: int
-    said: str = ""
+    screen: str = ""
     _data: bytes = field(default=b"", repr=False)
 
     def read(self, until: Callable[[str], bool] = lambda _: False) -> str:
         """All that was written, until that holds of it or the process closed the terminal."""
         end = time.monotonic() + SECONDS
-        while not until(self.said):
-            assert time.monotonic() < end, f"nothing more came after {self.said!r}"
+        while not until(self.screen):
+            assert time.monotonic() < end, f"nothing more came after {self.screen!r}"
             if not select.select([self.master], [], [], 0.2)[0]:
                 continue
             try:
@@ -58,8 +58,8 @@ class Terminal:
             if not data:
                 break
             self._data += data
-            self.said = self._data.decode("utf-8", "replace").replace("\r\n", "\n")
-        return self.said
+            self.screen = self._data.decode("utf-8", "replace").replace("\r\n", "\n")
+        return self.screen
 
     def press(self, keys: str) -> None:
         """Type."""
@@ -122,7 +122,7 @@ MARKED = "for line in sys.stdin:\n    print('PAGED', line, end='', flush=True)\n
 def test_a_page_longer_than_the_screen_goes_through_the_pager(terminals, tmp_path):
     terminal = terminals(*LONG, PAGER=pager(tmp_path, MARKED))
     assert terminal.ended() == 0
-    lines = terminal.said.splitlines()
+    lines = terminal.screen.splitlines()
     assert all(line.startswith("PAGED ") for line in lines)
     assert len(lines) > 24
     assert "explain fork" in lines[-2]
@@ -131,8 +131,8 @@ def test_a_page_longer_than_the_screen_goes_through_the_pager(terminals, tmp_pat
 def test_a_page_that_fits_the_screen_does_not(terminals, tmp_path):
     terminal = terminals(*SHORT, PAGER=pager(tmp_path, MARKED), rows=60)
     assert terminal.ended() == 0
-    assert "PAGED" not in terminal.said
-    count = len(terminal.said.splitlines())
+    assert "PAGED" not in terminal.screen
+    count = len(terminal.screen.splitlines())
     just = terminals(*SHORT, PAGER=pager(tmp_path, MARKED), rows=count + 1)
     assert "PAGED" not in just.read()
     above = terminals(*SHORT, PAGER=pager(tmp_path, MARKED), rows=count)
@@ -156,16 +156,16 @@ def test_a_page_that_fits_the_screen_does_not(terminals, tmp_path):
 def test_a_pager_that_is_not_wanted_or_not_there_is_done_without(terminals, tmp_path, arguments, environment):
     terminal = terminals(*LONG, *arguments, **{"PAGER": pager(tmp_path, MARKED), **environment})
     assert terminal.ended() == 0
-    assert "PAGED" not in terminal.said
-    assert "explain fork" in terminal.said
-    assert "Traceback" not in terminal.said
-    assert terminal.said.count("format nemo_gym") == 1
+    assert "PAGED" not in terminal.screen
+    assert "explain fork" in terminal.screen
+    assert "Traceback" not in terminal.screen
+    assert terminal.screen.count("format nemo_gym") == 1
 
 
 def test_less_gets_the_defaults_of_git_unless_the_user_has_some(terminals, tmp_path):
-    told = "print(sys.argv[1:], os.environ.get('LESS'), os.environ.get('LESSCHARSET'))\nsys.stdin.read()\n"
+    code = "print(sys.argv[1:], os.environ.get('LESS'), os.environ.get('LESSCHARSET'))\nsys.stdin.read()\n"
     less = tmp_path / "less"
-    Path(pager(tmp_path, told)).rename(less)
+    Path(pager(tmp_path, code)).rename(less)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     for environment, says in (
         ({}, "['-R'] FRX utf-8"),
@@ -175,7 +175,7 @@ def test_less_gets_the_defaults_of_git_unless_the_user_has_some(terminals, tmp_p
     ):
         terminal = terminals(*LONG, PATH=path, **environment)
         assert terminal.ended() == 0
-        assert terminal.said.strip() == says
+        assert terminal.screen.strip() == says
 
 
 def test_a_pager_that_is_quit_early_is_no_error(terminals, tmp_path):
@@ -184,19 +184,19 @@ def test_a_pager_that_is_quit_early_is_no_error(terminals, tmp_path):
     long.write_text(json.dumps({"token_ids": list(range(50_000))}) + "\n", encoding="utf-8")
     terminal = terminals(str(long), "--full", PAGER=pager(tmp_path, body))
     assert terminal.ended() == 0
-    assert len(terminal.said.splitlines()) == 1
+    assert len(terminal.screen.splitlines()) == 1
 
 
 @pytest.mark.skipif(shutil.which("less") is None, reason="there is no less here")
 def test_less_shows_the_first_screen_and_goes_at_q(terminals):
     terminal = terminals(*LONG)
-    terminal.read(lambda said: said.rstrip(" \x1b[0K\x07").endswith(":") and "format nemo_gym" in said)
-    assert "│" in terminal.said
-    assert f"{COLOR}1m" in terminal.said
-    assert "ESC" not in terminal.said
+    terminal.read(lambda screen: screen.rstrip(" \x1b[0K\x07").endswith(":") and "format nemo_gym" in screen)
+    assert "│" in terminal.screen
+    assert f"{COLOR}1m" in terminal.screen
+    assert "ESC" not in terminal.screen
     terminal.press("q")
     assert terminal.ended() == 0
-    assert "explain fork" not in terminal.said
+    assert "explain fork" not in terminal.screen
 
 
 def test_ctrl_c_is_for_the_pager_while_there_is_one(terminals, tmp_path):
@@ -206,12 +206,12 @@ def test_ctrl_c_is_for_the_pager_while_there_is_one(terminals, tmp_path):
         "print('READY', flush=True)\nwhile not seen:\n    time.sleep(0.02)\n" + MARKED
     )
     terminal = terminals(*LONG, PAGER=pager(tmp_path, body))
-    terminal.read(lambda said: "READY" in said)
+    terminal.read(lambda screen: "READY" in screen)
     terminal.press("\x03")
     assert terminal.ended() == 0
-    assert "STOPPED" in terminal.said
-    assert "explain fork" in terminal.said
-    assert "Traceback" not in terminal.said
+    assert "STOPPED" in terminal.screen
+    assert "explain fork" in terminal.screen
+    assert "Traceback" not in terminal.screen
 
 
 def opened_to_write(pipe: Path) -> int:
@@ -233,8 +233,8 @@ def test_ctrl_c_before_the_page_ends_the_run_without_a_traceback(terminals, tmp_
     terminal.press("\x03")
     assert terminal.ended() == 130
     os.close(writing)
-    assert "interrupted" in terminal.said
-    assert "Traceback" not in terminal.said
+    assert "interrupted" in terminal.screen
+    assert "Traceback" not in terminal.screen
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,8 @@ def test_ctrl_c_before_the_page_ends_the_run_without_a_traceback(terminals, tmp_
 def test_colours_are_for_terminals_that_want_them(terminals, environment, colored):
     terminal = terminals(*SHORT, "--no-pager", **environment)
     assert terminal.ended() == 0
-    assert (COLOR in terminal.said) == colored
-    assert "\x1b" not in re.sub(r"\x1b\[[0-9;]*m", "", terminal.said)
+    assert (COLOR in terminal.screen) == colored
+    assert "\x1b" not in re.sub(r"\x1b\[[0-9;]*m", "", terminal.screen)
 
 
 @pytest.mark.parametrize(

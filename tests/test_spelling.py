@@ -39,16 +39,16 @@ def ids_of(backend: Tokenizer, text: str) -> Ids:
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_text_with_as_many_bytes_as_its_tokens_is_spelled_by_them(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
-    dice, known = random.Random(folder.name), 0
+    dice, spelled = random.Random(folder.name), 0
     for _ in range(1500):
         text = "".join(dice.choices([*PIECES, *RARE[:2], *NORMAL, "word ", "\n\n"], k=dice.randrange(7)))
         data = text.encode()
         ids = ids_of(tokenizer.backend, text)
         if spells_itself(tokenizer.backend, data):
-            known += 1
+            spelled += 1
             if int(tokenizer.vocabulary.byte_lengths(ids).sum()) == len(data):
                 assert tokenizer.vocabulary.bytes_of(ids) == data
-    assert (known > 100) == (folder.name in KNOWN)
+    assert (spelled > 100) == (folder.name in KNOWN)
 
 
 def test_what_counts_as_plain_is_left_alone_by_every_normal_form_and_joined_to_nothing() -> None:
@@ -100,7 +100,7 @@ def small(**changes: object) -> Tokenizer:
 
 
 @pytest.mark.parametrize(
-    ("changes", "known"),
+    ("changes", "is_sure"),
     [
         ({}, True),
         ({"normalizer": normalizers.NFC()}, True),
@@ -132,11 +132,11 @@ def small(**changes: object) -> Tokenizer:
     ],
 )
 def test_only_tokenizers_whose_parts_are_all_known_spell_a_text_for_sure(
-    changes: dict[str, object], known: bool
+    changes: dict[str, object], is_sure: bool
 ) -> None:
     backend = small(**changes)
-    assert spells_itself(backend, "Plain – text".encode()) == known
-    if not known:
+    assert spells_itself(backend, "Plain – text".encode()) == is_sure
+    if not is_sure:
         return
     vocabulary = Vocabulary(backend)
     dice = random.Random(str(changes))

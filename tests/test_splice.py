@@ -66,11 +66,11 @@ def by_parsing(text: str) -> Any:
 
 
 def assert_right_or_nothing(text: str) -> Any:
-    found, wanted = numbers(text), by_parsing(text)
-    if found is not None:
+    array, wanted = numbers(text), by_parsing(text)
+    if array is not None:
         assert wanted is not None, text[:200]
-        assert (found.dtype, found.shape, found.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes()), text
-    return found
+        assert (array.dtype, array.shape, array.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes()), text
+    return array
 
 
 def exactly(left: Any, right: Any, *, arrays: bool = False) -> None:
@@ -91,8 +91,8 @@ def exactly(left: Any, right: Any, *, arrays: bool = False) -> None:
             exactly(left[key], right[key], arrays=arrays)
     elif isinstance(left, list | tuple):
         assert len(left) == len(right)
-        for one, other in zip(left, right, strict=True):
-            exactly(one, other, arrays=arrays)
+        for ours, other in zip(left, right, strict=True):
+            exactly(ours, other, arrays=arrays)
     elif dataclasses.is_dataclass(left):
         for field in dataclasses.fields(left):
             exactly(getattr(left, field.name), getattr(right, field.name), arrays=arrays)
@@ -114,13 +114,13 @@ def reading(row: Any, mapping: dict[str, str] | None = None) -> Any:
 
 
 def assert_same_row(data: bytes, columns: Any = NUMBER_COLUMNS, *, read: bool = True) -> RawRow:
-    found = ArrayParser(columns).parse_row(7, data, cut_off=True)
+    parsed = ArrayParser(columns).parse_row(7, data, cut_off=True)
     wanted = parse_row(7, data, cut_off=True)
-    exactly(dataclasses.replace(found, has_arrays=False), wanted, arrays=True)
-    exactly(dataclasses.replace(found, text=data).without_arrays.value, wanted.value)
+    exactly(dataclasses.replace(parsed, has_arrays=False), wanted, arrays=True)
+    exactly(dataclasses.replace(parsed, text=data).without_arrays.value, wanted.value)
     if read:
-        exactly(reading(found.value), reading(wanted.value))
-    return found
+        exactly(reading(parsed.value), reading(wanted.value))
+    return parsed
 
 
 # Numbers
@@ -237,14 +237,14 @@ def test_what_is_no_plain_list_of_one_kind_is_never_read_otherwise_than_by_parsi
 )
 def test_random_lists_are_read_as_parsing_gives_them(values: list[Any], comma: str):
     text = json.dumps(values, separators=(comma, ":"))[1:-1]
-    found = assert_right_or_nothing(text)
+    array = assert_right_or_nothing(text)
     kinds = set(map(type, values))
     if (
         kinds == {bool}
         or (kinds == {float} and "." in text)
         or (kinds == {int} and all(abs(value) < 10**8 for value in values))
     ):
-        assert found is not None
+        assert array is not None
 
 
 def test_texts_with_random_faults_are_never_read_otherwise_than_by_parsing():
@@ -302,10 +302,10 @@ def test_a_row_with_numbers_of_any_kind_in_any_column_reads_the_same(log: Path):
         for name, value in one_in(4, product([*row, *rng.sample(names, 4)], values)):
             long = (value * 400)[: rng.choice([len(value), *sizes])]
             assert_same_row(json.dumps({**row, name: long}).encode())
-            held = row.get(name)
-            if isinstance(held, list) and held and isinstance(held[0], dict):
-                inner = rng.choice([*held[0], *names])
-                changed = [{**held[0], inner: long}, *held[1:]]
+            present = row.get(name)
+            if isinstance(present, list) and present and isinstance(present[0], dict):
+                inner = rng.choice([*present[0], *names])
+                changed = [{**present[0], inner: long}, *present[1:]]
                 assert_same_row(orjson.dumps({**row, name: changed}) if 2**70 not in value else b"{}")
 
 
@@ -437,8 +437,8 @@ def growing(draw: st.DrawFn) -> list[list[Any]]:
     lists: list[list[Any]] = [[*draw(entries), 5, 6, 7]]
     for _ in range(draw(st.integers(1, 5))):
         before = draw(st.sampled_from(lists))
-        kept = before[: draw(st.integers(0, len(before)))] if draw(st.booleans()) else before
-        lists.append([*kept, *draw(entries), *(draw(odd) if draw(st.integers(0, 9)) == 0 else [])])
+        shared = before[: draw(st.integers(0, len(before)))] if draw(st.booleans()) else before
+        lists.append([*shared, *draw(entries), *(draw(odd) if draw(st.integers(0, 9)) == 0 else [])])
     return lists
 
 
@@ -462,9 +462,9 @@ def test_a_prompt_that_begins_as_the_one_before_is_parsed_from_there_on(monkeypa
     first = list(range(1000, 1900))
     prompts = [first, [*first, 5, 77], [*first, 5, 77, *range(3000, 3100)], [*first, 5, 77, *range(3000, 3100)]]
     row = {"calls": [{"prompt_ids": prompt} for prompt in prompts]}
-    found = assert_same_row(orjson.dumps(row), read=False)
+    row_read = assert_same_row(orjson.dumps(row), read=False)
     assert parsed == [len(BIG), len("1899,5,77"), len("77,") + 5 * 100 - 1]
-    assert all(isinstance(call["prompt_ids"], np.ndarray) for call in (found.value or {})["calls"])
+    assert all(isinstance(call["prompt_ids"], np.ndarray) for call in (row_read.value or {})["calls"])
 
 
 def test_a_mapped_column_is_read_as_an_array():
@@ -500,15 +500,15 @@ def test_rows_that_keep_their_text_have_their_lists_again(tmp_path: Path):
 @pytest.mark.usefixtures("every_array_is_cut")
 @pytest.mark.parametrize("log", some(LOGS, 5), ids=lambda log: log.name)
 def test_a_scan_says_the_same_of_rows_read_either_way(log: Path, monkeypatch: pytest.MonkeyPatch):
-    def said(jobs: int) -> list[Any]:
+    def scanned(jobs: int) -> list[Any]:
         scan = scan_rollouts(log, Settings(jobs=jobs))
         scan.chunk_bytes = 1 << 12
-        return [(one.place, one.findings, one.skips, dict(one.counts)) for one in scan]
+        return [(result.place, result.findings, result.skips, dict(result.counts)) for result in scan]
 
-    found = said(1), said(2)
+    results = scanned(1), scanned(2)
     rollouts = list(read_rollouts(log))
     monkeypatch.setattr("tito_audit.run.rows.number_columns", lambda mapping: {})
-    assert found == (said(1),) * 2
+    assert results == (scanned(1),) * 2
     exactly(rollouts, list(read_rollouts(log)))
 
 
@@ -522,12 +522,15 @@ def test_a_repair_writes_the_same_of_rows_read_either_way(
         settings = Settings(tokenizer="fixtures/tokenizers/toy_bpe", jobs=jobs)
         repairs = repair_rollouts(log, out, settings, RepairSettings(unsafe=True, force=True))
         repairs.batch_bytes = None if jobs == 1 else 1 << 12
-        said = [(one.place, one.cured, one.declined, one.notes, one.costs, one.quarantined) for one in repairs]
-        return said, out.read_bytes(), repairs.changed
+        outcomes = [
+            (repair.place, repair.cured, repair.declined, repair.notes, repair.costs, repair.quarantined)
+            for repair in repairs
+        ]
+        return outcomes, out.read_bytes(), repairs.changed
 
-    found = done(1), done(2)
+    outputs = done(1), done(2)
     monkeypatch.setattr(LogGroup, "can_splice", False)
-    assert found == (done(1),) * 2
+    assert outputs == (done(1),) * 2
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -59,9 +59,9 @@ def test_every_command_that_reads_a_log_reads_a_pipe(tmp_path: Path) -> None:
     for command in (("show", "-", "--row", "1", "-f", "json"), ("inspect", "-", "-f", "json"), ("identify", "-")):
         piped, of_file = (
             run(*command, "-t", TOY, stdin=DATA),
-            run(*(LOG if one == "-" else one for one in command), "-t", TOY),
+            run(*(LOG if word == "-" else word for word in command), "-t", TOY),
         )
-        assert [timeless(one) for one in piped[1:]] == [timeless(one) for one in of_file[1:]]
+        assert [timeless(text) for text in piped[1:]] == [timeless(text) for text in of_file[1:]]
         assert piped[0] == of_file[0]
     for name, log in (("piped", "-"), ("file", LOG)):
         run("repair", log, "-t", TOY, "-o", tmp_path / f"{name}.jsonl", stdin=DATA)
@@ -76,8 +76,8 @@ def test_every_command_that_reads_a_log_reads_a_pipe(tmp_path: Path) -> None:
 def test_a_process_reads_its_own_standard_input_in_several_processes(how: str) -> None:
     command = [*program(), "scan", "-", "-t", str(TOY), "-f", "jsonl", "-j", "2"]
     with LOG.open("rb") as file:
-        given = {"stdin": file} if how == "file" else {"input": DATA}
-        done = subprocess.run(command, capture_output=True, cwd=ROOT, **given)  # type: ignore[call-overload]
+        feed = {"stdin": file} if how == "file" else {"input": DATA}
+        done = subprocess.run(command, capture_output=True, cwd=ROOT, **feed)  # type: ignore[call-overload]
     assert (done.returncode, done.stderr) == (1, b"")
     assert timeless(done.stdout.decode()) == timeless(run("scan", LOG, "-t", TOY, "-f", "jsonl")[1])
 

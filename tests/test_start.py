@@ -61,7 +61,7 @@ def needed_the_library(tokenizer) -> bool:
     return "_backend" in vars(tokenizer.backend)
 
 
-def found(logs, tokenizer, **choices) -> list[object]:
+def results_of(logs, tokenizer, **choices) -> list[object]:
     """All that a scan says."""
     run = scan_rollouts(logs, Settings(tokenizer=str(tokenizer), **choices))
     results = [(result.place, result.findings, result.skips, result.counts) for result in run]
@@ -98,25 +98,25 @@ def test_a_real_tokenizer_out_of_the_cache_is_the_one_that_was_put_in(name, fold
     assert_same(load_tokenizer(str(SHARED / name)), fresh)
 
 
-def assert_same(kept, fresh) -> None:
+def assert_same(cached, fresh) -> None:
     for field in Entries.__slots__:
-        mine, theirs = getattr(kept.vocabulary.entries, field), getattr(fresh.vocabulary.entries, field)
-        assert np.array_equal(mine, theirs), field
+        ours, theirs = getattr(cached.vocabulary.entries, field), getattr(fresh.vocabulary.entries, field)
+        assert np.array_equal(ours, theirs), field
         if isinstance(theirs, np.ndarray):
-            assert mine.dtype == theirs.dtype
-    assert kept.control_tokens.tokens == fresh.control_tokens.tokens
-    assert kept.normal_form == fresh.normal_form
-    assert (kept.eos_ids, kept.bos_id) == (fresh.eos_ids, fresh.bos_id)
-    assert (kept.special_tokens, kept.chat_templates) == (fresh.special_tokens, fresh.chat_templates)
-    assert not needed_the_library(kept)
+            assert ours.dtype == theirs.dtype
+    assert cached.control_tokens.tokens == fresh.control_tokens.tokens
+    assert cached.normal_form == fresh.normal_form
+    assert (cached.eos_ids, cached.bos_id) == (fresh.eos_ids, fresh.bos_id)
+    assert (cached.special_tokens, cached.chat_templates) == (fresh.special_tokens, fresh.chat_templates)
+    assert not needed_the_library(cached)
 
 
 @pytest.mark.parametrize("log", some(LOGS, 6), ids=lambda log: log.stem)
 def test_a_scan_says_the_same_without_with_an_empty_and_with_a_full_cache(log, folder, monkeypatch):
-    empty = found(log, TOY)
-    full = found(log, TOY)
+    empty = results_of(log, TOY)
+    full = results_of(log, TOY)
     monkeypatch.setenv("TITO_AUDIT_CACHE", "off")
-    assert empty == full == found(log, TOY)
+    assert empty == full == results_of(log, TOY)
 
 
 @pytest.mark.shared
@@ -124,13 +124,13 @@ def test_a_scan_says_the_same_without_with_an_empty_and_with_a_full_cache(log, f
 @pytest.mark.parametrize("name", some(SAMPLED[::-1], 1))
 def test_a_scan_of_real_rollouts_says_the_same_whatever_the_cache(name, folder, monkeypatch):
     logs, tokenizer = sorted((ROLLOUTS / name).glob("*.jsonl.gz")), SHARED / name
-    empty = found(logs, tokenizer, limit=40)
-    assert found(logs, tokenizer, limit=40) == empty
+    empty = results_of(logs, tokenizer, limit=40)
+    assert results_of(logs, tokenizer, limit=40) == empty
     for file in folder.iterdir():
         damage(file, file.stat().st_size // 2)
-    assert found(logs, tokenizer, limit=40) == empty
+    assert results_of(logs, tokenizer, limit=40) == empty
     monkeypatch.setenv("TITO_AUDIT_CACHE", "off")
-    assert found(logs, tokenizer, limit=40) == empty
+    assert results_of(logs, tokenizer, limit=40) == empty
 
 
 def damage(file: Path, at: int) -> None:
@@ -147,7 +147,7 @@ def test_a_byte_that_is_not_as_it_was_written_makes_a_file_worthless(share, fold
     (file,) = folder.glob("*.tables")
     damage(file, int(share * (file.stat().st_size - 1)))
     tokenizer = load_tokenizer(str(TOY))
-    assert [one.tolist() for one in tokenizer.encode_batch(TEXTS)] == ids
+    assert [ids_of_text.tolist() for ids_of_text in tokenizer.encode_batch(TEXTS)] == ids
     tokenizer.save()
     assert held(folder) == before  # made anew
 
@@ -173,22 +173,22 @@ def test_a_file_that_is_cut_off_is_worthless_wherever_it_ends(folder):
 
 def test_a_whole_file_under_the_name_of_another_tokenizer_is_not_taken_for_its_own(folder):
     warmed()
-    (mine,) = folder.glob("*.tables")
+    (tables,) = folder.glob("*.tables")
     other = load_tokenizer(str(TOYS / "toy_metaspace"))
     other.save()
-    (theirs,) = set(folder.glob("*.tables")) - {mine}
-    mine.write_bytes(theirs.read_bytes())
+    (theirs,) = set(folder.glob("*.tables")) - {tables}
+    tables.write_bytes(theirs.read_bytes())
     assert load_tokenizer(str(TOY)).vocabulary.size != other.vocabulary.size
 
 
 def test_a_byte_of_the_notes_that_is_not_as_it_was_written_makes_them_worthless(folder):
-    empty = found(GENERIC, TOY)
-    assert found(GENERIC, TOY) == empty  # stores the merges too
+    empty = results_of(GENERIC, TOY)
+    assert results_of(GENERIC, TOY) == empty  # stores the merges too
     before = held(folder)
     (file,) = folder.glob("*.notes")
     for at in range(0, len(before[".notes"]), examples(485, 97)):
         damage(file, at)
-        assert found(GENERIC, TOY) == empty
+        assert results_of(GENERIC, TOY) == empty
         assert held(folder) == before  # made anew
 
 
@@ -232,10 +232,10 @@ def test_notes_are_kept_by_name_and_those_of_the_last_runs_longest(folder):
         return list(StoredTokenizer(folder, "0" * 32)._notes)
 
     assert run(*range(cache.MAX_NOTES)) == [f"{name}" for name in range(cache.MAX_NOTES)]
-    kept = run(5, 100)
-    assert kept[:3] == ["5", "100", "0"]
-    assert len(kept) == cache.MAX_NOTES
-    assert f"{cache.MAX_NOTES - 1}" not in kept
+    noted = run(5, 100)
+    assert noted[:3] == ["5", "100", "0"]
+    assert len(noted) == cache.MAX_NOTES
+    assert f"{cache.MAX_NOTES - 1}" not in noted
 
 
 def test_what_is_no_json_is_not_noted(folder):
@@ -279,39 +279,39 @@ def test_without_a_cache_nothing_is_kept(monkeypatch):
 
 def test_another_version_of_the_library_finds_nothing(folder):
     files = [("tokenizer.json", b"{}")]
-    one, other = open_store("0.22.1", files), open_store("0.22.2", files)
-    one.add_note("template", {"begins": "<s>"})
-    one._write("notes", {"notes": one._current_notes}, {})
+    store, other = open_store("0.22.1", files), open_store("0.22.2", files)
+    store.add_note("template", {"begins": "<s>"})
+    store._write("notes", {"notes": store._current_notes}, {})
     assert open_store("0.22.1", files).note("template") == {"begins": "<s>"}
     assert other.note("template") is None
 
 
 def test_other_files_of_a_tokenizer_are_another_tokenizer(folder, tmp_path):
-    mine = tmp_path / "toy"
-    mine.mkdir()
+    copy = tmp_path / "toy"
+    copy.mkdir()
     for file in TOY.iterdir():
-        (mine / file.name).write_bytes(file.read_bytes())
+        (copy / file.name).write_bytes(file.read_bytes())
     warmed(tokenizer=TOY)
-    assert not needed_the_library(load_tokenizer(str(mine)))  # the same files in another place
-    (mine / "generation_config.json").write_text('{"eos_token_id": [2000]}')
-    again = load_tokenizer(str(mine))
+    assert not needed_the_library(load_tokenizer(str(copy)))  # the same files in another place
+    (copy / "generation_config.json").write_text('{"eos_token_id": [2000]}')
+    again = load_tokenizer(str(copy))
     assert again.eos_ids == (2002, 2000)
     again.save()
-    config = json.loads((mine / "tokenizer_config.json").read_text())
-    (mine / "tokenizer_config.json").write_text(json.dumps({**config, "pad_token": "<|new|>"}))
-    more = load_tokenizer(str(mine))
+    config = json.loads((copy / "tokenizer_config.json").read_text())
+    (copy / "tokenizer_config.json").write_text(json.dumps({**config, "pad_token": "<|new|>"}))
+    more = load_tokenizer(str(copy))
     assert more.vocabulary.size == again.vocabulary.size + 1
     assert len(list(folder.glob("*.tables"))) == 2
 
 
 def test_a_file_that_changes_while_it_is_in_use_is_refused(folder, tmp_path):
-    mine = tmp_path / "toy"
-    mine.mkdir()
+    copy = tmp_path / "toy"
+    copy.mkdir()
     for file in TOY.iterdir():
-        (mine / file.name).write_bytes(file.read_bytes())
-    warmed(tokenizer=mine)
-    tokenizer = load_tokenizer(str(mine))
-    (mine / "tokenizer.json").write_bytes((TOYS / "toy_metaspace" / "tokenizer.json").read_bytes())
+        (copy / file.name).write_bytes(file.read_bytes())
+    warmed(tokenizer=copy)
+    tokenizer = load_tokenizer(str(copy))
+    (copy / "tokenizer.json").write_bytes((TOYS / "toy_metaspace" / "tokenizer.json").read_bytes())
     with pytest.raises(TokenizerError, match="changed while it was in use"):
         tokenizer.encode(TEXTS[0])
 
@@ -381,13 +381,13 @@ def test_many_that_write_at_once_leave_whole_files(folder):
 
 
 def test_no_text_of_a_log_is_kept(folder):
-    found(GENERIC, TOY)
+    results_of(GENERIC, TOY)
     assert held(folder).keys() == {".tables", ".notes"}
-    kept = b"".join(file.read_bytes() for file in folder.iterdir())
+    data = b"".join(file.read_bytes() for file in folder.iterdir())
     rows = [json.loads(line) for line in GENERIC.read_text().splitlines()]
-    said = {message["content"] for row in rows for message in row.get("messages") or [] if message.get("content")}
-    assert len(said) > 5
-    assert not any(text.encode() in kept for text in said if len(text) > 12)
+    texts = {message["content"] for row in rows for message in row.get("messages") or [] if message.get("content")}
+    assert len(texts) > 5
+    assert not any(text.encode() in data for text in texts if len(text) > 12)
 
 
 def modules_after(*arguments: str) -> set[str]:

@@ -72,23 +72,23 @@ def write(path: Path, data: bytes) -> Path:
 
 @given(ROWS, st.lists(st.integers(1, 9), min_size=1, max_size=3))
 def test_lines_give_the_same_rows_however_the_bytes_are_cut(rows, sizes):
-    found = list(rows_of_pieces(cut_lines(chunks(json_lines(rows), sizes), 1 << 20), 1 << 20, lines=True))
-    assert [row.value for row in found] == rows
+    read = list(rows_of_pieces(cut_lines(chunks(json_lines(rows), sizes), 1 << 20), 1 << 20, lines=True))
+    assert [row.value for row in read] == rows
 
 
 @given(ROWS, st.lists(st.integers(1, 9), min_size=1, max_size=3), st.sampled_from([None, 2]))
 def test_an_array_gives_the_same_rows_however_the_bytes_are_cut(rows, sizes, indent):
     data = json.dumps(rows, indent=indent, ensure_ascii=False).encode("utf-8", "surrogatepass")
-    found = list(rows_of_pieces(cut_values(chunks(data, sizes), array=True, limit=1 << 20), 1 << 20))
-    assert [row.value for row in found] == rows
-    assert [row.index for row in found] == list(range(len(rows)))
+    read = list(rows_of_pieces(cut_values(chunks(data, sizes), array=True, limit=1 << 20), 1 << 20))
+    assert [row.value for row in read] == rows
+    assert [row.index for row in read] == list(range(len(rows)))
 
 
 @given(ROWS, st.lists(st.integers(1, 9), min_size=1, max_size=3))
 def test_documents_one_after_the_other_are_rows(rows, sizes):
     data = b"\n".join(json.dumps(row, indent=1).encode() for row in rows)
-    found = list(rows_of_pieces(cut_values(chunks(data, sizes), array=False, limit=1 << 20), 1 << 20))
-    assert [row.value for row in found] == rows
+    read = list(rows_of_pieces(cut_values(chunks(data, sizes), array=False, limit=1 << 20), 1 << 20))
+    assert [row.value for row in read] == rows
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(1, 5), min_size=1, max_size=3))
@@ -441,9 +441,9 @@ def test_every_list_of_numbers_keeps_its_values_across_batches_and_groups(tmp_pa
     lists[7] = None
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"a": pa.array(lists, kind)}), path, row_group_size=64)
-    found = values_of(path)
-    assert [None if row["a"] is None else row["a"].tolist() for row in found] == lists
-    assert all(isinstance(row["a"], np.ndarray) for i, row in enumerate(found) if i != 7)
+    read = values_of(path)
+    assert [None if row["a"] is None else row["a"].tolist() for row in read] == lists
+    assert all(isinstance(row["a"], np.ndarray) for i, row in enumerate(read) if i != 7)
 
 
 def test_parquet_of_odd_types_is_read_without_a_traceback(tmp_path):

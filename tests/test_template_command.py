@@ -29,10 +29,10 @@ def template(tmp_path: Path, source: str) -> Path:
 
 
 def log(tmp_path: Path, *conversations: list[dict[str, Any]]) -> Path:
-    return written(tmp_path / "log.jsonl", [{"messages": one} for one in conversations])
+    return written(tmp_path / "log.jsonl", [{"messages": messages} for messages in conversations])
 
 
-def found(*arguments: object) -> tuple[int, dict[str, Any]]:
+def report(*arguments: object) -> tuple[int, dict[str, Any]]:
     """Exit code and object of a run that writes JSON."""
     code, out, err = run("template", *arguments, "-f", "json")
     assert err == ""
@@ -75,33 +75,33 @@ def test_the_page_opens_with_what_to_do(source: str, safe: str, change: str, gat
         assert line in page
     assert "What a splice or a gateway may rely on" not in out
     assert "What a splice or a gateway may rely on" in run(*arguments, "--full")[1]
-    assert found(*arguments[1:])[1]["advice"]["safe"].startswith(safe)
+    assert report(*arguments[1:])[1]["advice"]["safe"].startswith(safe)
 
 
 def test_the_object_holds_what_the_page_shows(tmp_path: Path) -> None:
-    code, said = found(TOKENIZER, "--chat-template", template(tmp_path, DROPS))
+    code, facts = report(TOKENIZER, "--chat-template", template(tmp_path, DROPS))
     assert code == 1
-    assert said["append_only"] is False
-    assert said["title"] == "not append-only"
-    assert said["verdict"].startswith("not append-only, except for tool results and later system messages: ")
-    kinds = {(one["answer"], one["next"]): one for one in said["answers"]}
+    assert facts["append_only"] is False
+    assert facts["title"] == "not append-only"
+    assert facts["verdict"].startswith("not append-only, except for tool results and later system messages: ")
+    kinds = {(answer["answer"], answer["next"]): answer for answer in facts["answers"]}
     assert kinds["answer with reasoning", "user"]["broken"] == kinds["answer with reasoning", "user"]["tried"]
-    first = said["breaks"][0]
+    first = facts["breaks"][0]
     assert first["change"] == "drops earlier reasoning"
     assert first["conditions"][0]["source"] == "{% if loop.index0 > ns.last %}"
     assert first["conditions"][0]["held_when_sampled"] is True
     assert first["line"] == first["conditions"][0]["line"]
     assert first["sampled"]["text"].startswith("<think>")
     assert first["rendered"]["tag"]["source"] == "{{ m.content or '' }}"
-    assert said["beginning_token"]["doubled"] is False
-    assert {one["text"] for one in said["end_tokens"] if one["written"]} == {"<|im_end|>"}
-    assert all(one["ids"] for one in said["between"])
-    assert all(one["seen"] >= 3 for one in said["between"])
-    assert {one["role"]: one["writing"] for one in said["contents"]}["user"] == "as it is"
-    delimiters = {(one["left"], one["right"]): one for one in said["delimiters"]}
+    assert facts["beginning_token"]["doubled"] is False
+    assert {token["text"] for token in facts["end_tokens"] if token["written"]} == {"<|im_end|>"}
+    assert all(seam["ids"] for seam in facts["between"])
+    assert all(seam["seen"] >= 3 for seam in facts["between"])
+    assert {content["role"]: content["writing"] for content in facts["contents"]}["user"] == "as it is"
+    delimiters = {(delimiter["left"], delimiter["right"]): delimiter for delimiter in facts["delimiters"]}
     assert delimiters["user", "assistant"]["text"] == "<|im_end|>\n<|im_start|>assistant\n"
-    assert all(one["ids"] and one["reason"] is None for one in delimiters.values())
-    claimed = {one["what"]: one["holds"] for one in said["rely_on"]}
+    assert all(delimiter["ids"] and delimiter["reason"] is None for delimiter in delimiters.values())
+    claimed = {claim["what"]: claim["holds"] for claim in facts["rely_on"]}
     assert claimed["Sampled tokens stay where they are before tool results"] is True
     assert claimed["Sampled tokens stay where they are before user messages"] is False
 
@@ -109,59 +109,62 @@ def test_the_object_holds_what_the_page_shows(tmp_path: Path) -> None:
 def test_a_pair_of_messages_without_a_fixed_text_is_named_with_the_reason(tmp_path: Path) -> None:
     counts = "{{ loop.index if loop.index > 2 and m.role == 'user' else '' }}"
     path = template(tmp_path, KEEPS.replace("{{ '<|im_start|>'", counts + "{{ '<|im_start|>'", 1))
-    told = {(one["left"], one["right"]): one for one in found(TOKENIZER, "--chat-template", path)[1]["delimiters"]}
-    assert "depends on the messages" in told["assistant", "user"]["reason"]
-    assert told["assistant", "user"]["text"] is None
+    delimiters = {
+        (delimiter["left"], delimiter["right"]): delimiter
+        for delimiter in report(TOKENIZER, "--chat-template", path)[1]["delimiters"]
+    }
+    assert "depends on the messages" in delimiters["assistant", "user"]["reason"]
+    assert delimiters["assistant", "user"]["text"] is None
     out = run("template", "--full", TOKENIZER, "--chat-template", path)[1]
     assert "no delimiter between assistant and user: it depends on the messages" in " ".join(out.split())
 
 
 def test_the_keys_of_the_object_are_documented() -> None:
-    _, said = found(TOKENIZER)
+    _, facts = report(TOKENIZER)
     guide = (Path(__file__).resolve().parents[1] / "docs" / "template.md").read_text(encoding="utf-8")
-    assert [key for key in said if f"`{key}`" not in guide] == []
+    assert [key for key in facts if f"`{key}`" not in guide] == []
 
 
 def test_without_a_tokenizer_texts_are_told_and_ids_are_said_to_be_unknown(tmp_path: Path) -> None:
     path = template(tmp_path, "{{ bos_token }}" + DROPS)
-    code, said = found("--chat-template", path)
+    code, facts = report("--chat-template", path)
     assert code == 1
-    assert {seam["ids"] for seam in said["between"]} == {None}
-    assert said["delimiters"] is None
-    assert said["beginning_token"] == {"text": "<bos>", "written": True, "added": None, "doubled": None}
+    assert {seam["ids"] for seam in facts["between"]} == {None}
+    assert facts["delimiters"] is None
+    assert facts["beginning_token"] == {"text": "<bos>", "written": True, "added": None, "doubled": None}
     out = run("template", "--full", "--chat-template", path)[1]
     assert "unknown: without a tokenizer, <bos> and <eos> are placeholders" in " ".join(out.split())
-    with_ids = found(TOKENIZER, "--chat-template", path)[1]
-    assert {one["line"] for one in said["breaks"]} == {one["line"] for one in with_ids["breaks"]}
+    with_ids = report(TOKENIZER, "--chat-template", path)[1]
+    assert {place["line"] for place in facts["breaks"]} == {place["line"] for place in with_ids["breaks"]}
 
 
 def test_an_argument_that_makes_it_append_only_is_offered_and_works(tmp_path: Path) -> None:
     path = template(tmp_path, SWITCHED)
-    code, said = found("--chat-template", path)
+    code, facts = report("--chat-template", path)
     assert code == 1
-    assert [one["flags"] for one in said["settings"]] == ["--template-arg preserve=true"]
-    assert run("template", "--chat-template", path, *said["settings"][0]["flags"].split())[0] == 0
+    assert [setting["flags"] for setting in facts["settings"]] == ["--template-arg preserve=true"]
+    assert run("template", "--chat-template", path, *facts["settings"][0]["flags"].split())[0] == 0
 
 
 def test_the_conversations_of_a_log_are_tried_too(tmp_path: Path) -> None:
     path = template(tmp_path, DROPS)
-    plain = [{**one, "reasoning_content": None} for one in THINKING]
+    plain = [{**message, "reasoning_content": None} for message in THINKING]
     mixed = log(tmp_path, THINKING, plain, plain)
     code, out, _ = run("template", "--full", "--chat-template", path, "--log", mixed)
     assert code == 1
     assert "For the log's messages it is append-only in 2 of 3 rollouts; answers are changed in 1." in out
     assert "Where earlier text changes in the log" in out
-    said = found("--chat-template", path, "--log", mixed)[1]["log"]
-    assert said["rollouts"] == 3
-    assert said["broken_rollouts"] == [f"{mixed}:0"]
+    facts = report("--chat-template", path, "--log", mixed)[1]["log"]
+    assert facts["rollouts"] == 3
+    assert facts["broken_rollouts"] == [f"{mixed}:0"]
     code, out, _ = run("template", "--full", "--chat-template", template(tmp_path, KEEPS), "--log", mixed)
     assert code == 0
     assert "append-only in 3 of 3 rollouts" in out
 
 
 def test_a_log_that_shows_nothing_is_said_to_show_nothing(tmp_path: Path) -> None:
-    one = log(tmp_path, THINKING[:2])
-    code, out, _ = run("template", "--full", "--chat-template", template(tmp_path, KEEPS), "--log", one)
+    path = log(tmp_path, THINKING[:2])
+    code, out, _ = run("template", "--full", "--chat-template", template(tmp_path, KEEPS), "--log", path)
     assert code == 0
     assert "No answer in the log is followed by anything, so the log shows nothing." in out
 
@@ -192,6 +195,6 @@ def test_the_table_of_facts_warns_of_the_clock_and_of_a_doubled_token(tmp_path: 
     path = template(tmp_path, "{{ strftime_now('%d %b %Y') }}" + KEEPS)
     out = " ".join(run("template", "--full", "--chat-template", path)[1].split())
     assert "clock read as “%d %b %Y”: prompts differ from day to day; pass --clock DATE" in out
-    told = found("--chat-template", path, "--clock", "2024-07-26")[1]
-    assert told["clock"] == ["%d %b %Y"]
-    assert next(one for one in told["between"] if one["left"] == "start")["texts"][0].startswith("26 Jul 2024")
+    facts = report("--chat-template", path, "--clock", "2024-07-26")[1]
+    assert facts["clock"] == ["%d %b %Y"]
+    assert next(seam for seam in facts["between"] if seam["left"] == "start")["texts"][0].startswith("26 Jul 2024")

@@ -73,10 +73,10 @@ def changes_of(source: str) -> dict[str, set[str]]:
     """The changes that a template makes, each with who speaks after the answers that it changes."""
     renderer = renderer_of(source)
     explainer = BreakExplainer(renderer)
-    found: dict[str, set[str]] = {}
+    speakers: dict[str, set[str]] = {}
     for step in check_append_only(renderer).broken:
-        found.setdefault(explainer.explain(step).change, set()).add(step.next_speaker)
-    return found
+        speakers.setdefault(explainer.explain(step).change, set()).add(step.next_speaker)
+    return speakers
 
 
 def test_a_template_that_writes_each_message_by_itself_only_appends() -> None:
@@ -162,28 +162,29 @@ FAULTS: Mapping[str, tuple[str, dict[HistoryChange, set[str]]]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_known_fault_is_named(fault: str) -> None:
     source, wanted = FAULTS[fault]
-    found = changes_of(source)
-    assert found == wanted
+    changes = changes_of(source)
+    assert changes == wanted
 
 
 def test_a_break_names_both_tags_and_the_condition_that_decided() -> None:
     source = FAULTS["drops reasoning before the last user message"][0]
     renderer = renderer_of(source)
     step = check_append_only(renderer).by_kind()["answer with reasoning", "user"].broken[0]
-    found = BreakExplainer(renderer).explain(step)
-    (condition,) = found.conditions
+    explanation = BreakExplainer(renderer).explain(step)
+    (condition,) = explanation.conditions
     line = (
-        source.splitlines().index(next(one for one in source.splitlines() if "loop.index0 > ns.last" in one)) + 1
+        source.splitlines().index(next(text for text in source.splitlines() if "loop.index0 > ns.last" in text))
+        + 1
     )
     assert (condition.tag.line, condition.outcome) == (line, True)
     assert condition.tag.source == "{% if loop.index0 > ns.last %}"
-    assert found.sampled.tag is not None
-    assert "reasoning_content" in found.sampled.tag.source
-    assert found.rendered.tag is not None
-    assert found.rendered.tag.source == "{{ m.content or '' }}"
-    assert found.sampled.before == found.rendered.before
-    assert found.sampled.text.startswith("<think>\n")
-    assert found.rendered.text.startswith(ANSWER)
+    assert explanation.sampled.tag is not None
+    assert "reasoning_content" in explanation.sampled.tag.source
+    assert explanation.rendered.tag is not None
+    assert explanation.rendered.tag.source == "{{ m.content or '' }}"
+    assert explanation.sampled.before == explanation.rendered.before
+    assert explanation.sampled.text.startswith("<think>\n")
+    assert explanation.rendered.text.startswith(ANSWER)
 
 
 def test_conditions_are_named_only_if_history_would_be_kept_with_them_turned() -> None:
@@ -194,8 +195,8 @@ def test_conditions_are_named_only_if_history_would_be_kept_with_them_turned() -
     )
     renderer = renderer_of(both)
     step = check_append_only(renderer).by_kind()["answer", "user"].broken[0]
-    found = BreakExplainer(renderer).explain(step)
-    assert [one.tag.source for one in found.conditions] == [
+    explanation = BreakExplainer(renderer).explain(step)
+    assert [condition.tag.source for condition in explanation.conditions] == [
         "{% if loop.index0 > ns.last %}",
         "{% if loop.last %}",
     ]
@@ -209,9 +210,9 @@ def test_what_is_shown_of_a_break_is_what_the_template_wrote() -> None:
     for source, _ in FAULTS.values():
         renderer = renderer_of(source)
         for step in check_append_only(renderer).broken:
-            found = BreakExplainer(renderer).explain(step)
-            assert found.sampled.before + found.sampled.text == step.prompt + step.sampled
-            assert found.rendered.before + found.rendered.text == step.after
+            explanation = BreakExplainer(renderer).explain(step)
+            assert explanation.sampled.before + explanation.sampled.text == step.prompt + step.sampled
+            assert explanation.rendered.before + explanation.rendered.text == step.after
             assert not step.after.startswith(step.prompt + step.sampled)
             again = renderer.render(
                 step.probe.messages[: step.until], step.probe.tools, add_generation_prompt=True
@@ -275,7 +276,11 @@ def test_of_several_end_tokens_the_first_ends_the_turn() -> None:
 
 
 def outcomes(facts: TemplateFacts, part: str, form: str) -> dict[str, Fidelity]:
-    return {one.case: one.outcome for one in facts.returned if (one.part, one.form) == (part, form)}
+    return {
+        returned.case: returned.outcome
+        for returned in facts.returned
+        if (returned.part, returned.form) == (part, form)
+    }
 
 
 def test_which_json_comes_back_depends_on_how_servers_parse_it() -> None:
@@ -295,16 +300,16 @@ def test_which_json_comes_back_depends_on_how_servers_parse_it() -> None:
 
 def test_trimming_is_told_case_by_case() -> None:
     trims = facts_of(chatml("{{ (m.content or '') | trim }}"))
-    found = outcomes(trims, "answer", "as sampled")
-    rewritten = {case for case, outcome in found.items() if outcome is Fidelity.REWRITTEN}
+    outcome_of = outcomes(trims, "answer", "as sampled")
+    rewritten = {case for case, outcome in outcome_of.items() if outcome is Fidelity.REWRITTEN}
     assert rewritten == {"a space before", "a line break before", "a space after", "a line break after"}
     assert trims.append.is_append_only, "the template's own form of an answer has nothing to trim"
 
 
 def test_reasoning_comes_back_with_the_white_space_that_the_template_writes() -> None:
-    found = outcomes(facts_of(KEEPS), "reasoning", "stripped")
-    assert found["as the template writes it"] is Fidelity.KEPT
-    assert found["no white space around"] is Fidelity.REWRITTEN
+    outcome_of = outcomes(facts_of(KEEPS), "reasoning", "stripped")
+    assert outcome_of["as the template writes it"] is Fidelity.KEPT
+    assert outcome_of["no white space around"] is Fidelity.REWRITTEN
     raw = outcomes(facts_of(KEEPS), "reasoning", "as sampled")
     assert raw["as the template writes it"] is Fidelity.REWRITTEN, "the line breaks are there twice"
 
@@ -315,13 +320,13 @@ def test_values_that_are_written_one_by_one_are_tried_one_by_one() -> None:
         "{% for k, v in c.function.arguments.items() %}{{ '<' + k + '>' + v | string + '</>' }}{% endfor %}"
         "{% endfor %}"
     )
-    found = outcomes(facts_of(source), "tool call", "arguments as object")
-    assert found["a text"] is found["3"] is Fidelity.KEPT
-    assert found["true"] is found["null"] is Fidelity.REWRITTEN
+    outcome_of = outcomes(facts_of(source), "tool call", "arguments as object")
+    assert outcome_of["a text"] is outcome_of["3"] is Fidelity.KEPT
+    assert outcome_of["true"] is outcome_of["null"] is Fidelity.REWRITTEN
 
 
 def test_an_answer_that_was_cut_gets_what_was_never_sampled() -> None:
-    partial = {one.case: one for one in facts_of(KEEPS).partial}
+    partial = {answer.case: answer for answer in facts_of(KEEPS).partial}
     assert partial["cut inside the answer"].added == "<|im_end|>\n"
     assert partial["cut inside the reasoning"].added == "\n</think>\n\n<|im_end|>\n"
     assert partial["prefill: the beginning of an answer"].outcome is Fidelity.KEPT
@@ -352,8 +357,8 @@ def test_a_text_between_messages_that_varies_is_not_called_fixed() -> None:
     )
     facts = facts_of(varies)
     assert not next(seam for seam in facts.seams if (seam.left, seam.right) == ("assistant", "user")).is_fixed
-    told = {claim.what: claim.holds for claim in claims(facts)}
-    assert told["The text between an answer and the next message is always the same"] is False
+    holds = {claim.what: claim.holds for claim in claims(facts)}
+    assert holds["The text between an answer and the next message is always the same"] is False
 
 
 def test_end_tokens_the_clock_and_a_doubled_beginning_are_told() -> None:
@@ -362,10 +367,10 @@ def test_end_tokens_the_clock_and_a_doubled_beginning_are_told() -> None:
     assert facts_of(KEEPS).clock_formats is None
     assert [(stop.text, stop.written) for stop in facts.stops if stop.written] == [("<|im_end|>", True)]
     metaspace = load_tokenizer(str(TOKENIZERS / "toy_metaspace"))
-    told = template_facts(make_renderer(metaspace, chat_template="{{ bos_token }}" + KEEPS), metaspace).bos
-    assert told.written
+    bos = template_facts(make_renderer(metaspace, chat_template="{{ bos_token }}" + KEEPS), metaspace).bos
+    assert bos.written
     ids = metaspace.backend.encode("x", add_special_tokens=True).ids
-    assert told.added == (ids[0] == metaspace.bos_id)
+    assert bos.added == (ids[0] == metaspace.bos_id)
 
 
 SWITCHED = chatml(
@@ -377,25 +382,27 @@ SWITCHED = chatml(
 def test_the_argument_that_makes_it_append_only_is_found() -> None:
     facts = facts_of(SWITCHED)
     assert not facts.append.is_append_only
-    assert [dict(one.arguments) for one in facts.settings] == [{"preserve": True}]
+    assert [dict(setting.arguments) for setting in facts.settings] == [{"preserve": True}]
     assert not facts.settings[0].append.broken
     assert "--template-arg preserve=true" in verdict(facts)
-    assert {one.name: one.changes for one in facts.effects if one.value is True} == {"preserve": ("messages",)}
-    given = renderer_of(SWITCHED, template_args={"preserve": True})
-    assert check_append_only(given).is_append_only
-    assert [dict(one.arguments) for one in template_facts(given).settings] == [{"preserve": False}]
+    assert {effect.name: effect.changes for effect in facts.effects if effect.value is True} == {
+        "preserve": ("messages",)
+    }
+    preserving = renderer_of(SWITCHED, template_args={"preserve": True})
+    assert check_append_only(preserving).is_append_only
+    assert [dict(setting.arguments) for setting in template_facts(preserving).settings] == [{"preserve": False}]
 
 
 def test_two_arguments_that_have_to_be_set_together_are_found() -> None:
     both = SWITCHED.replace("preserve or", "(preserve and mode == 'all') or")
-    assert [dict(one.arguments) for one in facts_of(both).settings] == [{"preserve": True, "mode": "all"}]
+    assert [dict(setting.arguments) for setting in facts_of(both).settings] == [{"preserve": True, "mode": "all"}]
 
 
 def test_what_each_argument_changes_is_told() -> None:
     source = "{% if short %}{{ 'Be short.' }}{% endif %}" + KEEPS.replace(
         "'<|im_start|>assistant\n' }}", "'<|im_start|>assistant\n' }}{% if quiet %}{{ '<q>' }}{% endif %}"
     )
-    changes = {one.name: one.changes for one in facts_of(source).effects if one.value is True}
+    changes = {effect.name: effect.changes for effect in facts_of(source).effects if effect.value is True}
     assert changes == {"short": ("beginning",), "quiet": ("generation prompt",)}
 
 
@@ -425,12 +432,12 @@ def test_what_is_told_of_a_log_is_the_same_with_less_text() -> None:
     whole, explainer = check_append_only(renderer), BreakExplainer(renderer)
     append, breaks = explain_breaks(renderer, PROBES)
     assert [step.outcome for step in append.steps] == [step.outcome for step in whole.steps]
-    for one, step in zip(breaks, whole.broken, strict=True):
+    for brief, step in zip(breaks, whole.broken, strict=True):
         full = explainer.explain(step)
-        assert (one.change, one.conditions, one.step.answer) == (full.change, full.conditions, step.answer)
-        assert full.sampled.before.endswith(one.sampled.before)
-        assert full.rendered.text.startswith(one.rendered.text)
-        assert not one.step.prompt_and_sampled
+        assert (brief.change, brief.conditions, brief.step.answer) == (full.change, full.conditions, step.answer)
+        assert full.sampled.before.endswith(brief.sampled.before)
+        assert full.rendered.text.startswith(brief.rendered.text)
+        assert not brief.step.prompt_and_sampled
 
 
 def test_a_template_that_does_not_show_what_was_sampled_is_not_called_append_only() -> None:
@@ -471,10 +478,10 @@ def test_what_real_templates_change(name: str) -> None:
         pytest.skip("no such tokenizer here")
     renderer = make_renderer(load_tokenizer(str(REAL / name)))
     explainer = BreakExplainer(renderer)
-    found: dict[str, set[str]] = {}
+    speakers: dict[str, set[str]] = {}
     for step in check_append_only(renderer).broken:
-        found.setdefault(explainer.explain(step).change, set()).add(step.next_speaker)
-    assert found == VERDICTS[name]
+        speakers.setdefault(explainer.explain(step).change, set()).add(step.next_speaker)
+    assert speakers == VERDICTS[name]
 
 
 @pytest.mark.parametrize("name", some(sorted(VERDICTS), 2))
@@ -488,15 +495,15 @@ def test_the_pieces_of_a_traced_rendering_are_the_rendering(name: str) -> None:
             chat, text = renderer.render_chat(probe.messages, probe.tools, add_generation_prompt=True)
         except RenderError:
             continue
-        given = {**renderer.variables(probe.tools, None), "messages": chat, "add_generation_prompt": True}
+        variables = {**renderer.variables(probe.tools, None), "messages": chat, "add_generation_prompt": True}
         tracer = renderer.template(bool(probe.tools)).tracer()
-        pieces = tracer.trace(given, text)
+        pieces = tracer.trace(variables, text)
         assert pieces is not None
         assert "".join(piece.text for piece in pieces) == text
         assert [piece.start for piece in pieces] == [
-            sum(len(one.text) for one in pieces[:n]) for n in range(len(pieces))
+            sum(len(piece.text) for piece in pieces[:n]) for n in range(len(pieces))
         ]
-        assert tracer.trace(given, text + "x") is None, "a text that it does not write"
+        assert tracer.trace(variables, text + "x") is None, "a text that it does not write"
         traced += 1
     assert traced
 
@@ -507,6 +514,6 @@ def test_an_answer_has_its_end_token_where_it_does_not_continue_the_generation_p
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n<think></think>{% endif %}"
     )
-    found = facts_of(source)
-    assert not found.generation_prompt.continued
-    assert [stop.text for stop in found.stops if stop.written] == ["<|im_end|>"]
+    facts = facts_of(source)
+    assert not facts.generation_prompt.continued
+    assert [stop.text for stop in facts.stops if stop.written] == ["<|im_end|>"]

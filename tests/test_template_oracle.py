@@ -49,7 +49,7 @@ def plain(*, reasons: str = "true", **replaced: str) -> Template:
 
 def test_a_template_that_writes_each_message_by_itself_keeps_everything() -> None:
     template = plain()
-    assert {one.outcome for one in steps(template).values()} == {"kept"}
+    assert {step.outcome for step in steps(template).values()} == {"kept"}
     assert all(opens_answers(template).values())
     assert writes_reasoning(template)
     assert keeps_reasoning(template)
@@ -74,9 +74,9 @@ def test_each_way_to_change_history_is_seen() -> None:
     assert writes_reasoning(plain(reasons="loop.last"))
     assert not keeps_reasoning(plain(reasons="loop.last"))
     ended = steps(plain(end="{{ 'LAST' if loop.last else 'END' }}"))
-    assert {one.outcome for one in ended.values()} == {"ended"}
+    assert {step.outcome for step in ended.values()} == {"ended"}
     spaced = steps(plain(end="END{{ '\\n' if loop.last }}"))
-    assert {one.outcome for one in spaced.values()} == {"spaced"}
+    assert {step.outcome for step in spaced.values()} == {"spaced"}
     assert trims(plain(content="message.content|trim")) is True
     assert reads_clock(plain(end="{{ strftime_now('%Y') }}")) is True
 
@@ -97,23 +97,23 @@ def test_the_definition_of_trl_is_what_its_function_computes() -> None:
 
 @deep
 def test_every_difference_from_a_published_verdict_is_explained() -> None:
-    for one in others.verdicts():
-        changed = any(step.outcome not in ("kept", "refused") for step in one.steps.values())
-        agreed = (one.trl is not changed) and bool(one.failed("tool and user")) == changed
-        declared = one.renderers is None or one.renderers == one.stable
-        assert (agreed and declared) or list(others.notes(one)), one.name
+    for verdict in others.verdicts():
+        changed = any(step.outcome not in ("kept", "refused") for step in verdict.steps.values())
+        agreed = (verdict.trl is not changed) and bool(verdict.failed("tool and user")) == changed
+        declared = verdict.renderers is None or verdict.renderers == verdict.stable
+        assert (agreed and declared) or list(others.notes(verdict)), verdict.name
 
 
 @deep
 def test_what_trl_and_miles_find_changed_the_oracle_finds_changed() -> None:
     # The other way round they may miss something: what they try is less.
-    for one in others.verdicts():
-        outcomes = {step.outcome for step in one.steps.values()}
-        if one.trl is False:
-            assert outcomes & {"ended", "rewritten"}, one.name
-        mismatches = [why for why in one.failed("tool and user") if "Prefix mismatch" in why]
-        if mismatches and "e" not in others.notes(one):
-            assert outcomes & {"ended", "rewritten"}, one.name
+    for verdict in others.verdicts():
+        outcomes = {step.outcome for step in verdict.steps.values()}
+        if verdict.trl is False:
+            assert outcomes & {"ended", "rewritten"}, verdict.name
+        mismatches = [why for why in verdict.failed("tool and user") if "Prefix mismatch" in why]
+        if mismatches and "e" not in others.notes(verdict):
+            assert outcomes & {"ended", "rewritten"}, verdict.name
 
 
 def test_the_docs_name_the_versions_of_the_packages() -> None:

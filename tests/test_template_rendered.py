@@ -24,56 +24,56 @@ def broken(template: Template) -> set[str]:
     return {name for name, step in tried.items() if any(map(_is_broken, outcomes(template, *step)))}
 
 
-def _is_broken(one: Step) -> bool:
-    if one.outcome == "ended":  # nothing is, if only what follows the end of the turn is written otherwise
-        return not one.opened or re.search(r"<[^<>\s]+>\s*<?\|?\Z", one.shared()) is None
-    return one.outcome == "rewritten" or (one.outcome != "refused" and not one.opened)
+def _is_broken(step: Step) -> bool:
+    if step.outcome == "ended":  # nothing is, if only what follows the end of the turn is written otherwise
+        return not step.opened or re.search(r"<[^<>\s]+>\s*<?\|?\Z", step.shared()) is None
+    return step.outcome == "rewritten" or (step.outcome != "refused" and not step.opened)
 
 
-def said_broken(said: Mapping[str, Any]) -> bool:
+def said_broken(facts: Mapping[str, Any]) -> bool:
     """Whether the command says the same of any of its conversations."""
-    return any(one.get("broken") or one.get("unknown") for one in said["answers"])
+    return any(entry.get("broken") or entry.get("unknown") for entry in facts["answers"])
 
 
-def compare(said: Mapping[str, Any], template: Template) -> None:
+def compare(facts: Mapping[str, Any], template: Template) -> None:
     """Every fact that both know is the same."""
-    assert said_broken(said) == bool(broken(template))
-    assert not (said["append_only"] and said_broken(said))
-    assert (said["clock"] is not None) == reads_clock(template)
-    assert said["beginning_token"]["written"] == writes_bos(template)
-    compare_refusals(said, template)
-    compare_seams(said, template)
+    assert said_broken(facts) == bool(broken(template))
+    assert not (facts["append_only"] and said_broken(facts))
+    assert (facts["clock"] is not None) == reads_clock(template)
+    assert facts["beginning_token"]["written"] == writes_bos(template)
+    compare_refusals(facts, template)
+    compare_seams(facts, template)
     try:
-        closed, opened = (template.text([user()], opened=asked) for asked in (False, True))
+        closed, opened = (template.text([user()], opened=is_opened) for is_opened in (False, True))
     except Refusal:
         return
     if opened.startswith(closed):
-        assert opened[len(closed) :] in said["generation_prompt"]["texts"]
+        assert opened[len(closed) :] in facts["generation_prompt"]["texts"]
 
 
-def compare_refusals(said: Mapping[str, Any], template: Template) -> None:
+def compare_refusals(facts: Mapping[str, Any], template: Template) -> None:
     """What may follow an answer and a call is refused by both, or by neither."""
-    told = {one["conversation"] for one in said["refusals"] if one["message"] == 1}
+    refused = {refusal["conversation"] for refusal in facts["refusals"] if refusal["message"] == 1}
     for name, chat in (
         ("answer, then the user", [user(), answer(), user(2)]),
         ("tool call, then its result", [user(), asking(), result()]),
         ("a system message last", [user(), answer(), system()]),
     ):
-        assert (name in told) == (not written(template, chat)), name
+        assert (name in refused) == (not written(template, chat)), name
 
 
-def compare_seams(said: Mapping[str, Any], template: Template) -> None:
+def compare_seams(facts: Mapping[str, Any], template: Template) -> None:
     """The text between contents is what rendering puts there."""
-    texts = {(one["left"], one["right"]): one["texts"] for one in said["between"]}
+    texts = {(seam["left"], seam["right"]): seam["texts"] for seam in facts["between"]}
     own = between(template)
     if own["system to user"] is not None and texts.get(("system", "user")):
         assert own["system to user"] in texts["system", "user"]
     if own["assistant to user"] is not None and texts.get(("assistant", "user")):
-        assert any(own["assistant to user"].endswith(one) for one in texts["assistant", "user"])
+        assert any(own["assistant to user"].endswith(text) for text in texts["assistant", "user"])
     opened = written(template, [user()], opened=True)
     if opened and texts.get(("user", "answer")):
-        asked = user()["content"]
-        assert opened[opened.rfind(asked) + len(asked) :] in texts["user", "answer"]
+        question = user()["content"]
+        assert opened[opened.rfind(question) + len(question) :] in texts["user", "answer"]
 
 
 def test_facts_of_published_templates_are_what_rendering_shows() -> None:

@@ -24,33 +24,33 @@ from tito_audit.tokens.load import load_tokenizer
 
 def as_rendered(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message of the oracle as templates get it: with each name that they read reasoning from."""
-    said = dict(message)
-    if "reasoning_content" in said:
-        said["thinking"] = said["reasoning_content"]
-    return said
+    rendered = dict(message)
+    if "reasoning_content" in rendered:
+        rendered["thinking"] = rendered["reasoning_content"]
+    return rendered
 
 
 def as_logged(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message of the oracle as logs have it: with arguments as text."""
-    said = dict(message)
-    if "tool_calls" in said:
-        functions = [call["function"] for call in said["tool_calls"]]
-        texts = [{**one, "arguments": json.dumps(one["arguments"])} for one in functions]
-        said["tool_calls"] = [
-            {**call, "function": text} for call, text in zip(said["tool_calls"], texts, strict=True)
+    logged = dict(message)
+    if "tool_calls" in logged:
+        functions = [call["function"] for call in logged["tool_calls"]]
+        texts = [{**function, "arguments": json.dumps(function["arguments"])} for function in functions]
+        logged["tool_calls"] = [
+            {**call, "function": text} for call, text in zip(logged["tool_calls"], texts, strict=True)
         ]
-    return said
+    return logged
 
 
 CHATS = {
-    name: ([as_rendered(one) for one in before], [as_rendered(one) for one in after])
+    name: ([as_rendered(message) for message in before], [as_rendered(message) for message in after])
     for name, (before, after) in STEPS.items()
     if after[0]["role"] != "assistant"
 }
 PROBES = {
     name: Probe(
         name,
-        as_messages([as_logged(one) for one in (*before, *after)], name),
+        as_messages([as_logged(message) for message in (*before, *after)], name),
         (TOOL,) if tools_for([*before, *after]) else (),
     )
     for name, (before, after) in CHATS.items()
@@ -60,13 +60,13 @@ PROBES = {
 @cache
 def templates() -> list[tuple[str, Template, Renderer]]:
     """Some templates at hand, each as the oracle and as the tool render it."""
-    found = []
+    pairs = []
     for folder in some(tokenizer_folders(), 2):
         renderer = make_renderer(load_tokenizer(str(folder)))
-        found.append((folder.name, Template(renderer.template(False).source, renderer.special_tokens), renderer))
+        pairs.append((folder.name, Template(renderer.template(False).source, renderer.special_tokens), renderer))
     for name, path in some(list(published_files().items()), 8):
-        found.append((name, *of_source(path.read_text(encoding="utf-8"))))
-    return found
+        pairs.append((name, *of_source(path.read_text(encoding="utf-8"))))
+    return pairs
 
 
 def of_source(source: str) -> tuple[Template, Renderer]:
@@ -77,25 +77,25 @@ def of_source(source: str) -> tuple[Template, Renderer]:
 def differences(oracle: Template, renderer: Renderer) -> Iterator[str]:
     """Each outcome of the tool that the texts of the oracle contradict."""
     for name, (before, after) in CHATS.items():
-        found = check_append_only(renderer, [PROBES[name]])
-        mine = next((one for one in found.steps if one.answer == len(before) - 1), None)
-        if mine is None:
+        verdict = check_append_only(renderer, [PROBES[name]])
+        own = next((tried for tried in verdict.steps if tried.answer == len(before) - 1), None)
+        if own is None:
             continue
         seen = step(oracle, before, after)
         first, prompt, then = texts(oracle, name)
-        if mine.outcome is StepOutcome.REFUSED:
+        if own.outcome is StepOutcome.REFUSED:
             wrong = then is not None and prompt is not None
         elif then is None or prompt is None:
             wrong = True
-        elif mine.outcome is StepOutcome.KEPT:
+        elif own.outcome is StepOutcome.KEPT:
             wrong = not then.startswith(prompt) or seen.outcome == "rewritten"
-        elif mine.outcome is StepOutcome.BROKEN:
+        elif own.outcome is StepOutcome.BROKEN:
             continued = first is not None and first.startswith(prompt)
             wrong = continued and seen.outcome == "kept" and then.startswith(prompt)
         else:
             wrong = False
         if wrong:
-            yield f"{name}: {mine.outcome}, but {seen.outcome}"
+            yield f"{name}: {own.outcome}, but {seen.outcome}"
 
 
 def texts(oracle: Template, name: str) -> tuple[str | None, str | None, str | None]:
@@ -116,22 +116,22 @@ def texts(oracle: Template, name: str) -> tuple[str | None, str | None, str | No
 
 
 def test_no_outcome_contradicts_the_texts() -> None:
-    found = templates()
-    if not found:
+    cases = templates()
+    if not cases:
         pytest.skip("no real or published templates here")
-    wrong = {name: said for name, oracle, renderer in found if (said := list(differences(oracle, renderer)))}
+    wrong = {name: lines for name, oracle, renderer in cases if (lines := list(differences(oracle, renderer)))}
     assert wrong == {}
 
 
 def test_a_template_that_is_called_append_only_is_so_for_conversations_that_the_tool_does_not_know() -> None:
-    held = 0
+    append_only = 0
     for name, oracle, renderer in templates():
         if not check_append_only(renderer).is_append_only:
             continue
-        held += 1
+        append_only += 1
         assert not check_append_only(renderer, PROBES.values()).broken, name
         for conversation in CHATS:
             _, prompt, then = texts(oracle, conversation)
             assert prompt is None or then is None or then.startswith(prompt), f"{name}: {conversation}"
-    if not held:
+    if not append_only:
         pytest.skip("no such template here")

@@ -69,14 +69,16 @@ BASE = """\
 """
 
 
-def made(*, thought: str = "m.reasoning_content", cut: str = "set x = 1", other: str = "m.content") -> str:
+def template_source(
+    *, thought: str = "m.reasoning_content", cut: str = "set x = 1", other: str = "m.content"
+) -> str:
     """A template with these constructs."""
     return BASE.replace("THOUGHT", thought).replace("CUT", f"{cut}").replace("OTHER", other)
 
 
-BY_PLACE = made(thought="m.reasoning_content and loop.index0 > ns.last")
-LAST = made(thought="loop.last or m.reasoning_content and loop.index0 > ns.last")
-CUTTING = made(cut="if '</think>' in said %}{% set said = said.split('</think>')[-1] %}{% endif")
+BY_PLACE = template_source(thought="m.reasoning_content and loop.index0 > ns.last")
+LAST = template_source(thought="loop.last or m.reasoning_content and loop.index0 > ns.last")
+CUTTING = template_source(cut="if '</think>' in said %}{% set said = said.split('</think>')[-1] %}{% endif")
 TRIMMING = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content | trim + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
@@ -115,16 +117,16 @@ def prompt(template: Template, chat: Chat, tools: Any, **arguments: Any) -> str 
     ("source", "edits"), [(BY_PLACE, 1), (LAST, 1), (CUTTING, 1)], ids=["by place", "last", "cutting"]
 )
 def test_reasoning_stays_where_a_template_dropped_it(tmp_path: Path, source: str, edits: int) -> None:
-    code, said, out = trained(tmp_path, source)
+    code, report, out = trained(tmp_path, source)
     variant = out.read_text(encoding="utf-8")
     assert code == 0
-    assert said["file"] == str(out)
-    assert len(said["edits"]) <= edits + 1
-    assert said["after"]["changed"] == []
-    assert said["before"]["changed"]
+    assert report["file"] == str(out)
+    assert len(report["edits"]) <= edits + 1
+    assert report["after"]["changed"] == []
+    assert report["before"]["changed"]
     check(source, variant)
     before, after = steps(Template(source)), steps(Template(variant))
-    assert {one.outcome for one in after.values()} == {"kept"}
+    assert {step.outcome for step in after.values()} == {"kept"}
     if source != CUTTING:  # which drops it in the last answer as well
         assert append_only(before, "user", reasoning=True) is False
         assert keeps_reasoning(Template(variant))
@@ -133,11 +135,11 @@ def test_reasoning_stays_where_a_template_dropped_it(tmp_path: Path, source: str
 
 
 def test_answers_keep_whitespace_at_their_ends_where_a_template_trims_them(tmp_path: Path) -> None:
-    code, said, out = trained(tmp_path, TRIMMING)
+    code, report, out = trained(tmp_path, TRIMMING)
     variant = out.read_text(encoding="utf-8")
     assert code == 0
-    assert said["before"]["trimmed"]
-    assert said["after"]["trimmed"] == []
+    assert report["before"]["trimmed"]
+    assert report["after"]["trimmed"] == []
     assert trims(Template(TRIMMING)) is True
     assert trims(Template(variant)) is False
     check(TRIMMING, variant)
@@ -145,21 +147,21 @@ def test_answers_keep_whitespace_at_their_ends_where_a_template_trims_them(tmp_p
 
 
 def test_a_template_that_keeps_history_is_written_as_it_is(tmp_path: Path) -> None:
-    source = made()
-    code, said, out = trained(tmp_path, source)
-    assert (code, said["edits"], said["diff"]) == (0, [], [])
+    source = template_source()
+    code, report, out = trained(tmp_path, source)
+    assert (code, report["edits"], report["diff"]) == (0, [], [])
     assert out.read_text(encoding="utf-8") == source
 
 
 def test_an_edit_that_would_change_first_prompts_is_not_made(tmp_path: Path) -> None:
     # One condition decides about reasoning in history and about a line in first prompts.
     late = "{%- set late = loop.index0 > ns.last %}{% if m.role == 'user' and not late %}{{- 'now ' }}{% endif %}"
-    source = made(thought="m.reasoning_content and late").replace(
+    source = template_source(thought="m.reasoning_content and late").replace(
         "    {%- if m.role == 'assistant' %}", late + ("    {%- if m.role == 'assistant' %}")
     )
-    code, said, out = trained(tmp_path, source)
+    code, report, out = trained(tmp_path, source)
     assert code == 0
-    assert [edit["was"] for edit in said["edits"]] != ["loop.index0 > ns.last"]
+    assert [edit["was"] for edit in report["edits"]] != ["loop.index0 > ns.last"]
     check(source, out.read_text(encoding="utf-8"))
     assert keeps_reasoning(Template(out.read_text(encoding="utf-8")))
 
@@ -215,11 +217,11 @@ def test_the_log_has_its_say(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     chats = [[user(), answer(n, reasoning=True), user(2), answer(n, reasoning=True)] for n in range(3)]
     log.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
-    code, said, _ = trained(tmp_path, BY_PLACE, "--log", str(log), tokenizer=BPE)
+    code, report, _ = trained(tmp_path, BY_PLACE, "--log", str(log), tokenizer=BPE)
     assert code == 0
-    assert said["log"]["first_prompts"] == 3
-    assert said["log"]["before"]["kept"] == 0
-    assert said["log"]["after"]["kept"] == 3
+    assert report["log"]["first_prompts"] == 3
+    assert report["log"]["before"]["kept"] == 0
+    assert report["log"]["after"]["kept"] == 3
 
 
 # What is said of places
@@ -236,7 +238,7 @@ def test_every_token_is_where_it_is_said_to_be() -> None:
         for tag in read_tags(source):
             assert source[tag.start :].startswith(("{%", "{{"))
             assert source[: tag.end].endswith(("%}", "}}"))
-            assert all(source[one.start : one.end] == one.text for one in tag.tokens)
+            assert all(source[token.start : token.end] == token.text for token in tag.tokens)
             assert tag.line == source.count("\n", 0, tag.start) + 1
 
 
@@ -244,7 +246,7 @@ def test_every_token_is_where_it_is_said_to_be() -> None:
 def test_the_conditions_of_a_tag_are_found(tag: str, found: list[str]) -> None:
     (read,) = read_tags(tag)
     runs = [tag[run[0].start : run[-1].end] for run in find_conditions(read)]
-    assert [one for one in found if one not in runs] == []
+    assert [condition for condition in found if condition not in runs] == []
 
 
 def test_an_edit_changes_its_place_and_nothing_else() -> None:
@@ -273,7 +275,7 @@ def test_variants_of_real_tokenizers_keep_history(tmp_path: Path, folder: Path) 
     variant = Template(out.read_text(encoding="utf-8"), template.tokens)
     for arguments in some(({}, {"enable_thinking": True}, {"enable_thinking": False}), 2):
         check(template.source, variant.source, template.tokens, **arguments)
-    assert not [name for name, one in steps(variant).items() if one.outcome == "rewritten"]
+    assert not [name for name, step in steps(variant).items() if step.outcome == "rewritten"]
     if writes_reasoning(template):
         assert keeps_reasoning(variant)
 
@@ -329,11 +331,15 @@ def log_of(folder: Path, template: Template, encode: Callable[[str], list[int]])
         calls = []
         for turn in range(3):
             chat.append(user(turn))
-            asked = template.text(chat, opened=True)
-            said = {"role": "assistant", "content": f"Answer {number}.{turn}", "reasoning_content": f"Hm {turn}."}
-            sampled = template.text([*chat, said])[len(asked) :].rstrip("\n")
-            calls.append({"prompt_token_ids": encode(asked), "generation_token_ids": encode(sampled)})
-            chat.append(said)
+            prompted = template.text(chat, opened=True)
+            message = {
+                "role": "assistant",
+                "content": f"Answer {number}.{turn}",
+                "reasoning_content": f"Hm {turn}.",
+            }
+            sampled = template.text([*chat, message])[len(prompted) :].rstrip("\n")
+            calls.append({"prompt_token_ids": encode(prompted), "generation_token_ids": encode(sampled)})
+            chat.append(message)
         rows.append({"messages": chat, "calls": calls})
     file = folder / "log.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -346,9 +352,9 @@ def rerendered(folder: Path, tokenizer: str, template: Template, encode: Callabl
     log, file = log_of(folder, template, encode), folder / "used.jinja"
     file.write_text(template.source, encoding="utf-8")
     printed = run("scan", log, "-t", tokenizer, "--chat-template", file, "-f", "json")[1]
-    said = json.loads(printed)
-    assert said["summary"]["rollouts"] == 4
-    text = json.dumps(said["summary"]["findings"])
+    report = json.loads(printed)
+    assert report["summary"]["rollouts"] == 4
+    text = json.dumps(report["summary"]["findings"])
     return {code for code in ("SEQ301", "SEQ302", "SEQ303", "TPL204", "TPL205") if code in text}
 
 
@@ -365,7 +371,7 @@ def test_a_log_that_is_rendered_with_a_variant_has_no_rerendered_prefix(tmp_path
 
 @pytest.mark.skipif(not DEEP, reason="a real tokenizer, in `make deep`")
 def test_the_same_of_a_real_tokenizer(tmp_path: Path) -> None:
-    folder = next((one for one in tokenizer_folders() if one.name == "qwen3"), None)
+    folder = next((path for path in tokenizer_folders() if path.name == "qwen3"), None)
     if folder is None:
         pytest.skip("no real tokenizers")
     out = tmp_path / "variant.jinja"
@@ -385,28 +391,28 @@ def test_the_same_of_a_real_tokenizer(tmp_path: Path) -> None:
 
 
 def test_two_templates_are_compared_prompt_by_prompt(tmp_path: Path) -> None:
-    one, other = tmp_path / "one.jinja", tmp_path / "other.jinja"
-    one.write_text(LAST)
+    path, other = tmp_path / "one.jinja", tmp_path / "other.jinja"
+    path.write_text(LAST)
     other.write_text(LAST)
-    code, printed, _ = run("template", "--chat-template", one, "--against", other, "-f", "json")
-    said = json.loads(printed)
-    assert (code, said["equal"], said["differences"]) == (0, said["prompts"], [])
-    assert said["prompts"] > 50
+    code, printed, _ = run("template", "--chat-template", path, "--against", other, "-f", "json")
+    report = json.loads(printed)
+    assert (code, report["equal"], report["differences"]) == (0, report["prompts"], [])
+    assert report["prompts"] > 50
 
 
 @pytest.mark.parametrize(*table(__file__, "the_cause_of_a_difference_is_named"))
 def test_the_cause_of_a_difference_is_named(tmp_path: Path, old: str, new: str, cause: str) -> None:
-    one, other = tmp_path / "one.jinja", tmp_path / "other.jinja"
+    path, other = tmp_path / "one.jinja", tmp_path / "other.jinja"
     assert old in BY_PLACE
-    one.write_text(BY_PLACE)
+    path.write_text(BY_PLACE)
     other.write_text(BY_PLACE.replace(old, new))
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps({"messages": [user(), answer(reasoning=True), user(2)]}) + "\n")
-    words = ("template", BPE, "--chat-template", one, "--against", other)
+    words = ("template", BPE, "--chat-template", path, "--against", other)
     logged = json.loads(run(*words, "--log", log, "-f", "json")[1])
     assert logged["of_log"] is True
     tried = json.loads(run(*words, "-f", "json")[1])
-    assert cause in [one["cause"] for one in (*logged["differences"], *tried["differences"])]
+    assert cause in [difference["cause"] for difference in (*logged["differences"], *tried["differences"])]
     code, page, _ = run(*words)
     assert code == 1
     assert cause in page
@@ -414,7 +420,9 @@ def test_the_cause_of_a_difference_is_named(tmp_path: Path, old: str, new: str, 
 
 def test_templates_of_two_tokenizers_are_compared_with_their_ids() -> None:
     other = str(toy.TOKENIZERS / "toy_metaspace")
-    said = json.loads(run("template", BPE, "--against", other, "-f", "json")[1])
-    assert said["prompts"] == said["equal"] + sum(one["prompts"] for one in said["differences"])
-    assert said["equal_ids"] is not None
-    assert said["equal_ids"] <= said["equal"]
+    report = json.loads(run("template", BPE, "--against", other, "-f", "json")[1])
+    assert report["prompts"] == report["equal"] + sum(
+        difference["prompts"] for difference in report["differences"]
+    )
+    assert report["equal_ids"] is not None
+    assert report["equal_ids"] <= report["equal"]

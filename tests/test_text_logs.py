@@ -23,7 +23,7 @@ READ_AS_CALLS = ("litellm", "inspect-sample")
 """Rows that hold an answer as a server gives it, and are read as one."""
 
 
-def told(row: dict[str, Any]) -> str:
+def kind_of(row: dict[str, Any]) -> str:
     """What a row is read as, or what refuses it."""
     try:
         return pick_format(row).name
@@ -77,7 +77,7 @@ def test_ids_among_the_attributes_of_a_trace_are_seen() -> None:
 
 @pytest.mark.parametrize(*table(__file__, "a_log_that_only_resembles_them_is_not_named"))
 def test_a_log_that_only_resembles_them_is_not_named(row: dict[str, Any], read_as: str) -> None:
-    assert told(row).startswith(read_as)
+    assert kind_of(row).startswith(read_as)
     assert text_log(row) is None
 
 

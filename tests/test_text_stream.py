@@ -52,14 +52,14 @@ def prepending(prefix: Prefix) -> Vocabulary:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     backend.add_special_tokens(["<s>"])
-    found = Vocabulary(backend)
-    assert found.prefix is prefix
-    return found
+    vocabulary = Vocabulary(backend)
+    assert vocabulary.prefix is prefix
+    return vocabulary
 
 
-def in_pieces(found: Vocabulary, ids: list[int], cuts: list[int], **choices) -> list[str]:
+def in_pieces(vocabulary: Vocabulary, ids: list[int], cuts: list[int], **choices) -> list[str]:
     """The text of ids that are fed in parts of these sizes, then one by one."""
-    stream, pieces, at = TextStream(found, **choices), [], 0
+    stream, pieces, at = TextStream(vocabulary, **choices), [], 0
     for size in [*cuts, *[1] * len(ids)]:
         pieces.append(stream.feed(ids[at : at + size]))
         at += size
@@ -82,28 +82,28 @@ def test_pieces_add_up_to_the_whole_text(folder: Path, special: bool) -> None:
 
 @pytest.mark.parametrize("folder", [*TOYS, *some(REAL, 2)], ids=lambda folder: folder.name)
 def test_random_ids_in_random_pieces_add_up_to_the_whole_text(folder: Path) -> None:
-    found = loaded_from(folder).vocabulary
+    vocabulary = loaded_from(folder).vocabulary
     dice = np.random.default_rng(7)
-    special = np.array(sorted(found.special_ids))
+    special = np.array(sorted(vocabulary.special_ids))
     for _ in range(examples(4, 100)):
-        ids = dice.integers(-1, found.size + 1, size=int(dice.integers(0, 200)), dtype=np.int32)
+        ids = dice.integers(-1, vocabulary.size + 1, size=int(dice.integers(0, 200)), dtype=np.int32)
         if len(special):
             where = dice.random(len(ids)) < 0.1
             ids[where] = dice.choice(special, int(where.sum()))
         cuts = dice.integers(0, 5, size=50).tolist()
         for shown in (True, False):
-            pieces = in_pieces(found, ids.tolist(), cuts, special=shown)
-            assert "".join(pieces) == decode(found, ids, special=shown)
+            pieces = in_pieces(vocabulary, ids.tolist(), cuts, special=shown)
+            assert "".join(pieces) == decode(vocabulary, ids, special=shown)
 
 
 @pytest.mark.parametrize("prefix", list(Prefix))
 @given(ids=st.lists(st.one_of(st.integers(0, 8), st.integers(0, 263)), max_size=12), special=st.booleans())
 def test_spaces_that_a_tokenizer_prepends_are_left_out_of_the_pieces(prefix, ids, special) -> None:
-    found = prepending(prefix)
-    whole = decode(found, ids, special=special)
-    assert "".join(in_pieces(found, ids, [], special=special)) == whole
+    vocabulary = prepending(prefix)
+    whole = decode(vocabulary, ids, special=special)
+    assert "".join(in_pieces(vocabulary, ids, [], special=special)) == whole
     if special:
-        assert whole == found.text(np.array(ids, np.int32))
+        assert whole == vocabulary.text(np.array(ids, np.int32))
 
 
 @pytest.mark.parametrize("folder", some(REAL, 2), ids=lambda folder: folder.name)
@@ -155,12 +155,12 @@ def test_a_text_ends_at_the_first_stop_text_however_it_is_cut(text, stop, data) 
     whole = decode(loaded.vocabulary, ids, stop=stop)
     cuts = data.draw(st.lists(st.integers(0, 4), max_size=8))
     assert "".join(in_pieces(loaded.vocabulary, ids, cuts, stop=stop)) == whole
-    kept = decode(loaded.vocabulary, ids, stop=stop, keep_stop=True)
-    assert "".join(in_pieces(loaded.vocabulary, ids, cuts, stop=stop, keep_stop=True)) == kept
-    assert kept == text or any(kept == whole + one for one in stop if one)
-    assert all(one not in whole for one in stop if one)
+    cut = decode(loaded.vocabulary, ids, stop=stop, keep_stop=True)
+    assert "".join(in_pieces(loaded.vocabulary, ids, cuts, stop=stop, keep_stop=True)) == cut
+    assert cut == text or any(cut == whole + stop_text for stop_text in stop if stop_text)
+    assert all(stop_text not in whole for stop_text in stop if stop_text)
     assert text.startswith(whole)
-    assert (whole == text) == (not any(one in text for one in stop if one))
+    assert (whole == text) == (not any(stop_text in text for stop_text in stop if stop_text))
 
 
 def load_toy() -> Tokenizer:

@@ -181,8 +181,8 @@ class OneByOne:
 
     def agrees(self, vocabulary: Vocabulary, ids: np.ndarray) -> None:
         expected = [self.bytes_of(i) for i in ids.tolist()]
-        data = [one or b"" for one in expected]
-        assert vocabulary.known(ids).tolist() == [one is not None for one in expected]
+        data = [piece or b"" for piece in expected]
+        assert vocabulary.known(ids).tolist() == [piece is not None for piece in expected]
         assert vocabulary.byte_lengths(ids).tolist() == list(map(len, data))
         assert vocabulary.control(ids).tolist() == [i in self.special for i in ids.tolist()]
         assert vocabulary.bytes_of(ids) == b"".join(data)
@@ -192,8 +192,8 @@ class OneByOne:
             some = ids[start : start + 7]
             assert vocabulary.bytes_of(some) == b"".join(data[start : start + 7])
             assert [vocabulary.token_bytes(i) for i in some.tolist()] == data[start : start + 7]
-        for token_id, one in list(zip(ids.tolist(), expected, strict=True))[::499]:
-            assert one is None or token_id in vocabulary.ids_of_bytes(one)
+        for token_id, piece in list(zip(ids.tolist(), expected, strict=True))[::499]:
+            assert piece is None or token_id in vocabulary.ids_of_bytes(piece)
 
 
 BEYOND = [-1, -2, -(2**31), 2**31 - 1, 10**9]
@@ -435,10 +435,10 @@ def test_a_sentencepiece_model_without_tokenizer_json_has_the_ids_of_sentencepie
     import sentencepiece
 
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(sentencepiece_folder / "tokenizer.model"))
-    mine = load_tokenizer(str(sentencepiece_folder))
+    tokenizer = load_tokenizer(str(sentencepiece_folder))
     for text in ("Hello there", "two  spaces", "line\n\nline", "über 中文 🎉", "7.5%", ""):
-        assert mine.encode(text).tolist() == theirs.encode(text), text
-    assert mine.bos_id == theirs.bos_id()
+        assert tokenizer.encode(text).tolist() == theirs.encode(text), text
+    assert tokenizer.bos_id == theirs.bos_id()
 
 
 def test_a_hub_name_without_a_network_is_refused_in_plain_words(monkeypatch):

@@ -121,8 +121,8 @@ def row_of(
     messages: list[dict[str, Any]], wrong: dict[str, Any], tokenizer: Tokenizer, renderer: Renderer
 ) -> Rollout:
     """A rollout whose row the template wrote, with these faults."""
-    said = as_messages(messages, "messages")
-    text = renderer.render(said, add_generation_prompt=False)
+    conversation = as_messages(messages, "messages")
+    text = renderer.render(conversation, add_generation_prompt=False)
     ids = tokenizer.encode(text)
     ids = ids[: max(len(ids) - wrong["cut"], 1)].copy()
     if wrong["replaced"] is not None:
@@ -130,7 +130,9 @@ def row_of(
     for place, edit in wrong["spelled"]:
         ids = edited(ids, place % len(ids), edit, tokenizer)
     sampled = np.zeros(len(ids), np.bool_)
-    clean = gather(Rollout(Place("log", 0), "x", said, training_row=build_training_row(ids)), tokenizer, renderer)
+    clean = gather(
+        Rollout(Place("log", 0), "x", conversation, training_row=build_training_row(ids)), tokenizer, renderer
+    )
     if clean.row is not None:
         sampled = clean.row.sampled.copy()
     if not wrong["ends"]:
@@ -148,7 +150,7 @@ def row_of(
         mask=None if wrong["mask"] == "none" else ("loss_mask", mask.astype(np.int64)),
         logprobs=None if wrong["logprobs"] == "none" else ("logprobs", np.roll(values, wrong["shift"])),
     )
-    return Rollout(Place("log", 0), "x", said, training_row=row)
+    return Rollout(Place("log", 0), "x", conversation, training_row=row)
 
 
 def edited(ids: np.ndarray, place: int, edit: str, tokenizer: Tokenizer) -> np.ndarray:
@@ -158,7 +160,7 @@ def edited(ids: np.ndarray, place: int, edit: str, tokenizer: Tokenizer) -> np.n
     if instead is None:
         one_by_one = [vocabulary.ids_of_bytes(bytes([byte])) for byte in vocabulary.token_bytes(token)]
         whole = token in vocabulary.added_ids or not all(one_by_one)
-        instead = [token] if whole else [found[0] for found in one_by_one]
+        instead = [token] if whole else [match[0] for match in one_by_one]
     return np.concatenate((ids[:place], np.array(instead, np.int32), ids[place + 1 :]))
 
 
@@ -179,14 +181,14 @@ def shown(evidence: Evidence) -> list[object]:
     view = evidence.row
     row = None if view is None else (view.sampled.tolist(), list(view.roles), view.spans, view.drifted.tolist())
     judged = evidence.memo.get("judgement")
-    found = (
+    spans = (
         None
         if judged is None
         else (judged.spans, judged.ends, judged.departures, judged.slide, judged.may_lack_values)
     )
     values = None if judged is None or judged.values is None else judged.values
     entries = None if values is None else (values.real.tolist(), repr(values.fill))
-    return [row, found, entries, witness(evidence), repr(check(evidence, RULES, CODES))]
+    return [row, spans, entries, witness(evidence), repr(check(evidence, RULES, CODES))]
 
 
 def compare(name: str, messages: list[dict[str, Any]], wrong: dict[str, Any]) -> None:
@@ -252,8 +254,8 @@ def test_a_text_that_the_template_does_not_write_is_not_taken_over(spelled: list
     rollout = row_of(PLAIN * 3, {**RIGHT, "spelled": spelled}, tokenizer, renderer)
     render_fast = rendered.render_fast
 
-    def wrong(*given: Any) -> Any:
-        quick = render_fast(*given)
+    def wrong(*arguments: Any) -> Any:
+        quick = render_fast(*arguments)
         return quick and replace(quick, text=quick.text.replace("Hello", "Hullo"))
 
     with patch.object(rendered, "render_fast", lambda *_: None):

@@ -99,10 +99,10 @@ def test_a_torch_file_that_is_no_dump_of_a_rollout_says_what_is_wanted(torch: An
         list(open_log(tmp_path / "1.pt"))
 
 
-@pytest.mark.parametrize("kept", [600, 2000, -30])
-def test_a_torch_file_that_was_cut_is_refused_as_damaged(torch: Any, tmp_path: Path, kept: int):
+@pytest.mark.parametrize("size", [600, 2000, -30])
+def test_a_torch_file_that_was_cut_is_refused_as_damaged(torch: Any, tmp_path: Path, size: int):
     path = saved(torch, tmp_path / "1.pt", samples())
-    path.write_bytes(path.read_bytes()[:kept])
+    path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(StorageError, match="cannot be read"):
         list(open_log(path))
 
@@ -119,15 +119,15 @@ def test_a_scan_reads_a_torch_file_like_the_same_rows_of_json(torch: Any, tmp_pa
     rows = samples()
     path = saved(torch, tmp_path / "1.pt", [with_tensors(torch, rows[0]), *rows[1:]])
     settings = Settings(tokenizer=TOY)
-    found = {
+    results = {
         jobs: [
             [(finding.code, finding.hit.start, finding.hit.end) for finding in result.findings]
             for result in scan_rollouts(str(log), settings if jobs == 1 else Settings(tokenizer=TOY, jobs=jobs))
         ]
         for jobs, log in ((0, FIXTURES / "formats" / "slime.jsonl"), (1, path), (2, path))
     }
-    assert any(found[0])
-    assert found[0] == found[1] == found[2]
+    assert any(results[0])
+    assert results[0] == results[1] == results[2]
 
 
 def test_a_repair_keeps_the_type_of_every_value(torch: Any, tmp_path: Path):

@@ -72,7 +72,7 @@ def attack_on(name: str) -> Attack:
 @pytest.mark.parametrize("name", some(list(FAULTS), 8))
 def test_every_kind_of_failure_is_seen(faulty: Room, name: str) -> None:
     trial = faulty.attempt(attack_on(name))
-    assert KINDS.get(name, name) in [one.kind for one in trial.failures], trial
+    assert KINDS.get(name, name) in [failure.kind for failure in trial.failures], trial
     assert not faulty.attempt(attack_on("sound")).failures, "the next run has nothing of the fault"
 
 
@@ -82,18 +82,18 @@ def test_a_process_is_judged_as_a_worker_is(room: Room) -> None:
     here = room.attempt(attack)
     assert not alone.failures
     assert alone.outcome.code == here.outcome.code
-    assert said(alone.outcome.stdout) == said(here.outcome.stdout)
+    assert lines_of(alone.outcome.stdout) == lines_of(here.outcome.stdout)
 
 
-def said(printed: bytes) -> list[bytes]:
+def lines_of(printed: bytes) -> list[bytes]:
     """The lines of a report, but the one with the time."""
     return [line for line in printed.splitlines() if b"tokens/s" not in line]
 
 
 def test_a_seed_and_a_number_make_the_same_attack_again() -> None:
     again = [attack_of(5, number, with_real=False) for number in range(60)]
-    assert [one for _, one in some_attacks(5, 60, with_real=False)] == again
-    assert len({(one.words, *sorted(one.files.items())) for one in again}) > 55
+    assert [attack for _, attack in some_attacks(5, 60, with_real=False)] == again
+    assert len({(attack.words, *sorted(attack.files.items())) for attack in again}) > 55
 
 
 def test_some_commands_are_attacked_alone_under_the_same_numbers() -> None:
@@ -107,11 +107,11 @@ def test_a_failing_log_is_made_small_and_kept(tmp_path: Path) -> None:
     attack = Attack(
         ("scan", "{in}/log.jsonl", "--worst", "5", "-q"), {"log.jsonl": b"{}\n" * 9 + rows + b"{}\n" * 7}
     )
-    small = minimised(attack, lambda one: b"worse" in one.files["log.jsonl"])
+    small = minimised(attack, lambda smaller: b"worse" in smaller.files["log.jsonl"])
     assert small.files == {"log.jsonl": b'{"bad": {"worse": "yes"}}\n'}
     assert small.words == ("scan", "{in}/log.jsonl")
     assert keep(small, Failure("traceback", "a/b.py:c KeyError"), "5:7", tmp_path)
-    assert [(one.words, one.files) for _, one in kept(tmp_path)] == [(small.words, small.files)]
+    assert [(stored.words, stored.files) for _, stored in kept(tmp_path)] == [(small.words, small.files)]
     assert keep(Attack(small.words, small.files, ours=False), Failure("hang", "x"), "5:8", tmp_path) is None
 
 
@@ -120,9 +120,9 @@ def test_a_log_of_bytes_and_a_table_are_made_small() -> None:
     import pyarrow.parquet as pq
 
     attack = Attack(("scan", "{in}/log"), {"log": bytes(range(200)) + b"!" + bytes(range(100))})
-    assert minimised(attack, lambda one: b"!\0\1" in one.files["log"]).files["log"] == b"!\0\1"
+    assert minimised(attack, lambda smaller: b"!\0\1" in smaller.files["log"]).files["log"] == b"!\0\1"
     out = pa.BufferOutputStream()
     pq.write_table(pa.table({"a": [1, 2, 3], "bad": ["x", "worse", "y"], "c": [None, 1, 2]}), out)
     table = Attack(("scan", "{in}/log.parquet"), {"log.parquet": bytes(out.getvalue())})
-    small = minimised(table, lambda one: b"worse" in one.files["log.parquet"]).files["log.parquet"]
+    small = minimised(table, lambda smaller: b"worse" in smaller.files["log.parquet"]).files["log.parquet"]
     assert pq.read_table(pa.BufferReader(small)).to_pylist() == [{"bad": "worse"}]

@@ -23,9 +23,9 @@ def test_processes_are_attacked_and_nothing_is_lost() -> None:
     cases += [("attack", number) for number in range(examples(4, 60))]
     done = list(campaign(7, cases, 2, works=works))
     assert len(done) == len(cases)
-    assert [one for one in done if one["failures"]] == []
+    assert [run for run in done if run["failures"]] == []
     if DEEP:
-        assert {one["kind"] for one in done} == {"kill", *KINDS}
+        assert {run["kind"] for run in done} == {"kill", *KINDS}
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +41,11 @@ def attack(logs: Path, tmp_path: Path) -> Attack:
     work = next(work for work in WORKS if work.name == "repair JSONL")
     outputs = {"out.jsonl": b"whole\n", "bad.jsonl": b""}
     whole = Undisturbed(Ended(0, b"", ""), 0.1, outputs)
-    made = Attack("none", work, whole, random.Random(1), tmp_path / "here", logs)
-    made.set_up()
+    harmless = Attack("none", work, whole, random.Random(1), tmp_path / "here", logs)
+    harmless.set_up()
     for name, data in outputs.items():
-        (made.box / name).write_bytes(data)
-    return made
+        (harmless.box / name).write_bytes(data)
+    return harmless
 
 
 def test_what_an_attack_leaves_is_noticed(attack: Attack) -> None:
@@ -90,4 +90,4 @@ def test_what_an_attack_leaves_is_noticed(attack: Attack) -> None:
 def test_how_a_run_must_not_end_is_noticed(attack: Attack, ended: Ended, words: str | None) -> None:
     attack.check_end(ended, {2})
     assert bool(attack.failures) == (words is not None)
-    assert words is None or any(words in one for one in attack.failures)
+    assert words is None or any(words in failure for failure in attack.failures)

@@ -46,11 +46,11 @@ def late(values: list[Any], places: int, fill: Any) -> list[Any]:
     return values[-places:] + [fill] * -places
 
 
-def slid(one: Row, *, mask: int = 0, logprobs: int = 0, fill: float | None = 0.0) -> Row:
+def slid(truth: Row, *, mask: int = 0, logprobs: int = 0, fill: float | None = 0.0) -> Row:
     return {
-        **one,
-        "loss_mask": late(one["loss_mask"], mask, 0),
-        "logprobs": late(one["logprobs"], logprobs, fill),
+        **truth,
+        "loss_mask": late(truth["loss_mask"], mask, 0),
+        "logprobs": late(truth["logprobs"], logprobs, fill),
     }
 
 
@@ -60,8 +60,8 @@ def findings(log: Path, *more: str) -> tuple[int, list[dict[str, Any]]]:
     return code, json.loads(out)["findings"]
 
 
-def loud(found: list[dict[str, Any]]) -> set[tuple[str, str]]:
-    return {(one["code"], one["cause"]) for one in found if one["severity"] != "note"}
+def loud(listed: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    return {(finding["code"], finding["cause"]) for finding in listed if finding["severity"] != "note"}
 
 
 def repaired(log: Path, *more: str) -> list[Row]:
@@ -88,10 +88,10 @@ class TestSlides:
     ) -> None:
         truth = row(CUT, fill=fill)
         log = written(tmp_path / "log.jsonl", [slid(truth, mask=places, fill=fill)])
-        code, found = findings(log)
+        code, listed = findings(log)
         assert code == 1
-        assert {cause for _, cause in loud(found) if _.startswith("MSK")} == {f"slid by {places:+d}"}
-        assert not any(name == "LPR502" for name, _ in loud(found))
+        assert {cause for _, cause in loud(listed) if _.startswith("MSK")} == {f"slid by {places:+d}"}
+        assert not any(name == "LPR502" for name, _ in loud(listed))
         for flags in ((), ("--fail-on", "warning"), ("--with", "realign")):
             (after,) = repaired(log, *flags)
             assert wrong_pairs(after, truth) == 0
@@ -105,8 +105,8 @@ class TestSlides:
     ) -> None:
         truth = row(CUT, fill=fill)
         log = written(tmp_path / "log.jsonl", [slid(truth, logprobs=places, fill=fill)])
-        _, found = findings(log)
-        assert loud(found) == {("LPR502", f"shifted by {places:+d}")}
+        _, listed = findings(log)
+        assert loud(listed) == {("LPR502", f"shifted by {places:+d}")}
         (after,) = repaired(log)
         assert wrong_pairs(after, truth) == 0
         assert sum(after["loss_mask"]) >= sum(truth["loss_mask"]) - max(places, 0)
@@ -114,8 +114,8 @@ class TestSlides:
     def test_both_are_named_and_both_go_back(self, tmp_path: Path) -> None:
         truth = row(CUT)
         log = written(tmp_path / "log.jsonl", [slid(truth, mask=1, logprobs=-2)])
-        _, found = findings(log)
-        assert {("LPR502", "shifted by -2"), ("MSK401", "slid by +1")} <= loud(found)
+        _, listed = findings(log)
+        assert {("LPR502", "shifted by -2"), ("MSK401", "slid by +1")} <= loud(listed)
         (after,) = repaired(log)
         assert wrong_pairs(after, truth) == 0
 
@@ -132,9 +132,9 @@ class TestUndecided:
         truth = row([("the sun is red and hot", False)], fill=None, tail=False)
         truth = {name: values[:-1] for name, values in truth.items()}  # no end token was appended
         log = written(tmp_path / "log.jsonl", [slid(truth, logprobs=1, fill=None)])
-        code, found = findings(log)
+        code, listed = findings(log)
         assert code == 1
-        assert loud(found) == {("LPR502", "undecided")}
+        assert loud(listed) == {("LPR502", "undecided")}
         for flags in (
             (),
             ("--fail-on", "warning"),
@@ -148,9 +148,9 @@ class TestUndecided:
         log = written(tmp_path / "log.jsonl", [slid(row(CUT, fill=None), logprobs=1, fill=None)])
         code, out, _ = run("scan", log, "-f", "json")
         assert code == 1
-        assert [(one["code"], one["cause"], one["repair"]) for one in json.loads(out)["findings"]] == [
-            ("LPR502", "undecided", None)
-        ]
+        assert [
+            (finding["code"], finding["cause"], finding["repair"]) for finding in json.loads(out)["findings"]
+        ] == [("LPR502", "undecided", None)]
         after = tmp_path / "after.jsonl"
         run("repair", log, "-o", after)
         assert after.read_text() == log.read_text()
@@ -161,45 +161,48 @@ class TestTheLogAsWitness:
         """Rows that end with their one answer, so that none shows a shift alone; each begins with another word."""
         out = []
         for number, word in enumerate(WORDS):
-            one = row([(f"{word} and so on and on and on and on and on and on", False)], seed=number, tail=False)
-            out.append(slid({name: values[:-1] for name, values in one.items()}, logprobs=places))
+            right = row([(f"{word} and so on and on and on and on and on and on", False)], seed=number, tail=False)
+            out.append(slid({name: values[:-1] for name, values in right.items()}, logprobs=places))
         return out
 
     def test_what_no_row_shows_alone_is_counted_and_stays(self, tmp_path: Path) -> None:
         log = written(tmp_path / "log.jsonl", self.rows(1))
         for jobs in ("1", "2"):
-            code, found = findings(log, "--jobs", jobs)
+            code, listed = findings(log, "--jobs", jobs)
             assert code == 0
-            assert [(one["code"], one["cause"], one["where"], one["severity"]) for one in found] == [
-                ("LPR502", "undecided", "log", "note")
-            ]
-            assert "11 different first tokens of answers have the fill as their logprob" in found[0]["message"]
+            assert [
+                (finding["code"], finding["cause"], finding["where"], finding["severity"]) for finding in listed
+            ] == [("LPR502", "undecided", "log", "note")]
+            assert "11 different first tokens of answers have the fill as their logprob" in listed[0]["message"]
         assert "14 rows could not be judged" in run("scan", log, "-t", TOY)[1]
         assert repaired(log, "--fail-on", "warning") == self.rows(1)
 
     def test_a_slide_that_the_run_states_is_put_right_in_all_rows_that_allow_it(self, tmp_path: Path) -> None:
         right = row(CUT)
         log, truth = written(tmp_path / "log.jsonl", [*self.rows(1), right]), self.rows(0)
-        code, found = findings(log, "--assume", "logprobs=+1")
+        code, listed = findings(log, "--assume", "logprobs=+1")
         assert code == 1
-        assert {one["cause"] for one in found if one["where"] == "row"} == {"shifted by +1"}
-        assert [one["message"] for one in found if one["where"] == "log"] == [
+        assert {finding["cause"] for finding in listed if finding["where"] == "row"} == {"shifted by +1"}
+        assert [finding["message"] for finding in listed if finding["where"] == "log"] == [
             "row 14 contradicts --assume and is left as logged"
         ]
         *after, last = repaired(log, "--assume", "logprobs=+1")
         assert last == right
-        assert all(wrong_pairs(one, right) == 0 for one, right in zip(after, truth, strict=True))
+        assert all(wrong_pairs(mended, right) == 0 for mended, right in zip(after, truth, strict=True))
         assert all(
-            sum(one["loss_mask"]) == sum(right["loss_mask"]) - 1 for one, right in zip(after, truth, strict=True)
+            sum(mended["loss_mask"]) == sum(right["loss_mask"]) - 1
+            for mended, right in zip(after, truth, strict=True)
         )
         assert findings(written(tmp_path / "again.jsonl", after))[0] == 0
 
     def test_one_proven_row_changes_no_other_and_fails_the_repair(self, tmp_path: Path) -> None:
         odd = slid(row(CUT), logprobs=1)
         log = written(tmp_path / "log.jsonl", [odd, *self.rows(1)])
-        _, found = findings(log)
-        assert [one["row"] for one in found if one["severity"] == "error"] == [0]
-        assert [one["cause"] for one in found if one["where"] == "log"] == ["may have the fault of other rows"]
+        _, listed = findings(log)
+        assert [finding["row"] for finding in listed if finding["severity"] == "error"] == [0]
+        assert [finding["cause"] for finding in listed if finding["where"] == "log"] == [
+            "may have the fault of other rows"
+        ]
         out = tmp_path / "out.jsonl"
         code, page, _ = run("repair", log, "-o", out, "-t", TOY, "--no-provenance")
         assert code == 1
@@ -221,11 +224,11 @@ class TestTheLogAsWitness:
 class TestMasks:
     def test_a_mask_of_the_questions_is_set_right_by_where_the_logprobs_lie(self, tmp_path: Path) -> None:
         truth = row(CUT)
-        asked = [0] * len(truth["loss_mask"])
+        questions = [0] * len(truth["loss_mask"])
         users = [at for at, token in enumerate(truth["token_ids"]) if token == truth["token_ids"][0]][::2]
         for at in users:
-            asked[at + 4 : at + 7] = [1] * 3
-        log = written(tmp_path / "log.jsonl", [{**truth, "loss_mask": asked}])
+            questions[at + 4 : at + 7] = [1] * 3
+        log = written(tmp_path / "log.jsonl", [{**truth, "loss_mask": questions}])
         assert ("MSK401", "user") in loud(findings(log)[1])
         (after,) = repaired(log)
         assert after["loss_mask"] == truth["loss_mask"]
@@ -263,17 +266,17 @@ class TestZeros:
 
     def test_a_row_whose_logprobs_are_all_zero_fails(self, tmp_path: Path) -> None:
         truth = row(CUT)
-        code, found = findings(
+        code, listed = findings(
             written(tmp_path / "log.jsonl", [{**truth, "logprobs": [0.0] * len(truth["logprobs"])}])
         )
         assert code == 1
-        assert loud(found) == {("LPR506", "all zero")}
+        assert loud(listed) == {("LPR506", "all zero")}
 
 
-def over_the_response(one: Row) -> Row:
+def over_the_response(whole: Row) -> Row:
     """The row with columns over what follows its first prompt, as TRL logs it."""
-    ids, begins = one["token_ids"], one["loss_mask"].index(1)
-    columns = {"completion_mask": one["loss_mask"][begins:], "logprobs": one["logprobs"][begins:]}
+    ids, begins = whole["token_ids"], whole["loss_mask"].index(1)
+    columns = {"completion_mask": whole["loss_mask"][begins:], "logprobs": whole["logprobs"][begins:]}
     return {"prompt_ids": ids[:begins], "completion_ids": ids[begins:], **columns}
 
 

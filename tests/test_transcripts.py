@@ -82,15 +82,15 @@ def played(scene: str, folder: Path) -> str:
 def acted(scene: str, folder: Path, server: str = "") -> str:
     """The same, with a server at this address if it needs one."""
     lines: list[str] = []
-    given = iter([*scene.split("\n"), ""])
-    line = next(given)
-    for following in given:
+    script = iter([*scene.split("\n"), ""])
+    line = next(script)
+    for following in script:
         if line.startswith("+ "):
             lines.append(line)
             content = []
             while following.startswith("  "):
                 content.append(following[2:])
-                following = next(given)
+                following = next(script)
             name, _, source = line[2:].partition(" < ")
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,7 @@ class Oracle:
         self._bos = config.get("bos_token") or ""
         content = json.loads((folder / "tokenizer.json").read_text())
         self._spelled = byte_level() if content["decoder"]["type"] == "ByteLevel" else None
-        self._added = {one["id"]: self._plain(one["content"]) for one in content["added_tokens"]}
+        self._added = {token["id"]: self._plain(token["content"]) for token in content["added_tokens"]}
 
     @cache  # noqa: B019
     def data(self, token: int) -> bytes:
@@ -120,7 +120,7 @@ class Said(NamedTuple):
 
 
 @cache
-def said(model: str, mode: str) -> list[Said]:
+def observations(model: str, mode: str) -> list[Said]:
     engine, _ = Loader().load_auditor(Settings(tokenizer=str(SHARED / "tokenizers" / model)))
     out = []
     for rollout in read_rollouts(SHARED / "rollouts" / model / f"{mode}.jsonl.gz"):
@@ -134,15 +134,15 @@ def said(model: str, mode: str) -> list[Said]:
 
 def sequences(model: str, mode: str) -> Iterator[tuple[dict[str, Any], int, ViewSequence]]:
     """Every sequence of every view, with its row and turn."""
-    for row, one in zip(rows(model, mode), said(model, mode), strict=True):
-        assert one.view.left_out == 0
-        assert one.view.messages == tuple(message["role"] for message in row["messages"])
-        assert [(found.where, found.turn) for found in one.view.sequences] == [
+    for row, observed in zip(rows(model, mode), observations(model, mode), strict=True):
+        assert observed.view.left_out == 0
+        assert observed.view.messages == tuple(message["role"] for message in row["messages"])
+        assert [(sequence.where, sequence.turn) for sequence in observed.view.sequences] == [
             (where, turn) for turn in range(len(row["calls"])) for where in (Where.PROMPT, Where.COMPLETION)
         ]
-        for found in one.view.sequences:
-            assert found.turn is not None
-            yield row, found.turn, found
+        for sequence in observed.view.sequences:
+            assert sequence.turn is not None
+            yield row, sequence.turn, sequence
 
 
 def recorded(call: dict[str, Any], where: Where) -> list[int]:
@@ -161,16 +161,16 @@ def applied(ids: list[int], swaps: tuple[Swap, ...], wanted: Callable[[Swap], bo
 
 
 def test_tokens_bytes_and_logprobs_of_views_are_those_of_the_log(model: str, mode: str) -> None:
-    for row, turn, found in sequences(model, mode):
+    for row, turn, sequence in sequences(model, mode):
         call = row["calls"][turn]
-        ids = recorded(call, found.where)
-        assert found.length == len(ids)
-        for part in found.stretches:
+        ids = recorded(call, sequence.where)
+        assert sequence.length == len(ids)
+        for part in sequence.stretches:
             here = slice(part.start, part.start + len(part.ids))
             assert list(part.ids) == ids[here]
             assert part.data == tuple(oracle(model).data(token).hex() for token in part.ids)
             assert part.trained is None
-            if found.where is Where.COMPLETION:
+            if sequence.where is Where.COMPLETION:
                 assert part.logprobs == tuple(call["generation_log_probs"][here])
             else:
                 assert part.logprobs is None
@@ -179,39 +179,39 @@ def test_tokens_bytes_and_logprobs_of_views_are_those_of_the_log(model: str, mod
 def test_what_stands_in_the_next_prompt_makes_an_answer_what_that_prompt_holds(model: str, mode: str) -> None:
     """Exactly the swaps of that name, applied to what was sampled, give what the next call was fed."""
     names = Counter[str]()
-    for row, turn, found in sequences(model, mode):
-        if found.where is not Where.COMPLETION or turn + 1 == len(row["calls"]):
+    for row, turn, sequence in sequences(model, mode):
+        if sequence.where is not Where.COMPLETION or turn + 1 == len(row["calls"]):
             continue
         call, later = row["calls"][turn], row["calls"][turn + 1]["prompt_token_ids"]
-        heard = applied(call["generation_token_ids"], found.swaps, lambda swap: swap.against == "next prompt")
+        heard = applied(call["generation_token_ids"], sequence.swaps, lambda swap: swap.against == "next prompt")
         start = len(call["prompt_token_ids"])
         assert later[start : start + len(heard)] == heard, (row["id"], turn)
-        names.update(swap.against for swap in found.swaps)
+        names.update(swap.against for swap in sequence.swaps)
     assert (names["next prompt"] > 0) is (mode == "retok")
 
 
 def test_what_was_seen_makes_a_prompt_what_the_call_before_it_saw_and_said(model: str, mode: str) -> None:
     broken = 0
-    for row, turn, found in sequences(model, mode):
-        if found.where is not Where.PROMPT:
+    for row, turn, sequence in sequences(model, mode):
+        if sequence.where is not Where.PROMPT:
             continue
-        assert {swap.against for swap in found.swaps} <= {"what was seen"}
+        assert {swap.against for swap in sequence.swaps} <= {"what was seen"}
         if not turn:
-            assert not found.swaps
+            assert not sequence.swaps
             continue
         before, prompt = row["calls"][turn - 1], row["calls"][turn]["prompt_token_ids"]
         seen = before["prompt_token_ids"] + before["generation_token_ids"]
-        assert applied(prompt, found.swaps, lambda _: True)[: len(seen)] == seen, (row["id"], turn)
-        assert bool(found.swaps) is (prompt[: len(seen)] != seen)
-        broken += bool(found.swaps)
+        assert applied(prompt, sequence.swaps, lambda _: True)[: len(seen)] == seen, (row["id"], turn)
+        assert bool(sequence.swaps) is (prompt[: len(seen)] != seen)
+        broken += bool(sequence.swaps)
     assert (broken > 0) is (mode == "retok")
 
 
 def test_template_and_encoding_write_what_swaps_of_these_names_say(model: str, mode: str) -> None:
     """Where no later prompt holds an answer otherwise, all its swaps make it what its message is written as."""
     looked = 0
-    for row, turn, found in sequences(model, mode):
-        if found.where is not Where.COMPLETION or any(swap.against == "next prompt" for swap in found.swaps):
+    for row, turn, sequence in sequences(model, mode):
+        if sequence.where is not Where.COMPLETION or any(swap.against == "next prompt" for swap in sequence.swaps):
             continue
         call = row["calls"][turn]
         if model == "gemma-3" and "\ufffd" in call["text"]:
@@ -223,31 +223,31 @@ def test_template_and_encoding_write_what_swaps_of_these_names_say(model: str, m
         written = oracle(model).encode(whole)
         ends = [0, *accumulate(len(oracle(model).data(token)) for token in written)]
         wanted = written[ends.index(len(opened.encode())) :]
-        heard = applied(call["generation_token_ids"], found.swaps, lambda _: True)
+        heard = applied(call["generation_token_ids"], sequence.swaps, lambda _: True)
         assert wanted[: len(heard)] == heard, (row["id"], turn)
-        looked += bool(found.swaps)
+        looked += bool(sequence.swaps)
     assert looked
 
 
 def test_what_a_sequence_is_said_to_be_the_same_as_writes_the_same_tokens(model: str, mode: str) -> None:
-    asked, looked = oracle(model), {Where.PROMPT: 0, Where.COMPLETION: 0}
-    for row, turn, found in sequences(model, mode):
-        if not found.same_as:
+    tokenizer, looked = oracle(model), {Where.PROMPT: 0, Where.COMPLETION: 0}
+    for row, turn, sequence in sequences(model, mode):
+        if not sequence.same_as:
             continue
-        assert not found.swaps
+        assert not sequence.swaps
         call = row["calls"][turn]
-        ids = recorded(call, found.where)
-        if found.where is Where.PROMPT:
-            assert found.same_as == "template"
+        ids = recorded(call, sequence.where)
+        if sequence.where is Where.PROMPT:
+            assert sequence.same_as == "template"
             index = [at for at, message in enumerate(row["messages"]) if message["role"] == "assistant"][turn]
-            assert asked.encode(asked.rendered(row, index, opened=True)) == ids, (row["id"], turn)
+            assert tokenizer.encode(tokenizer.rendered(row, index, opened=True)) == ids, (row["id"], turn)
         else:
-            assert found.same_as == "re-encoding"
+            assert sequence.same_as == "re-encoding"
             whole = call["prompt_token_ids"] + ids
-            start = max(at for at in range(len(whole) - len(ids)) if asked.is_added(whole[at]))
-            text = b"".join(map(asked.data, whole[start:])).decode()
-            assert asked.encode(text) == whole[start:], (row["id"], turn)
-        looked[found.where] += 1
+            start = max(at for at in range(len(whole) - len(ids)) if tokenizer.is_added(whole[at]))
+            text = b"".join(map(tokenizer.data, whole[start:])).decode()
+            assert tokenizer.encode(text) == whole[start:], (row["id"], turn)
+        looked[sequence.where] += 1
     assert all(looked.values()), looked
 
 
@@ -273,9 +273,9 @@ def test_charts_count_what_the_log_holds(model: str, mode: str) -> None:
     turns, positions, logprobs = Counter[Any](), Counter[Any](), Counter[Any]()
     values: dict[bool, list[float]] = {True: [], False: []}
     measures, lost = Measures(), 0
-    for row, one in zip(rows(model, mode), said(model, mode), strict=True):
+    for row, observed in zip(rows(model, mode), observations(model, mode), strict=True):
         counts = [Counter[Any](), Counter[Any](), Counter[Any]()]
-        mine: dict[bool, list[float]] = {True: [], False: []}
+        by_off: dict[bool, list[float]] = {True: [], False: []}
         exact = True
         for turn, call in enumerate(row["calls"]):
             ids, stops = call["generation_token_ids"], row["sampling"]["stop_token_ids"]
@@ -288,19 +288,19 @@ def test_charts_count_what_the_log_holds(model: str, mode: str) -> None:
                 counts[0][turn, off] += 1
                 counts[1][bins(POSITION_EDGES, len(call["prompt_token_ids"]) + at), off] += 1
                 counts[2][bins(LOGPROB_EDGES, logprob), off] += 1
-                mine[off].append(logprob)
+                by_off[off].append(logprob)
         if not exact:
             lost += 1
             continue
-        measures.add(one.measures)
+        measures.add(observed.measures)
         for total, count in zip((turns, positions, logprobs), counts, strict=True):
             total.update(count)
-        for off, more in mine.items():
+        for off, more in by_off.items():
             values[off] += more
-    for found, expected in zip(
+    for chart, expected in zip(
         (measures.by_turn, measures.by_position, measures.by_logprob), (turns, positions, logprobs), strict=True
     ):
-        pairs = {(at, off): number for at, pair in enumerate(states(found)) for off, number in enumerate(pair)}
+        pairs = {(at, off): number for at, pair in enumerate(states(chart)) for off, number in enumerate(pair)}
         assert {key: number for key, number in pairs.items() if number} == dict(expected)
     assert measures.without_logprob.sum() == 0
     assert lost < len(rows(model, mode)) / 5

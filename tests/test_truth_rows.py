@@ -44,12 +44,12 @@ def chat(*reasons: str, size: int = 8) -> Chat:
     truth: list[float | None] = []
     turns, users = [], []
     for number, reason in enumerate(reasons):
-        asked = [TOY.start, 5, TOY.newline, *range(20, 26), TOY.end, TOY.newline, TOY.start, 6, TOY.newline]
+        question = [TOY.start, 5, TOY.newline, *range(20, 26), TOY.end, TOY.newline, TOY.start, 6, TOY.newline]
         users.append((len(ids) + 3, len(ids) + 9))
-        ids, truth = ids + asked, truth + [None] * len(asked)
+        ids, truth = ids + question, truth + [None] * len(question)
         start = len(ids)
-        said = [*range(30, 29 + size), TOY.end if reason == "stop" else 29]
-        ids, truth = ids + said, truth + [-1.0 - at / 64 for at in range(size)]
+        answer = [*range(30, 29 + size), TOY.end if reason == "stop" else 29]
+        ids, truth = ids + answer, truth + [-1.0 - at / 64 for at in range(size)]
         end, ended = len(ids), reason == "stop"
         if number < len(reasons) - 1:
             behind = [TOY.newline] if ended else [TOY.end, TOY.newline]
@@ -330,9 +330,9 @@ def wrote(*rows: Columns, touched: bool = False) -> Written:
 
 
 def judged(example: Case, findings: list[Finding], written: dict[str, Written], again: Said | None) -> Outcome:
-    outcome, said = Outcome(), Said(defaultdict(list), defaultdict(list), 1, {})
-    said.samples["log", 0, 0] = findings
-    judge_file(File("log", "toy", example.form, [[example]]), said, written, again, outcome)
+    outcome, report = Outcome(), Said(defaultdict(list), defaultdict(list), 1, {})
+    report.samples["log", 0, 0] = findings
+    judge_file(File("log", "toy", example.form, [[example]]), report, written, again, outcome)
     return outcome
 
 
@@ -388,7 +388,7 @@ def test_calls_beside_a_row_hold_what_was_sampled() -> None:
         assert call["logprobs"] == example.chat.truth[turn.start + 2 : turn.end]
 
 
-def held(plan: list[File], folder: Path) -> None:
+def check_plan(plan: list[File], folder: Path) -> None:
     outcome = run(plan, folder, list(FLAGS))
     assert not outcome.violations, "\n".join(lines(outcome, 3))
 
@@ -415,7 +415,7 @@ def test_a_plan_has_every_convention_and_fault_and_every_row_is_decided() -> Non
 @no_rollouts
 def test_some_rows_of_every_form_are_judged_and_repaired_as_the_truth_has_it(tmp_path: Path) -> None:
     models = some(["qwen2.5-coder", "gemma-3"], 1)
-    held(files(examples(200, 600), list(FORMS), seed=11, models=list(models)), tmp_path)
+    check_plan(files(examples(200, 600), list(FORMS), seed=11, models=list(models)), tmp_path)
 
 
 @shared
@@ -426,7 +426,7 @@ def test_fifty_thousand_rows_are_judged_and_repaired_as_the_truth_has_it(part: i
     # Other rows each day; `TITO_AUDIT_TRUTH_SEED` draws those of another one again.
     seed = int(os.environ.get("TITO_AUDIT_TRUTH_SEED") or date.today().toordinal())
     print(f"TITO_AUDIT_TRUTH_SEED={seed}")
-    held(files(2500, list(FORMS), seed=100 * seed + part), tmp_path)
+    check_plan(files(2500, list(FORMS), seed=100 * seed + part), tmp_path)
 
 
 class Perfect:
@@ -549,8 +549,8 @@ def test_what_one_row_changes_of_another_is_seen() -> None:
     accused = {**place, "code": "MSK402", "severity": "warning", "cause": "left out", "row": (log.at + 1) % 7}
 
     def ran(rows: int, *findings: dict[str, object], line: str = "") -> Ran:
-        said = Said(defaultdict(list), defaultdict(list), 0, {"findings": findings})
-        return Ran(said, {(log.name, "default"): [line] * rows})
+        report = Said(defaultdict(list), defaultdict(list), 0, {"findings": findings})
+        return Ran(report, {(log.name, "default"): [line] * rows})
 
     assert not list(differing(log, "without", ran(6), ran(7)))
     (violation,) = differing(log, "without", ran(6), ran(7, accused))

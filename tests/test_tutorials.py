@@ -45,11 +45,11 @@ def rows_of(log: Path) -> list[Any]:
 
 def test_the_logs_are_what_the_script_writes() -> None:
     script = runpy.run_path(str(LOGS / "make.py"))
-    made, tables = script["lines"](), script["tables"]()
+    logs, tables = script["lines"](), script["tables"]()
     assert {path.stem for path in LOGS.glob("*.parquet")} == set(tables)
     assert all(pq.read_table(LOGS / f"{name}.parquet").equals(table) for name, table in tables.items())
-    assert {path.stem for path in LOGS.glob("*.jsonl")} == set(made)
-    for name, text in made.items():
+    assert {path.stem for path in LOGS.glob("*.jsonl")} == set(logs)
+    for name, text in logs.items():
         assert (LOGS / f"{name}.jsonl").read_text(encoding="utf-8") == text, (
             f"{name}: run fixtures/tutorials/make.py"
         )
@@ -80,8 +80,8 @@ SAID = stored(__file__, "SAID")
 @pytest.mark.skipif(not DEEP, reason="`make deep` asks the frameworks")
 @pytest.mark.parametrize("framework", SAID)
 def test_options_of_a_framework_are_those_that_it_has(framework: str) -> None:
-    kept = Path(os.environ.get("TITO_AUDIT_FRAMEWORKS", ROOT / ".cache" / "frameworks"))
-    python = kept / framework / "bin" / "python"
+    folder = Path(os.environ.get("TITO_AUDIT_FRAMEWORKS", ROOT / ".cache" / "frameworks"))
+    python = folder / framework / "bin" / "python"
     if not python.exists():
         pytest.skip(f"no Python with the framework {framework}: run tests/frameworks/install.sh")
     done = subprocess.run([python, "-I", "-c", SAID[framework]], capture_output=True, text=True)
@@ -97,9 +97,9 @@ def test_batches_of_a_rollout_function_are_kept_as_they_are_returned(
     names = code_of("trl", monkeypatch)
     batches = rows_of(LOGS / "trl_masked.jsonl")
     left = iter(batches)
-    kept = names["kept"](lambda prompts, trainer: next(left), tmp_path / "log")
+    wrapped = names["kept"](lambda prompts, trainer: next(left), tmp_path / "log")
     trainer = SimpleNamespace(accelerator=SimpleNamespace(process_index=3))
-    assert [kept([], trainer) for _ in batches] == batches
+    assert [wrapped([], trainer) for _ in batches] == batches
     assert rows_of(tmp_path / "log-3.jsonl") == batches
 
 
@@ -186,7 +186,9 @@ def test_batches_of_a_generator_are_kept_step_by_step(tmp_path: Path, monkeypatc
         repetition_id: int
 
     rows = rows_of(LOGS / "skyrl_steps.jsonl")
-    batches = [{**row, "trajectory_ids": [TrajectoryID(**one) for one in row["trajectory_ids"]]} for row in rows]
+    batches = [
+        {**row, "trajectory_ids": [TrajectoryID(**values) for values in row["trajectory_ids"]]} for row in rows
+    ]
 
     class Generator:
         async def generate(self, input_batch: Any, disable_tqdm: bool = False) -> Any:
@@ -202,18 +204,18 @@ def test_a_group_of_a_managed_server_is_a_row_that_passes(tmp_path: Path, monkey
         name = model = "canned"
 
         async def generate_n(self, input_ids: Sequence[int], sampling: Any) -> Any:
-            said = GenerationResult(tuple(input_ids), (42, 7, 2002), (-0.5, -0.25, -0.125), finish_reason="stop")
-            return (said,) * sampling.n
+            answer = GenerationResult(tuple(input_ids), (42, 7, 2002), (-0.5, -0.25, -0.125), finish_reason="stop")
+            return (answer,) * sampling.n
 
     collect = code_of("atropos", monkeypatch)["collect"]
-    asked = [{"role": "user", "content": "What is 2 + 2?"}]
+    messages = [{"role": "user", "content": "What is 2 + 2?"}]
     tokenizer = str(TOKENIZERS / "toy_bpe")
-    group = asyncio.run(collect(Canned(), tokenizer, asked, lambda node: float(node.tokens[-1] == 2002)))
+    group = asyncio.run(collect(Canned(), tokenizer, messages, lambda node: float(node.tokens[-1] == 2002)))
     log = tmp_path / "groups.jsonl"
     log.write_text(json.dumps(group) + "\n")
     assert group["scores"] == [1.0] * 8
-    code, said, _ = run("scan", log, "-t", tokenizer, "-f", "concise", "--select", "MSK,LPR,TPL")
-    assert (code, "8 rollouts" in said) == (0, True), said
+    code, page, _ = run("scan", log, "-t", tokenizer, "-f", "concise", "--select", "MSK,LPR,TPL")
+    assert (code, "8 rollouts" in page) == (0, True), page
 
 
 @pytest.mark.parametrize(("page", "name"), [("vllm", "vllm_ids"), ("dynamo", "dynamo")])
@@ -222,19 +224,19 @@ def test_a_logged_call_of_a_server_is_read_with_its_ids(
 ) -> None:
     names = code_of(page, monkeypatch)
     calls = rows_of(LOGS / f"{name}.jsonl")
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def create(**request: Any) -> Any:
-        asked.append(request)
-        return SimpleNamespace(model_dump=lambda: calls[len(asked) - 1]["response"])
+        requests.append(request)
+        return SimpleNamespace(model_dump=lambda: calls[len(requests) - 1]["response"])
 
     client = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
     log = tmp_path / "calls.jsonl"
     for call in calls:
-        given = {name: call["request"][name] for name in ("model", "messages", "tools")}
-        names["logged"](client, call["session_id"], path=log, **given)
+        arguments = {name: call["request"][name] for name in ("model", "messages", "tools")}
+        names["logged"](client, call["session_id"], path=log, **arguments)
     wanted = {key: calls[0]["request"][key] for key in ("return_token_ids", "nvext") if key in calls[0]["request"]}
-    assert all(one["logprobs"] and one["extra_body"] == wanted for one in asked)
+    assert all(request["logprobs"] and request["extra_body"] == wanted for request in requests)
     flags = ("-t", str(TOKENIZERS / "toy_bpe"), "-f", "concise")
-    said = [run("scan", path, *flags)[1].replace(str(path), "LOG") for path in (log, LOGS / f"{name}.jsonl")]
-    assert said[0] == said[1]
+    pages = [run("scan", path, *flags)[1].replace(str(path), "LOG") for path in (log, LOGS / f"{name}.jsonl")]
+    assert pages[0] == pages[1]

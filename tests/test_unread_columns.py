@@ -42,21 +42,21 @@ def notices(*logs: Path, **settings: Any) -> list[str]:
 
 def test_columns_that_look_like_ids_and_logprobs_are_named_once_a_log(tmp_path: Path) -> None:
     log = written(tmp_path / "log.jsonl", [CALL] * 5)
-    said = (
+    notice = (
         "2 columns look like token ids or logprobs and were not read: gen_tokens, gen_lp. "
         f"tito-audit inspect {log} shows them and suggests a mapping."
     )
-    assert notices(log) == [said]
-    assert said in " ".join(run("scan", log)[1].split())
-    assert said in json.loads(run("scan", log, "-f", "json")[1])["summary"]["notices"]
+    assert notices(log) == [notice]
+    assert notice in " ".join(run("scan", log)[1].split())
+    assert notice in json.loads(run("scan", log, "-f", "json")[1])["summary"]["notices"]
 
 
 def test_one_column_is_named_in_the_singular_and_logs_with_the_same_columns_share_a_notice(tmp_path: Path) -> None:
     row = {key: value for key, value in CALL.items() if key != "gen_tokens"}
     logs = [written(tmp_path / f"{name}.jsonl", [row]) for name in "abc"]
-    (said,) = notices(*logs)
-    assert said.startswith("1 column looks like logprobs and was not read in 3 logs: gen_lp. ")
-    assert f"inspect {logs[0]} shows it " in said
+    (notice,) = notices(*logs)
+    assert notice.startswith("1 column looks like logprobs and was not read in 3 logs: gen_lp. ")
+    assert f"inspect {logs[0]} shows it " in notice
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
@@ -85,14 +85,14 @@ def test_what_a_rollout_holds_under_another_name_was_read(tmp_path: Path) -> Non
 
 
 def test_decoys_are_not_named(tmp_path: Path) -> None:
-    told = {name for name in DECOYS if "." not in name}
+    top_level = {name for name in DECOYS if "." not in name}
     for seed in range(30):
         log = own_log(seed)
         for row in log.rows:
-            kept = {key: value for key, value in row.items() if key in log.decoys & told}
-            kept |= {"prompt_ids": CALL["prompt_ids"], "completion_ids": CALL["completion_ids"]}
-            (form, place) = pick_format(kept), Place("", 0)
-            assert {path for _, path in unread_columns(form, kept, form.read(kept, place))} <= {"next_ids"}
+            columns = {key: value for key, value in row.items() if key in log.decoys & top_level}
+            columns |= {"prompt_ids": CALL["prompt_ids"], "completion_ids": CALL["completion_ids"]}
+            (form, place) = pick_format(columns), Place("", 0)
+            assert {path for _, path in unread_columns(form, columns, form.read(columns, place))} <= {"next_ids"}
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)

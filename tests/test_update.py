@@ -69,14 +69,14 @@ def updated(row: Row, *, item: int = 0, **changes: Any) -> Row:
 
 def assert_holds(row: Row, wanted: TrainingRow, item: int = 0) -> None:
     """Reading the row again gives what was asked for."""
-    found = trained_row(row, item)
-    assert found.token_ids.tolist() == wanted.token_ids.tolist()
+    read = trained_row(row, item)
+    assert read.token_ids.tolist() == wanted.token_ids.tolist()
     for name in ("loss_mask", "logprobs"):
-        left, right = getattr(found, name), getattr(wanted, name)
+        left, right = getattr(read, name), getattr(wanted, name)
         assert (left is None) == (right is None), name
         if left is not None:
             np.testing.assert_allclose(left, right, rtol=1e-6, err_msg=name)  # a table may hold float32
-    assert found.padding == wanted.padding
+    assert read.padding == wanted.padding
 
 
 # Nothing changed
@@ -143,8 +143,8 @@ def test_tokens_that_changed_are_read_again_as_they_were_meant(form: Format, as_
                 assert type(row) is type(new)
                 for other, old in enumerate(rollouts):
                     if other != item and old.training_row is not None:
-                        found = trained_row(new, other)
-                        assert found.token_ids.tolist() == old.training_row.token_ids.tolist()
+                        read = trained_row(new, other)
+                        assert read.token_ids.tolist() == old.training_row.token_ids.tolist()
 
 
 @EVERY_FORMAT
@@ -174,12 +174,12 @@ def test_prompts_and_logprobs_that_changed_are_read_again_as_they_were_meant(for
                         if not re.search(MAY_REFUSE.get(form.name, "^$"), str(error)):
                             raise
                         continue
-                    found = form.read(new, PLACE)[item].turns[number]
-                    np.testing.assert_array_equal(found.prompt_ids, other.prompt_ids)
-                    np.testing.assert_array_equal(found.completion_ids, other.completion_ids)
+                    read = form.read(new, PLACE)[item].turns[number]
+                    np.testing.assert_array_equal(read.prompt_ids, other.prompt_ids)
+                    np.testing.assert_array_equal(read.completion_ids, other.completion_ids)
                     if other.completion_logprobs is not None and len(other.completion_logprobs):
                         # A log with four digits a logprob gets no more.
-                        np.testing.assert_allclose(found.completion_logprobs, other.completion_logprobs, atol=5e-5)
+                        np.testing.assert_allclose(read.completion_logprobs, other.completion_logprobs, atol=5e-5)
                     assert list(new) == list(row)
                     changes += 1
         assert repr(plain(row)) == before
@@ -429,9 +429,9 @@ def test_whatever_is_put_in_is_read_again_and_nothing_else_moves(case: tuple[dic
     assert plain(row) == before
     assert new["kept"] is row["kept"]
     assert list(new) == list(row)
-    found = trained_row(new)
-    assert found.token_ids.tolist() == wanted.token_ids.tolist()
-    for left, right in ((found.loss_mask, wanted.loss_mask), (found.logprobs, wanted.logprobs)):
+    read = trained_row(new)
+    assert read.token_ids.tolist() == wanted.token_ids.tolist()
+    for left, right in ((read.loss_mask, wanted.loss_mask), (read.logprobs, wanted.logprobs)):
         if left is not None and right is not None:
             np.testing.assert_array_equal(left, right)
     for name in row.keys() - {"scores", "kept", "reward"}:
@@ -446,8 +446,8 @@ def test_whatever_is_put_in_is_read_again_and_nothing_else_moves(case: tuple[dic
     st.sampled_from([None, [1, 1, 0, 1, 1]]),
     st.booleans(),
 )
-def test_any_splice_is_read_back_and_keeps_the_kinds_of_a_table(one, other, ids, mask, table):
-    start, end = sorted((one, other))
+def test_any_splice_is_read_back_and_keeps_the_kinds_of_a_table(first, second, ids, mask, table):
+    start, end = sorted((first, second))
     row: dict[str, Any] = {
         "tokens": [1, 20, 21, 30, 31, 60, 70, 2],
         "response_length": 5,
@@ -463,10 +463,10 @@ def test_any_splice_is_read_back_and_keeps_the_kinds_of_a_table(one, other, ids,
         return  # where the prompt ends then is for a repair to say
     wanted = spliced(before, start, end, ids)
     new = updated(row, training_row=wanted)
-    found = trained_row(new)
-    assert (found.token_ids.tolist(), found.prompt_length) == (wanted.token_ids.tolist(), wanted.prompt_length)
-    np.testing.assert_array_equal(found.loss_mask, wanted.loss_mask)
-    np.testing.assert_allclose(found.logprobs, wanted.logprobs, rtol=1e-6)
+    read = trained_row(new)
+    assert (read.token_ids.tolist(), read.prompt_length) == (wanted.token_ids.tolist(), wanted.prompt_length)
+    np.testing.assert_array_equal(read.loss_mask, wanted.loss_mask)
+    np.testing.assert_allclose(read.logprobs, wanted.logprobs, rtol=1e-6)
     for key in ("tokens", "loss_mask", "rollout_log_probs"):
         if row[key] is not None and len(new[key]):
             assert type(new[key]) is type(row[key])

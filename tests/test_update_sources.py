@@ -69,8 +69,8 @@ def changed(**changes: Any) -> RepairedRollout:
     return RepairedRollout(replace(rollout, turns=(replace(turn, **changes),)), (0,))
 
 
-def written(one: RepairedRollout, **how: Any) -> Row:
-    return update_calls(ROW, [one], read, sources, **how)
+def written(repaired: RepairedRollout, **how: Any) -> Row:
+    return update_calls(ROW, [repaired], read, sources, **how)
 
 
 def test_a_call_that_did_not_change_leaves_the_row_as_it_is() -> None:
@@ -142,8 +142,8 @@ def test_every_layout_says_the_new_logprobs_and_keeps_what_is_beside_them(old: l
         Layout.PARALLEL: {"tokens": tokens, "token_logprobs": new},
     }
     for layout, value in lists.items():
-        made = with_logprobs(value, layout=layout, old=np.array(old), new=np.array(new), ids=None)
-        assert made == wanted[layout], layout
+        new_row = with_logprobs(value, layout=layout, old=np.array(old), new=np.array(new), ids=None)
+        assert new_row == wanted[layout], layout
 
 
 def test_columns_of_samples_go_back_to_their_ranges_and_their_entries() -> None:
@@ -157,11 +157,11 @@ def test_columns_of_samples_go_back_to_their_ranges_and_their_entries() -> None:
     old = tuple({"tokens": [1, 2], "mask": [0, 1], "scores": 5 + number, "note": "x"} for number in range(2))
     samples = Samples(old, lambda number, name: places[name](number) if name in places else None, "tokens")
     new = [{**old[0], "tokens": [1, 8, 2], "mask": [0, 0, 1]}, {**old[1], "scores": 7, "mask": None}]
-    made = with_changed_samples(row, samples, new)
-    assert made["tokens"] == [1, 8, 2, 3, 4]
-    assert list(made["mask"]) == [0, 0, 1, None, None]
-    assert made["scores"] == [5, 7]
-    assert made["note"] is row["note"]
+    new_row = with_changed_samples(row, samples, new)
+    assert new_row["tokens"] == [1, 8, 2, 3, 4]
+    assert list(new_row["mask"]) == [0, 0, 1, None, None]
+    assert new_row["scores"] == [5, 7]
+    assert new_row["note"] is row["note"]
     assert with_changed_samples(row, samples, old) is row
     with pytest.raises(RecordError, match="shared by all samples"):
         with_changed_samples(row, samples, [old[0], {**old[1], "note": "y"}])

@@ -41,7 +41,7 @@ def test_a_list_of_nothing_lists_what_can_be_listed(shape: str) -> None:
     code, out, err = run("list", "-f", shape)
     assert (code, err) == (0, "")
     if shape == "json":
-        counts = {one["kind"]: one["count"] for one in json.loads(out)["kinds"]}
+        counts = {entry["kind"]: entry["count"] for entry in json.loads(out)["kinds"]}
         for kind, count in counts.items():
             assert len(json.loads(run("list", kind, "-f", "json")[1])[kind]) == count
     else:
@@ -53,11 +53,11 @@ def test_a_family_is_explained_by_its_rules() -> None:
     code, out, err = run("explain", "tok")
     assert (code, err) == (0, "")
     listed = json.loads(run("list", "rules", "-f", "json")[1])["rules"]
-    mine = [one for one in listed if one["code"].startswith("TOK")]
-    assert json.loads(run("explain", "TOK", "-f", "json")[1])["rules"] == mine
-    for one in mine:
-        assert one["code"] in out
-        assert one["severity"] in out
+    rules = [rule for rule in listed if rule["code"].startswith("TOK")]
+    assert json.loads(run("explain", "TOK", "-f", "json")[1])["rules"] == rules
+    for entry in rules:
+        assert entry["code"] in out
+        assert entry["severity"] in out
     assert out.endswith("To read about one: tito-audit explain TOK101\n")
     everything = json.loads(run("explain", "-f", "json")[1])
     assert [rule for family in everything["families"] for rule in family["rules"]] != []
@@ -74,12 +74,12 @@ def test_a_name_is_quoted_on_one_line_however_it_looks() -> None:
 
 
 @given(st.text(max_size=12), st.lists(st.text(min_size=1, max_size=8), unique=True, max_size=6))
-def test_only_names_that_exist_are_proposed(name: str, known: list[str]) -> None:
-    close = close_names(name, known)
-    assert set(close) <= set(known)
+def test_only_names_that_exist_are_proposed(name: str, names: list[str]) -> None:
+    close = close_names(name, names)
+    assert set(close) <= set(names)
     assert len(close) <= 3
-    if name in known:
-        assert name in close or name.lower() in [one.lower() for one in close]
+    if name in names:
+        assert name in close or name.lower() in [proposed.lower() for proposed in close]
 
 
 def test_a_folder_says_what_is_not_a_log(tmp_path: Path) -> None:
@@ -137,9 +137,9 @@ def test_a_share_is_off_by_less_than_its_last_digit() -> None:
 
 @given(st.integers(0, 3000), st.integers(1, 3000), st.floats(0, 1), st.booleans())
 def test_a_rate_is_told_from_its_limit(findings: int, of: int, limit: float, by_rollout: bool) -> None:
-    given = f"TOK={limit:.12g}" + ("/rollout" if by_rollout else "")
+    limits = f"TOK={limit:.12g}" + ("/rollout" if by_rollout else "")
     most = float(f"{limit:.12g}")
-    count = RateCount(given, findings, of, findings / of, findings / of > most)
+    count = RateCount(limits, findings, of, findings / of, findings / of > most)
     shown, against = rate_number(count), limit_number(most, by_rollout=by_rollout)
     assert shown.endswith(" %") != by_rollout
     numbers = [float(text.removesuffix(" %").replace(",", "")) for text in (shown, against)]

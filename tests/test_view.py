@@ -85,9 +85,9 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def site(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("out") / "site"
-    code, said, err = run("view", logs, "-t", TOY, "-o", out)
+    code, page, err = run("view", logs, "-t", TOY, "-o", out)
     assert (code, err) == (0, "")
-    assert re.fullmatch(rf"{re.escape(str(out))}/index.html: 4 logs, 25 rollouts, [\d.]+ MB\n", said)
+    assert re.fullmatch(rf"{re.escape(str(out))}/index.html: 4 logs, 25 rollouts, [\d.]+ MB\n", page)
     return out
 
 
@@ -136,7 +136,7 @@ def test_the_same_rows_get_a_view_however_a_log_is_cut(logs: Path, chunk: int | 
     scan = scan_rollouts([logs / "second" / "step_0.jsonl"], Settings(tokenizer=str(TOY)), observe=ViewQuota(1))
     if chunk is not None:
         scan.chunk_bytes, scan.executor = chunk, InProcess()
-    views = {result.place.row: found.view for result in scan if (found := observed_of(result)) is not None}
+    views = {result.place.row: observed.view for result in scan if (observed := observed_of(result)) is not None}
     assert [row for row, view in views.items() if view is not None] == [0, 2], (
         "the first, and the one with an error"
     )
@@ -145,15 +145,15 @@ def test_the_same_rows_get_a_view_however_a_log_is_cut(logs: Path, chunk: int | 
 
 def test_a_site_is_the_same_however_many_processes_wrote_it(site: Path, logs: Path, tmp_path: Path) -> None:
     assert run("view", logs, "-t", TOY, "-o", tmp_path / "site", "-q", "--jobs", 2) == (0, "", "")
-    mine, other = files_in(site), files_in(tmp_path / "site")
-    assert mine.keys() == other.keys()
-    assert {name for name in mine if mine[name] != other[name] and not name.startswith("logs/")} == set()
+    first, other = files_in(site), files_in(tmp_path / "site")
+    assert first.keys() == other.keys()
+    assert {name for name in first if first[name] != other[name] and not name.startswith("logs/")} == set()
 
 
 def test_rows_beyond_the_limit_are_counted_and_said(logs: Path, tmp_path: Path) -> None:
-    code, said, _ = run("view", logs / "second", "-t", TOY, "-o", tmp_path / "site", "--show-rows", 1)
+    code, printed, _ = run("view", logs / "second", "-t", TOY, "-o", tmp_path / "site", "--show-rows", 1)
     assert code == 0
-    assert "9 without their tokens (--show-rows)" in said
+    assert "9 without their tokens (--show-rows)" in printed
     (data,) = (tmp_path / "site" / "data").iterdir()
     # The row with an error is beyond it, and shown as the html report shows it.
     assert [entry[7] for entry in value_of(data / "step_0.jsonl" / "index.js")] == ["task-0", "task-2"]
@@ -162,13 +162,13 @@ def test_rows_beyond_the_limit_are_counted_and_said(logs: Path, tmp_path: Path) 
 
 
 def test_a_folder_of_something_else_is_never_written_to(logs: Path, tmp_path: Path) -> None:
-    taken = tmp_path / "taken"
-    taken.mkdir()
-    (taken / "thesis.tex").write_text("years of work")
+    foreign = tmp_path / "taken"
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("years of work")
     (tmp_path / "file").write_text("x")
-    for out, words in ((taken, "holds files of something else"), (tmp_path / "file", "this is a file")):
-        code, said, err = run("view", logs, "-t", TOY, "-o", out)
-        assert (code, said) == (2, "")
+    for out, words in ((foreign, "holds files of something else"), (tmp_path / "file", "this is a file")):
+        code, page, err = run("view", logs, "-t", TOY, "-o", out)
+        assert (code, page) == (2, "")
         assert words in err
     assert files_in(tmp_path) == {"taken/thesis.tex": b"years of work", "file": b"x"}
     code, _, err = run("view", logs, "-o", "s3://bucket/site")
@@ -239,7 +239,7 @@ def test_the_index_of_the_search_misses_no_block_and_leaves_most_out() -> None:
     grams, blocks = GramIndex(), []
     for number in range(11):
         ids = luck.integers(0, 150_000, 300).tolist()
-        text = f"block {number} " + "".join(chr(one) for one in luck.integers(32, 500, 300))
+        text = f"block {number} " + "".join(chr(code) for code in luck.integers(32, 500, 300))
         grams.add(ids, [text.encode().hex(), "e697a5…"])
         grams.end_block()
         blocks.append((ids, text))
@@ -277,26 +277,26 @@ def served(folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def go(one: driver.Browser, address: str) -> None:
+def go(browser: driver.Browser, address: str) -> None:
     """Open an address and wait until its page is ready."""
-    one.driver.get("about:blank")
-    one.listen()
-    one.requests, one.complaints = [], []
-    one.driver.get(address)
-    wait(one, "document.documentElement.dataset.ready === 'yes'")
+    browser.driver.get("about:blank")
+    browser.listen()
+    browser.requests, browser.complaints = [], []
+    browser.driver.get(address)
+    wait(browser, "document.documentElement.dataset.ready === 'yes'")
 
 
-def own_files_alone(one: driver.Browser, root: str) -> None:
+def own_files_alone(browser: driver.Browser, root: str) -> None:
     """Nothing was complained of, and nothing but files of the site was asked for."""
-    one.listen()
-    assert one.complaints == []
-    assert [asked for asked in one.requests if not asked.startswith((root, "data:image/svg+xml"))] == []
-    assert not [line for line in one.proxy.asked if "evil" in line]
-    assert one.js("return window.owned") is None
+    browser.listen()
+    assert browser.complaints == []
+    assert [request for request in browser.requests if not request.startswith((root, "data:image/svg+xml"))] == []
+    assert not [line for line in browser.proxy.asked if "evil" in line]
+    assert browser.js("return window.owned") is None
 
 
-def search(one: driver.Browser, words: str, read_as: str = "") -> str:
-    one.js(
+def search(browser: driver.Browser, words: str, read_as: str = "") -> str:
+    browser.js(
         """delete document.documentElement.dataset.searched;
         document.getElementById("search-words").value = arguments[0];
         document.getElementById("search-as").value = arguments[1];
@@ -304,8 +304,8 @@ def search(one: driver.Browser, words: str, read_as: str = "") -> str:
         words,
         read_as,
     )
-    wait(one, "document.documentElement.dataset.searched")
-    return str(one.js("return document.getElementById('search-state').textContent"))
+    wait(browser, "document.documentElement.dataset.searched")
+    return str(browser.js("return document.getElementById('search-state').textContent"))
 
 
 @pytest.mark.parametrize("way", ["disk", "server"])
@@ -436,7 +436,7 @@ def test_the_differences_of_a_comparison_are_the_fewest_edits(browser: driver.Br
         )
         for _ in range(200)
     ]
-    found = browser.driver.execute_cdp_cmd(
+    differences = browser.driver.execute_cdp_cmd(
         "Runtime.evaluate",
         {
             "expression": f"(() => {{ {script[start:end]} return {json.dumps(cases)}"
@@ -444,23 +444,23 @@ def test_the_differences_of_a_comparison_are_the_fewest_edits(browser: driver.Br
             "returnByValue": True,
         },
     )["result"]["value"]
-    for (a, b), ranges in zip(cases, found, strict=True):
-        made: list[int] = []
+    for (a, b), ranges in zip(cases, differences, strict=True):
+        result: list[int] = []
         at = edits = 0
         for start, end, other, other_end in ranges:
-            made += [*a[at:start], *b[other:other_end]]
+            result += [*a[at:start], *b[other:other_end]]
             at, edits = end, edits + end - start + other_end - other
-        assert made + a[at:] == b
+        assert result + a[at:] == b
         assert edits == len(a) + len(b) - 2 * shared(a, b)
 
 
 def shared(a: list[int], b: list[int]) -> int:
     """The length of the longest common subsequence."""
     line = [0] * (len(b) + 1)
-    for one in a:
+    for left in a:
         before = 0
         for at, other in enumerate(b, 1):
-            before, line[at] = line[at], before + 1 if one == other else max(line[at], line[at - 1])
+            before, line[at] = line[at], before + 1 if left == other else max(line[at], line[at - 1])
     return line[-1]
 
 
@@ -488,7 +488,7 @@ def test_logs_are_filtered_and_sorted_from_the_keyboard(browser: driver.Browser,
 @pytest.mark.parametrize(
     ("width", "dark"),
     some([(390, False), (1400, False), (390, True), (1400, True)], 2),
-    ids=lambda one: {False: "light", True: "dark"}[one] if isinstance(one, bool) else str(one),
+    ids=lambda value: {False: "light", True: "dark"}[value] if isinstance(value, bool) else str(value),
 )
 def test_the_pages_can_be_read_at_both_widths_and_in_both_schemes(
     browser: driver.Browser, site: Path, tmp_path: Path, width: int, dark: bool

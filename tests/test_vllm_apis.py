@@ -78,10 +78,14 @@ class Talk:
         functions = [tool["function"] for tool in self.tools]
         tools: Any = {
             "chat": self.tools,
-            "responses": [{"type": "function", **one} for one in functions],
+            "responses": [{"type": "function", **function} for function in functions],
             "messages": [
-                {"name": one["name"], "description": one["description"], "input_schema": one["parameters"]}
-                for one in functions
+                {
+                    "name": function["name"],
+                    "description": function["description"],
+                    "input_schema": function["parameters"],
+                }
+                for function in functions
             ],
         }
         answer = agent.ask(
@@ -128,7 +132,9 @@ def clean(log: Path, server: VllmServer) -> None:
     settings = Settings(tokenizer=str(server.model), ignore=("REC007",))
     results = list(scan_rollouts(log, settings))
     assert results
-    assert [one for result in results for one in result.findings if one.severity is not Severity.NOTE] == []
+    assert [
+        finding for result in results for finding in result.findings if finding.severity is not Severity.NOTE
+    ] == []
 
 
 @pytest.mark.parametrize(("kind", "streams"), crossed(["tools", "free"], [False, True]))
@@ -138,17 +144,17 @@ def test_an_agent_at_a_seed_samples_the_same_ids_by_each_api(
     log = tmp_path / "log.jsonl"
     steps: Sequence[Step] = LOOP if kind == "tools" else FREE
     seeds = range(examples(1, 5))
-    told = defaultdict(list)
+    answers = defaultdict(list)
     with before(vllm_server, log, *WORDS) as (process, proxy):
         for api in APIS:
             for seed in seeds:
                 talk = Talk(api, process.address, f"{api}-{seed}", streams=streams)
                 for number, step in enumerate(steps):
-                    held = {"structured_outputs": {"regex": step.form}} if step.form is not None else {}
-                    extra = {"seed": 100 * seed + number, **held}
-                    told[api].append(talk.turn(step.says, None, 160 if held else 24, extra))
+                    constraint = {"structured_outputs": {"regex": step.form}} if step.form is not None else {}
+                    extra = {"seed": 100 * seed + number, **constraint}
+                    answers[api].append(talk.turn(step.says, None, 160 if constraint else 24, extra))
     sessions = sessions_of(log, proxy)
-    assert told["chat"] == told["responses"] == told["messages"]
+    assert answers["chat"] == answers["responses"] == answers["messages"]
     for seed in seeds:
         ids = [
             [(line["prompt_token_ids"], line["completion_token_ids"]) for line in sessions[f"{api}-{seed}"]]
@@ -159,7 +165,7 @@ def test_an_agent_at_a_seed_samples_the_same_ids_by_each_api(
         branches = [[line["branch"] for line in sessions[f"{api}-{seed}"]] for api in APIS]
         assert branches[0] == branches[1] == branches[2]
     if kind == "tools":
-        assert sum(map(len, told["chat"])) == 6 * len(seeds)
+        assert sum(map(len, answers["chat"])) == 6 * len(seeds)
         for lines in sessions.values():
             check_chain(lines)
     clean(log, vllm_server)

@@ -110,7 +110,7 @@ def test_a_prompt_begins_with_the_answer_that_it_continues(runs: dict[str, Serve
             assert (line["parent"], line["kept"]) == (None, 0)
 
 
-def test_a_prompt_continues_wherever_the_template_keeps_what_was_said(runs: dict[str, Served]) -> None:
+def test_a_prompt_continues_wherever_the_template_keeps_what_was_parts(runs: dict[str, Served]) -> None:
     assert _branches(runs["tools"]) == [["start", *["continues"] * 5]] * _MANY
     # The template drops the reasoning of earlier questions: a fork, and the log says why. The last has none.
     assert (
@@ -150,23 +150,23 @@ def test_a_stream_adds_up_to_the_answer_that_is_not_streamed(
     streamed = served(vllm_server, tmp_path / "streamed", streaming, *WORDS[kind], at_once=False)
     whole = served(vllm_server, tmp_path / "whole", AGENTS[kind], *WORDS[kind], at_once=False)
     assert scanned(streamed.log, vllm_server) == (0, Counter())
-    assert _told(streamed.calls) == _told(whole.calls)
+    assert _heard(streamed.calls) == _heard(whole.calls)
     assert [line["completion_token_ids"] for line in streamed.lines] != []
     by_ids = [sorted(line["completion_token_ids"] for line in run.lines) for run in (streamed, whole)]
     assert by_ids[0] == by_ids[1]
 
 
-def _told(conversations: Sequence[Sequence[Row]]) -> list[Any]:
+def _heard(conversations: Sequence[Sequence[Row]]) -> list[Any]:
     """What agents were told, without the ids of calls, which are made up."""
     return [
-        (_said(choice["message"]), choice["finish_reason"])
+        (_parts(choice["message"]), choice["finish_reason"])
         for calls in conversations
         for call in calls
         for choice in call["response"]["choices"]
     ]
 
 
-def _said(message: Row) -> tuple[str, str, list[tuple[str, str]]]:
+def _parts(message: Row) -> tuple[str, str, list[tuple[str, str]]]:
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     named = [(call["name"], call["arguments"]) for call in calls]
     return message.get("reasoning") or "", message.get("content") or "", named
@@ -221,7 +221,7 @@ async def _derendered(server: VllmServer, line: Row) -> Row:
 
 def _meant(message: Row) -> Any:
     """What a message says; of arguments their value, as the server writes them anew."""
-    reasoning, content, calls = _said(message)
+    reasoning, content, calls = _parts(message)
     return reasoning, content, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
@@ -320,6 +320,6 @@ def test_logprobs_under_a_grammar_are_not_those_of_the_model(
 
 def _rescored(log: Path, provider: str, server: VllmServer) -> tuple[int, Row]:
     """The exit code of `rescore`, and its summary."""
-    code, out, said = run("rescore", log, "--provider", provider, "-t", server.model, "--report", "json")
-    assert out, said
+    code, out, err = run("rescore", log, "--provider", provider, "-t", server.model, "--report", "json")
+    assert out, err
     return code, json.loads(out)["summary"]

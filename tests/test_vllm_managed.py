@@ -38,12 +38,17 @@ def test_nodes_hold_what_was_sampled_and_their_group_scans_clean(vllm_server: Vl
     assert len(sampled) == 8
     spans = [_spans(node.masked_tokens) for node in nodes]
     assert all(spans)
-    found = Counter()
+    answers_of_nodes = Counter()
     for node, runs in zip(nodes, spans, strict=True):
         for start, end in runs:
-            found[tuple(node.tokens[:start]), tuple(node.tokens[start:end]), tuple(node.logprobs[start:end])] += 1
-    wanted = {(tuple(one["prompt_token_ids"]), tuple(one["token_ids"]), tuple(one["logprobs"])) for one in sampled}
-    assert set(found) == wanted
+            answers_of_nodes[
+                tuple(node.tokens[:start]), tuple(node.tokens[start:end]), tuple(node.logprobs[start:end])
+            ] += 1
+    wanted = {
+        (tuple(answer["prompt_token_ids"]), tuple(answer["token_ids"]), tuple(answer["logprobs"]))
+        for answer in sampled
+    }
+    assert set(answers_of_nodes) == wanted
     log = written(tmp_path / "groups.jsonl", [as_group(nodes, scores=[1.0] * len(nodes))])
     assert scanned(log, vllm_server) == (0, Counter())
 

@@ -30,7 +30,7 @@ AGENTS = (
 CALLS = 6
 
 
-def asked(log: Path, server: VllmServer, *more: object, code: int = 0) -> Any:
+def report_of(log: Path, server: VllmServer, *more: object, code: int = 0) -> Any:
     """The report, as JSON. The toy model's ids may look like another tokenizer's, see `scanned`."""
     words = ("--prompts", "--provider", f"vllm={server.url}", "-t", server.model, "--ignore", "REC007")
     result = run("rescore", log, *words, "-f", "json", *more)
@@ -46,7 +46,7 @@ def test_the_server_has_the_prompts_of_a_log_that_it_wrote(vllm_server: VllmServ
     # Adding up a stream, this client leaves out the ids.
     whole = [replace(agent, stream=False) for agent in some(AGENTS, 2)]
     agents = (greedy(Agent(FREE, max_tokens=24)), *whole)
-    report = asked(direct_log(vllm_server, tmp_path, agents), vllm_server)
+    report = report_of(direct_log(vllm_server, tmp_path, agents), vllm_server)
     calls = CALLS * len(agents)
     assert counts(report)["sent as ids"] == counts(report)["sent as messages"] == (calls, 0)
     # Of the others, answers had a temperature or a grammar.
@@ -59,7 +59,7 @@ def test_the_server_has_the_prompts_of_a_gateways_log_but_for_what_they_keep(
 ) -> None:
     agents = some(AGENTS, 4)
     log = served(vllm_server, tmp_path / "log", agents, *WORDS).log
-    report = asked(log, vllm_server)
+    report = report_of(log, vllm_server)
     answers = sum(CALLS * agent.n for agent in agents)
     assert counts(report)["sent as ids"] == counts(report)["sent as messages"] == (answers, 0)
     assert counts(report)["replayed greedily"][1] == 0
@@ -75,7 +75,7 @@ def test_the_server_has_the_prompts_that_each_api_leads_to(vllm_server: VllmServ
             talk.turn("Is it warm in Oslo?", "look", 3000, {"seed": 1, **THINKS})
             talk.turn("It is 7 degrees.", None, 16, {"seed": 2, "temperature": 0.0})
             talk.turn("Sure?", None, 16, {"seed": 3, "temperature": 0.0})
-    report = asked(log, vllm_server)
+    report = report_of(log, vllm_server)
     assert counts(report)["sent as ids"] == counts(report)["sent as messages"] == (9, 0)
     assert counts(report)["replayed greedily"] == (6, 0)
 
@@ -89,7 +89,7 @@ def test_a_log_of_another_template_differs_where_the_template_does(
     agents = [Agent(LOOP, tools=TOOLS, n=1), Agent(FREE, n=1, max_tokens=16)]
     words = (*WORDS, "--chat-template", template)
     log = served(vllm_server, tmp_path / "log", agents, *words).log
-    report = asked(log, vllm_server, "--chat-template", template, code=1)
+    report = report_of(log, vllm_server, "--chat-template", template, code=1)
     assert counts(report)["sent as ids"] == (2 * CALLS, 0)
     first = [each for each in report["differences"] if each["row"] == 0 or each["turn"] == 0]
     assert {each["question"] for each in first} == {"sent as messages"}
@@ -115,7 +115,7 @@ def test_a_prompt_that_was_not_the_one_sampled_from_is_found_both_ways(
     for row in rows:
         ids = row["response"]["prompt_token_ids"]
         ids[place] = 300 if ids[place] != 300 else 301
-    report = asked(written(tmp_path / "altered.jsonl", rows), vllm_server, code=1)
+    report = report_of(written(tmp_path / "altered.jsonl", rows), vllm_server, code=1)
     assert counts(report)["sent as ids"] == (CALLS, 0)
     compared, differing = counts(report)["replayed greedily"]
     assert compared == CALLS

@@ -76,15 +76,15 @@ def test_answers_are_those_that_the_server_gives_whoever_asks(
 ) -> None:
     body = {"model": "tiny", "prompt": list(prompt), "temperature": 1.0, "max_tokens": 40, "n": 3}
     for seed in SEEDS:
-        found = with_provider(vllm_server, partial(generated, prompt, replace(SAMPLED, seed=seed)))
+        results = with_provider(vllm_server, partial(generated, prompt, replace(SAMPLED, seed=seed)))
         more = {"seed": seed, "logprobs": 0, "return_token_ids": True}
         raw = asyncio.run(asked(vllm_server, "/v1/completions", {**body, **more}))
         choices = sorted(raw["choices"], key=lambda choice: choice["index"])
-        if [result.output_ids for result in found] == [tuple(choice["token_ids"]) for choice in choices]:
+        if [result.output_ids for result in results] == [tuple(choice["token_ids"]) for choice in choices]:
             break
-    assert [result.output_ids for result in found] == [tuple(choice["token_ids"]) for choice in choices]
-    assert len({result.output_ids for result in found}) == 3
-    for result, choice in zip(found, choices, strict=True):
+    assert [result.output_ids for result in results] == [tuple(choice["token_ids"]) for choice in choices]
+    assert len({result.output_ids for result in results}) == 3
+    for result, choice in zip(results, choices, strict=True):
         assert differ(result.logprobs, choice["logprobs"]["token_logprobs"]) <= SAME_ENGINE
         assert result.input_ids == prompt
         assert result.finish_reason == choice["finish_reason"]
@@ -93,14 +93,14 @@ def test_answers_are_those_that_the_server_gives_whoever_asks(
 def test_the_tokens_endpoint_samples_the_same(vllm_server: VllmServer, prompt: tuple[int, ...]) -> None:
     for seed in SEEDS:
         sampling = replace(SAMPLED, seed=seed)
-        one, other = (
+        results, other = (
             with_provider(vllm_server, partial(generated, prompt, sampling), path)
             for path in ("", "/inference/v1/generate")
         )
-        if [result.output_ids for result in one] == [result.output_ids for result in other]:
+        if [result.output_ids for result in results] == [result.output_ids for result in other]:
             break
-    assert [result.output_ids for result in one] == [result.output_ids for result in other]
-    for ours, theirs in zip(one, other, strict=True):
+    assert [result.output_ids for result in results] == [result.output_ids for result in other]
+    for ours, theirs in zip(results, other, strict=True):
         assert differ(ours.logprobs, theirs.logprobs) <= SAME_ENGINE
 
 
@@ -121,14 +121,14 @@ def test_a_stream_adds_up_to_the_answers(vllm_server: VllmServer, prompt: tuple[
             break
     assert len(chunks) > 20, "tokens come as they are sampled"
     for index, result in enumerate(whole):
-        mine = of(index)
-        assert tuple(token for chunk in mine for token in chunk.output_ids) == result.output_ids
-        assert differ([value for chunk in mine for value in chunk.logprobs], result.logprobs) <= SAME_ENGINE
-        streamed = [top for chunk in mine for top in chunk.top_logprobs or ()]
+        own = of(index)
+        assert tuple(token for chunk in own for token in chunk.output_ids) == result.output_ids
+        assert differ([value for chunk in own for value in chunk.logprobs], result.logprobs) <= SAME_ENGINE
+        streamed = [top for chunk in own for top in chunk.top_logprobs or ()]
         assert [[token for token, _ in top] for top in streamed] == [
             [token for token, _ in top] for top in result.top_logprobs
         ]
-        assert [chunk.finish_reason for chunk in mine if chunk.finish_reason] == [result.finish_reason]
+        assert [chunk.finish_reason for chunk in own if chunk.finish_reason] == [result.finish_reason]
 
 
 @pytest.mark.parametrize("path", ["", "/inference/v1/generate"])
@@ -209,13 +209,13 @@ def test_greedy_answers_of_both_engines_part_only_where_two_tokens_are_as_likely
             await served.close()
             await local.close()
         pairs = zip(ours.output_ids, theirs.output_ids, strict=False)
-        parted = next((at for at, (one, other) in enumerate(pairs) if one != other), None)
+        parted = next((at for at, (left, other) in enumerate(pairs) if left != other), None)
         shared = len(ours.output_ids) if parted is None else parted
         assert differ(ours.logprobs[:shared], theirs.logprobs[:shared]) <= OTHER_ENGINE
         if parted is not None:
-            for mine, other in ((ours, theirs), (theirs, ours)):
+            for result, other in ((ours, theirs), (theirs, ours)):
                 tops = dict(other.top_logprobs[parted])
-                assert other.logprobs[parted] - tops[mine.output_ids[parted]] <= OTHER_ENGINE
+                assert other.logprobs[parted] - tops[result.output_ids[parted]] <= OTHER_ENGINE
         else:
             assert ours.output_ids == theirs.output_ids
 
@@ -251,8 +251,8 @@ def test_what_ended_an_answer_is_part_of_it_and_named(
 def test_a_stop_text_ends_an_answer_whose_ids_hold_all_of_it(
     vllm_server: VllmServer, prompt: tuple[int, ...], tokenizer: Tokenizer
 ) -> None:
-    held = {"structured_outputs": {"regex": "one, two, three, four, five"}}
-    sampling = SamplingParams(max_tokens=60, seed=1, stop=("three",), extra=held)
+    constraint = {"structured_outputs": {"regex": "one, two, three, four, five"}}
+    sampling = SamplingParams(max_tokens=60, seed=1, stop=("three",), extra=constraint)
     result = with_provider(vllm_server, lambda provider: provider.generate(prompt, sampling))
     text = b"".join(tokenizer.vocabulary.token_bytes(token) for token in result.output_ids)
     assert text.startswith(b"one, two, three")
@@ -266,15 +266,15 @@ def test_what_the_server_refuses_is_an_error_with_its_status(
     vllm_server: VllmServer, prompt: tuple[int, ...], path: str
 ) -> None:
     async def refused(provider: VLLMProvider) -> None:
-        with pytest.raises(ProviderError, match=str(CONTEXT)) as found:
+        with pytest.raises(ProviderError, match=str(CONTEXT)) as caught:
             await provider.generate([1] * (CONTEXT + 1), SamplingParams(max_tokens=4))
-        assert found.value.status == 400
-        with pytest.raises(ProviderError) as found:
+        assert caught.value.status == 400
+        with pytest.raises(ProviderError) as caught:
             await provider.generate([10**6], SamplingParams(max_tokens=4))
-        assert found.value.status == 400
-        with pytest.raises(ProviderError) as found:
+        assert caught.value.status == 400
+        with pytest.raises(ProviderError) as caught:
             await provider.generate(prompt, SamplingParams(max_tokens=4, temperature=-1.0))
-        assert found.value.status == 400
+        assert caught.value.status == 400
         again = await provider.generate(prompt, SamplingParams(max_tokens=4))
         assert len(again.output_ids) > 0, "an error is no end of the provider"
 

@@ -30,8 +30,8 @@ def findings(log: Path, *more: object) -> list[dict[str, Any]]:
     return list(json.loads(out)["findings"])
 
 
-def causes(found: Iterable[dict[str, Any]]) -> list[tuple[str, str, str]]:
-    return [(one["code"], one["severity"], one["cause"]) for one in found]
+def causes(listed: Iterable[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    return [(finding["code"], finding["severity"], finding["cause"]) for finding in listed]
 
 
 def recorded_calls() -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ class TestZeros:
         values = ordinary(200)
         while len(values) < 8000:
             values += [0.0] * min(int(draw.pareto(0.9) * 6) + 1, 700)
-            values += [-float(one) * 1.1920929e-07 for one in draw.integers(1, 40, draw.integers(1, 5))]
+            values += [-float(steps) * 1.1920929e-07 for steps in draw.integers(1, 40, draw.integers(1, 5))]
         assert np.mean(np.array(values) == 0) > 0.8
         assert findings(written(tmp_path / "log.jsonl", [a_call(values)]), "--select", "LPR505") == []
 
@@ -83,20 +83,20 @@ class TestZeros:
         written(
             log, [a_call([-step if value == 0 and not 30 < at < 39 else value for at, value in enumerate(values)])]
         )
-        found = findings(log, "--select", "LPR505")  # no value but these is rounded to zero
-        assert causes(found) == [("LPR505", "warning", "run of zeros")]
+        listed = findings(log, "--select", "LPR505")  # no value but these is rounded to zero
+        assert causes(listed) == [("LPR505", "warning", "run of zeros")]
 
     def test_certain_markup_after_an_unsure_token_is_no_more_than_a_note(self, tmp_path: Path) -> None:
         values = [*ordinary(200), -2e-7, -0.4, *[0.0] * 12]
-        found = findings(written(tmp_path / "log.jsonl", [a_call(values)]), "--select", "LPR505")
-        assert causes(found) == [("LPR505", "note", "undecided")]
+        listed = findings(written(tmp_path / "log.jsonl", [a_call(values)]), "--select", "LPR505")
+        assert causes(listed) == [("LPR505", "note", "undecided")]
 
     @pytest.mark.parametrize("at", [0, 20, 32])
     def test_zeros_among_values_that_never_come_near_zero_are_padding(self, tmp_path: Path, at: int) -> None:
         values = ordinary(40)
         values[at : at + 8] = [0.0] * 8
-        found = findings(written(tmp_path / "log.jsonl", [a_call(values)]), "--select", "LPR505")
-        assert causes(found) == [("LPR505", "warning", "run of zeros")]
+        listed = findings(written(tmp_path / "log.jsonl", [a_call(values)]), "--select", "LPR505")
+        assert causes(listed) == [("LPR505", "warning", "run of zeros")]
 
     def test_a_call_of_zeros_beside_a_sure_call_is_a_note(self, tmp_path: Path) -> None:
         unsure, sure = a_call([*ordinary(30), -1e-7])["calls"][0], a_call([0.0] * 9)["calls"][0]
@@ -122,9 +122,9 @@ def an_answer(size: int, counted: int, *, choices: int = 1, **more: Any) -> dict
 
 class TestUsage:
     def test_fewer_ids_than_the_server_counted_are_an_error(self, tmp_path: Path) -> None:
-        (found,) = findings(written(tmp_path / "log.jsonl", [an_answer(8, 31)]), "--select", "REC005")
-        assert (found["severity"], found["cause"]) == ("error", "incomplete: usage")
-        assert "the 8 completion ids are fewer than the 31 tokens that the server counted" in found["message"]
+        (finding,) = findings(written(tmp_path / "log.jsonl", [an_answer(8, 31)]), "--select", "REC005")
+        assert (finding["severity"], finding["cause"]) == ("error", "incomplete: usage")
+        assert "the 8 completion ids are fewer than the 31 tokens that the server counted" in finding["message"]
 
     @pytest.mark.parametrize(
         "row",
@@ -145,17 +145,17 @@ class TestUsage:
 
     def test_ids_are_missing_among_several_choices(self, tmp_path: Path) -> None:
         row = {"request": {"model": "m", "messages": []}, "response": an_answer(8, 62, choices=2)}
-        found = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005")
-        assert causes(found) == [("REC005", "error", "incomplete: usage")] * 2
+        listed = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005")
+        assert causes(listed) == [("REC005", "error", "incomplete: usage")] * 2
 
     def test_reasoning_that_is_counted_and_not_logged_is_a_warning(self, tmp_path: Path) -> None:
         row = an_answer(31, 71, completion_tokens_details={"reasoning_tokens": 40})
-        found = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005")
-        assert causes(found) == [("REC005", "warning", "incomplete: reasoning")]
+        listed = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005")
+        assert causes(listed) == [("REC005", "warning", "incomplete: reasoning")]
 
     def test_a_count_that_may_be_of_choices_in_other_rows_is_a_warning(self, tmp_path: Path) -> None:
-        found = findings(written(tmp_path / "log.jsonl", [an_answer(31, 62)]), "--select", "REC005")
-        assert causes(found) == [("REC005", "warning", "incomplete: usage")]
+        listed = findings(written(tmp_path / "log.jsonl", [an_answer(31, 62)]), "--select", "REC005")
+        assert causes(listed) == [("REC005", "warning", "incomplete: usage")]
 
     @pytest.mark.parametrize(
         ("counted", "causes_of_row"),
@@ -174,47 +174,47 @@ class TestUsage:
         request = {"model": "m", "messages": [{"role": "user", "content": content}]}
         row = {"request": request, "response": an_answer(31, 31)}
         row["response"]["usage"] |= counted
-        found = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC")
-        assert causes(found) == (causes_of_row if isinstance(content, str) else [])
+        listed = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC")
+        assert causes(listed) == (causes_of_row if isinstance(content, str) else [])
 
     def test_a_tool_call_of_an_answer_alone_is_looked_for_in_its_ids(self, tmp_path: Path) -> None:
         row = an_answer(8, 0)
         (choice,) = row["choices"]
         choice["token_ids"] = toy.toy_tokenizer().encode("Let me look.<|im_end|>").tolist()
-        found = findings(written(tmp_path / "log.jsonl", [row]), "-t", TOY, "--select", "REC005")
-        assert causes(found) == [("REC005", "error", "incomplete: tool call")]
+        listed = findings(written(tmp_path / "log.jsonl", [row]), "-t", TOY, "--select", "REC005")
+        assert causes(listed) == [("REC005", "error", "incomplete: tool call")]
         for sampled in ('<tool_call>{"name": "get_weather"}</tool_call>', '{"city": "Paris"}'):
             choice["token_ids"] = toy.toy_tokenizer().encode(sampled).tolist()
             assert findings(written(tmp_path / "log.jsonl", [row]), "-t", TOY, "--select", "REC005") == []
 
     def test_a_gateway_keeps_the_count_in_the_answer_of_its_server(self, tmp_path: Path) -> None:
         rows = [json.loads(line) for line in (FORMATS / "rllm_gateway.jsonl").read_text().splitlines()]
-        row = next(one for one in rows if (one.get("raw_response") or {}).get("usage"))
+        row = next(logged for logged in rows if (logged.get("raw_response") or {}).get("usage"))
         assert findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005") == []
         row["raw_response"]["usage"]["completion_tokens"] += 30
-        found = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005")
-        assert [one["cause"] for one in found] == ["incomplete: usage"]
+        listed = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005")
+        assert [finding["cause"] for finding in listed] == ["incomplete: usage"]
 
     def test_an_sglang_answer_has_a_count_of_its_own(self, tmp_path: Path) -> None:
         meta = {"completion_tokens": 40, "output_token_logprobs": [[-0.5, 7, None]] * 12}
         row = {"text": "a text", "meta_info": meta}
-        found = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005")
-        assert causes(found) == [("REC005", "warning", "incomplete: usage")]
+        listed = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005")
+        assert causes(listed) == [("REC005", "warning", "incomplete: usage")]
 
     @pytest.mark.skipif(not RECORDED.is_dir(), reason=f"no recorded answers at {RECORDED}")
     def test_answers_of_a_real_server_hold_what_it_counted(self, tmp_path: Path) -> None:
         names = [path for path in sorted(RECORDED.glob("*.json")) if "stream" not in path.name]
         answers = [json.loads(path.read_text(encoding="utf-8")) for path in names]
-        responses = [one["response"] for one in answers if "choices" in (one.get("response") or {})]
+        responses = [answer["response"] for answer in answers if "choices" in (answer.get("response") or {})]
         assert len(responses) > 30
         log = written(tmp_path / "log.jsonl", responses)
         assert findings(log, "--select", "REC005", "--format", "vllm") == []
-        for one in responses:
-            for choice in one["choices"]:
+        for response in responses:
+            for choice in response["choices"]:
                 if choice.get("token_ids"):
                     choice["token_ids"] = choice["token_ids"][:-3]
-        found = findings(written(log, responses), "--select", "REC005", "--format", "vllm")
-        assert len({one["row"] for one in found}) > 20
+        listed = findings(written(log, responses), "--select", "REC005", "--format", "vllm")
+        assert len({finding["row"] for finding in listed}) > 20
 
 
 def a_row(logprobs: int, *, first: int = 8, **more: Any) -> dict[str, Any]:
@@ -266,20 +266,20 @@ class TestLogprobsOfTheResponse:
         ],
     )
     def test_other_counts_stay_errors(self, tmp_path: Path, row: dict[str, Any], cause: str) -> None:
-        found = findings(written(tmp_path / "log.jsonl", [row]), "--select", "LPR501")
-        assert causes(found) == [("LPR501", "error", cause)]
+        listed = findings(written(tmp_path / "log.jsonl", [row]), "--select", "LPR501")
+        assert causes(listed) == [("LPR501", "error", cause)]
 
     def test_a_null_in_front_is_one_too_many(self, tmp_path: Path) -> None:
         row = a_row(12)
         row["loss_mask"][-1] = 0
         row["loss_mask"][12:15] = [1, 1, 1]
         row["logprobs"] = [None, *[-0.5 - at / 100 for at in range(11)]]
-        found = findings(written(tmp_path / "log.jsonl", [row]), "--select", "LPR501")
-        assert causes(found) == [("LPR501", "error", "one too many")]
+        listed = findings(written(tmp_path / "log.jsonl", [row]), "--select", "LPR501")
+        assert causes(listed) == [("LPR501", "error", "one too many")]
 
     def test_a_response_that_may_begin_before_the_first_trained_token_is_open(self, tmp_path: Path) -> None:
-        found = findings(written(tmp_path / "log.jsonl", [a_row(15)]), "--select", "LPR501")
-        assert causes(found) == [("LPR501", "warning", "undecided")]
+        listed = findings(written(tmp_path / "log.jsonl", [a_row(15)]), "--select", "LPR501")
+        assert causes(listed) == [("LPR501", "warning", "undecided")]
         log = written(tmp_path / "log.jsonl", [a_row(15, prompt_length=5)])
         assert findings(log, "--select", "LPR501") == []
 
@@ -312,10 +312,10 @@ class TestVersions:
         ],
     )
     def test_the_tokens_of_each_version_within_a_call_are_named(self, tmp_path: Path, row: dict[str, Any]) -> None:
-        (found,) = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC008")
-        assert (found["severity"], found["cause"]) == ("note", "within a call")
-        assert (found["where"], found["start"], found["end"]) == ("completion", 20, 30)
-        assert "3 (20 tokens) and 4 (10 tokens), which change within a call: 3 in 0:20" in found["message"]
+        (finding,) = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC008")
+        assert (finding["severity"], finding["cause"]) == ("note", "within a call")
+        assert (finding["where"], finding["start"], finding["end"]) == ("completion", 20, 30)
+        assert "3 (20 tokens) and 4 (10 tokens), which change within a call: 3 in 0:20" in finding["message"]
 
     @pytest.mark.parametrize(
         "versions",
@@ -332,30 +332,30 @@ class TestVersions:
         self, tmp_path: Path, versions: list[Any]
     ) -> None:
         row = a_row(20, weight_versions=versions)
-        (found,) = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC008")
-        assert (found["cause"], found["start"], found["end"]) == ("between calls", 15, 20)
-        assert "3 (4 tokens) and 4 (5 tokens)" in found["message"]
+        (finding,) = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC008")
+        assert (finding["cause"], finding["start"], finding["end"]) == ("between calls", 15, 20)
+        assert "3 (4 tokens) and 4 (5 tokens)" in finding["message"]
 
     def test_calls_of_one_version_each_are_said_as_that(self, tmp_path: Path) -> None:
         calls = [{**A_CALL, "weight_version": version} for version in ("3", "4")]
-        (found,) = findings(written(tmp_path / "log.jsonl", [{"calls": calls}]), "--select", "REC008")
-        assert (found["cause"], found["turn"]) == ("between calls", 1)
-        assert "3 (30 tokens) and 4 (30 tokens), one in each call" in found["message"]
+        (finding,) = findings(written(tmp_path / "log.jsonl", [{"calls": calls}]), "--select", "REC008")
+        assert (finding["cause"], finding["turn"]) == ("between calls", 1)
+        assert "3 (30 tokens) and 4 (30 tokens), one in each call" in finding["message"]
 
     def test_tokens_before_the_first_sampled_one_have_no_version(self, tmp_path: Path) -> None:
         row = a_row(20, versions=[-1] * 8 + [3] * 4 + [-1] * 3 + [3] * 5)
         log = written(tmp_path / "log.jsonl", [row])
         assert findings(log, "--select", "REC008") == []
         row["versions"][17:] = [4] * 3
-        (found,) = findings(written(log, [row]), "--select", "REC008")
-        assert (found["cause"], found["start"], found["end"]) == ("within a call", 17, 20)
-        assert "3 in 15:17 and 4 in 17:20" in found["message"]
+        (finding,) = findings(written(log, [row]), "--select", "REC008")
+        assert (finding["cause"], finding["start"], finding["end"]) == ("within a call", 17, 20)
+        assert "3 in 15:17 and 4 in 17:20" in finding["message"]
 
     def test_spans_survive_a_conversion(self, tmp_path: Path) -> None:
         log = written(tmp_path / "log.jsonl", [{**an_answer(30, 30), "metadata": {"weight_versions": SPANS}}])
         code, _, err = run("convert", log, "-o", tmp_path / "out.jsonl", "--to", "calls", "--lossy")
         assert code == 0, err
-        assert [one["cause"] for one in findings(tmp_path / "out.jsonl", "--select", "REC008")] == [
+        assert [finding["cause"] for finding in findings(tmp_path / "out.jsonl", "--select", "REC008")] == [
             "within a call"
         ]
 
@@ -376,8 +376,8 @@ class TestOneIdRepeated:
         self, tmp_path: Path, more: dict[str, Any], severity: str | None, tokenizer: tuple[object, ...]
     ) -> None:
         row = {"calls": [{"prompt_token_ids": [5, 6, 7], "generation_token_ids": [0] * 6, **more}]}
-        found = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC004", *tokenizer)
-        assert [one["severity"] for one in found] == ([] if severity is None else [severity])
+        listed = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC004", *tokenizer)
+        assert [finding["severity"] for finding in listed] == ([] if severity is None else [severity])
 
     def test_the_message_of_an_answer_alone_tells_too(self, tmp_path: Path) -> None:
         row = an_answer(6, 6)

@@ -21,13 +21,13 @@ COMMANDS = {name: [step["run"] for step in job["steps"] if "run" in step] for na
 
 @pytest.mark.parametrize("path", [WORKFLOW, RELEASE], ids=lambda path: path.stem)
 def test_a_workflow_is_what_github_reads(path: Path) -> None:
-    code, said = checked("check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(path))
-    assert code == 0, said
+    code, output = checked("check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(path))
+    assert code == 0, output
 
 
 def test_the_workflow_runs_what_a_change_has_to_pass() -> None:
-    made = {name: COMMANDS[name] for name in ("test", "changed", "deep")}
-    assert made == {"test": [".ci/run"], "changed": ['make deep SINCE="origin/$BASE"'], "deep": ["make deep"]}
+    commands = {name: COMMANDS[name] for name in ("test", "changed", "deep")}
+    assert commands == {"test": [".ci/run"], "changed": ['make deep SINCE="origin/$BASE"'], "deep": ["make deep"]}
     assert "make test\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert {"test", "deep"} <= set(targets)

@@ -43,16 +43,16 @@ class Tally:
             self.slowest = max(self.slowest, (trial.outcome.seconds, where))
             self.largest = max(self.largest, (trial.outcome.peak, where))
             self.failed += bool(trial.failures)
-            new = [one for one in trial.failures if one.key not in self.failures]
-            for one in trial.failures:
-                self.failures[one.key].append((where, one))
+            new = [failure for failure in trial.failures if failure.key not in self.failures]
+            for failure in trial.failures:
+                self.failures[failure.key].append((where, failure))
             return new
 
     def lines(self, seed: str) -> Iterator[str]:
         """The counts, for people."""
         total = sum(self.runs.values())
         for command in dict.fromkeys(command for command, _ in sorted(self.runs)):
-            codes = {code: many for (one, code), many in sorted(self.runs.items()) if one == command}
+            codes = {code: many for (name, code), many in sorted(self.runs.items()) if name == command}
             yield f"{command:10} {sum(codes.values()):7,}  " + ", ".join(
                 f"exit {k}: {v:,}" for k, v in codes.items()
             )
@@ -62,8 +62,8 @@ class Tally:
             f"slowest {self.slowest[0]:.1f} s ({self.slowest[1]}), "
             f"most memory {self.largest[0] >> 20:,} MB ({self.largest[1]})"
         )
-        for (kind, place), found in sorted(self.failures.items(), key=lambda one: (one[0][0], -len(one[1]))):
-            yield f"  {len(found):5,}  {kind}: {place}  [--case {', '.join(where for where, _ in found[:3])}]"
+        for (kind, place), cases in sorted(self.failures.items(), key=lambda item: (item[0][0], -len(item[1]))):
+            yield f"  {len(cases):5,}  {kind}: {place}  [--case {', '.join(where for where, _ in cases[:3])}]"
 
 
 def main() -> int:
@@ -113,8 +113,8 @@ def campaign(chosen: argparse.Namespace, aside: Path) -> int:
                         keep(smallest(room, attack, failure), failure, where, chosen.keep)
 
     with ThreadPoolExecutor(chosen.jobs) as pool:
-        for one in [pool.submit(work, job) for job in range(chosen.jobs)]:
-            one.result()
+        for future in [pool.submit(work, job) for job in range(chosen.jobs)]:
+            future.result()
     tally.seconds = time.monotonic() - started
     print("\n".join(tally.lines(str(chosen.seed))))
     return int(bool(tally.failures))
@@ -124,21 +124,21 @@ def smallest(room: Room, attack: Attack, failure: Failure) -> Attack:
     """The attack with the least that still fails so; as it is where each try takes too long."""
     if failure.kind in ("hang", "memory") or attack.seconds > 5:
         return attack
-    return minimised(attack, lambda one: failure.key in {each.key for each in room.attempt(one).failures})
+    return minimised(attack, lambda smaller: failure.key in {each.key for each in room.attempt(smaller).failures})
 
 
 def one_case(case: str, aside: Path, folder: Path | None, *, with_real: bool) -> int:
     """Run one attack and print everything about it."""
     seed, _, number = case.partition(":")
     attack = attack_of(int(seed), int(number), with_real=with_real)
-    held = Path(tempfile.mkdtemp(prefix=f"torture-{seed}-{number}."))
+    copies = Path(tempfile.mkdtemp(prefix=f"torture-{seed}-{number}."))
     for name, data in attack.files.items():
-        path = held / name
+        path = copies / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     with Room(aside) as room:
         trial = room.attempt(attack)
-        print(f"{attack.made}\ntito-audit {' '.join(attack.words)}\nthe files are in {held}")
+        print(f"{attack.made}\ntito-audit {' '.join(attack.words)}\nthe files are in {copies}")
         print(trial.outcome.stdout.decode(errors="replace")[:4000], end="")
         print(trial.outcome.stderr.decode(errors="replace")[-6000:], end="")
         print(f"exit {trial.outcome.code}, {trial.outcome.seconds:.2f} s, {trial.outcome.peak >> 20} MB")

@@ -124,12 +124,12 @@ def _logs(drawn: Random, with_real: bool) -> tuple[dict[str, bytes], list[str], 
     for number, mutant in enumerate(mutants):
         files[f"{f'folder/{number}/' if folder else ''}{_name(drawn, mutant, number)}"] = mutant.data
     words = [f"{IN}/folder"] if folder else [f"{IN}/{name}" for name in files]
-    made = "; ".join(one.made for one in mutants)
-    seconds = sum(one.seconds for one in mutants)
+    changes = "; ".join(each.made for each in mutants)
+    seconds = sum(each.seconds for each in mutants)
     return (
         files,
         words,
-        Attack((), files, made, source.ours, seconds=seconds, facts={"tokenizer": source.tokenizer}),
+        Attack((), files, changes, source.ours, seconds=seconds, facts={"tokenizer": source.tokenizer}),
     )
 
 
@@ -298,8 +298,8 @@ def _tokenizer(drawn: Random, with_real: bool) -> Attack:
     """A mutated tokenizer folder or template over a log as it is."""
     from tests.torture.mutants.definitions import tokenizer_files
 
-    files, made = tokenizer_files(drawn)
-    source = drawn.choice([one for one in fixtures() if one.suffix == ".jsonl"])
+    files, change = tokenizer_files(drawn)
+    source = drawn.choice([path for path in fixtures() if path.suffix == ".jsonl"])
     log = b"".join(source.lines(drawn))
     command = drawn.choice(("scan", "scan", "template"))
     words = ["scan", f"{IN}/log.jsonl", "-t", f"{IN}/tokenizer", "--no-config"]
@@ -308,15 +308,15 @@ def _tokenizer(drawn: Random, with_real: bool) -> Attack:
     if "template.jinja" in files:
         words += ["--chat-template", f"{IN}/tokenizer/template.jinja"]
     words += ["-f", "json"] if drawn.random() < 0.3 else []
-    held = {f"tokenizer/{name}": data for name, data in files.items()}
-    return Attack(tuple(words), {"log.jsonl": log, **held}, made, seconds=10.0)
+    in_folder = {f"tokenizer/{name}": data for name, data in files.items()}
+    return Attack(tuple(words), {"log.jsonl": log, **in_folder}, change, seconds=10.0)
 
 
 def _list(drawn: Random, with_real: bool) -> Attack:
     odd = drawn.choice(("", "\0", "x" * 5000, "TOK", "tok101", "\x1b[31m", "*", "é", "splice", "REC002", "LPR5"))
     kind = drawn.choice(("formats", "rules", "repairs", "reports", "providers", "parsers"))
     words = ["explain", odd] if drawn.random() < 0.5 else ["list", drawn.choice((odd, kind))]
-    words = [one.replace("\0", "\x01") for one in words]
+    words = [word.replace("\0", "\x01") for word in words]
     words += ["-f", drawn.choice(("json", "text"))] if drawn.random() < 0.5 else []
     return Attack(tuple(words), {}, f"the name {json.dumps(odd[:20])}")
 
