@@ -17,7 +17,7 @@ from tests.frameworks.ask import asked
 from tests.sft.conversations import conversations
 from tests.sft.faults import FAULTS, Family, Rows, planted, runs
 from tests.tables import table
-from tests.tiers import DEEP
+from tests.tiers import DEEP, crossed
 from tito_audit import Settings, convert_rollouts, scan_rollouts
 from tito_audit.record.finding import Result
 from tito_audit.tokens.load import load_tokenizer
@@ -172,18 +172,18 @@ def family(tokenizer: str) -> Family:
     return Family(loaded.bos_id, frozenset(ends), loaded.backend.get_vocab_size())
 
 
-def tokenizers() -> Iterator[Any]:
+def tokenizers_and_columns() -> Iterator[Any]:
+    """Tokenizers, each with messages beside the ids and without; one of them each but in `make deep`."""
     names = (
         ("qwen3", "qwen2.5-coder", "llama-3.1", "gemma-3", "smollm2", "deepseek-v3") if DEEP else ("llama-3.1",)
     )
-    yield "toy_bpe"
-    for name in names:
-        skip = pytest.mark.skipif(not (REAL / name).is_dir(), reason=f"there is no {name} in {REAL}")
-        yield pytest.param(name, marks=skip)
+    for name, messages in crossed(("toy_bpe", *names), (True, False)):
+        is_there = name == "toy_bpe" or (REAL / name).is_dir()
+        skip = pytest.mark.skipif(not is_there, reason=f"there is no {name} in {REAL}")
+        yield pytest.param(name, messages, marks=skip, id=f"{name}-{'with messages' if messages else 'ids alone'}")
 
 
-@pytest.mark.parametrize("messages", [True, False], ids=["with messages", "ids alone"])
-@pytest.mark.parametrize("name", [*tokenizers()])
+@pytest.mark.parametrize(("name", "messages"), [*tokenizers_and_columns()])
 def test_every_planted_fault_is_found_and_a_clean_set_is_clean(name: str, messages: bool, tmp_path: Path) -> None:
     tokenizer = TOY if name == "toy_bpe" else str(REAL / name)
     chats = texts()

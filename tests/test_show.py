@@ -19,7 +19,7 @@ import pytest
 from rich.cells import cell_len
 
 from tests import command
-from tests.tiers import some
+from tests.tiers import crossed, some
 from tito_audit import Settings, read_rollouts, scan_rollouts
 from tito_audit.cli.show import ShowSpan, page_lines, parse_place
 from tito_audit.errors import SetupError
@@ -81,6 +81,13 @@ def test_a_page_is_its_golden_text(name: str, arguments: list[str], width: int) 
     assert text == file.read_bytes().decode()
 
 
+def named(value: Any) -> str:
+    """How a case is called by a log, and by whether there is a tokenizer."""
+    if isinstance(value, Path):
+        return value.stem
+    return value if isinstance(value, str) and value != TOY else "tokens" if value else "ids"
+
+
 def pages(file: Path, tokenizer: str | None, **look: Any) -> Iterator[tuple[Result, list[str]]]:
     """Every rollout of a log with the lines of its page."""
     scan = scan_rollouts(file, Settings(tokenizer=tokenizer))
@@ -93,8 +100,7 @@ def pages(file: Path, tokenizer: str | None, **look: Any) -> Iterator[tuple[Resu
         )
 
 
-@pytest.mark.parametrize("file", some(FORMATS, 6), ids=lambda path: path.stem)
-@pytest.mark.parametrize("tokenizer", [TOY, None], ids=["tokens", "ids"])
+@pytest.mark.parametrize(("file", "tokenizer"), crossed(some(FORMATS, 6), (TOY, None)), ids=named)
 def test_every_row_of_every_format_is_shown_with_all_of_its_findings(file: Path, tokenizer: str | None) -> None:
     for result, lines in pages(file, tokenizer, ids=True, logprobs=True):
         text = "\n".join(lines)
@@ -250,7 +256,7 @@ def test_a_code_and_a_fingerprint_show_their_findings_alone() -> None:
     assert list(sequences(both.splitlines())) == ["turn 1 completion", "turn 2 prompt"]
 
 
-@pytest.mark.parametrize("name", ["nemo_gym", "slime", "sglang", "verifiers_v1", "verl_batch"])
+@pytest.mark.parametrize("name", some(["nemo_gym", "slime", "sglang", "verifiers_v1", "verl_batch"], 3))
 def test_every_place_of_the_concise_report_can_be_pasted(name: str) -> None:
     file = f"fixtures/formats/{name}.jsonl"
     _, out, _ = run("scan", file, "-t", TOY, "--report", "concise", "--fail-on", "never")
@@ -339,9 +345,12 @@ def poisoned(value: Any) -> Any:
     return value + HOSTILE if isinstance(value, str) else value
 
 
-@pytest.mark.parametrize("tokenizer", [["-t", TOY], []], ids=["tokens", "ids"])
-@pytest.mark.parametrize("name", ["nemo_gym", "slime", "openai_chat", "vllm", "verifiers_v1", "tinker", "nemo_rl"])
-def test_nothing_that_a_log_says_acts_on_a_terminal(tmp_path: Path, name: str, tokenizer: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "tokenizer"),
+    crossed(("nemo_gym", "slime", "openai_chat", "vllm", "verifiers_v1", "tinker", "nemo_rl"), (("-t", TOY), ())),
+    ids=named,
+)
+def test_nothing_that_a_log_says_acts_on_a_terminal(tmp_path: Path, name: str, tokenizer: tuple[str, ...]) -> None:
     log = tmp_path / f"a\x1b]0;name\x07{name}.jsonl"
     rows = (ROOT / "fixtures" / "formats" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     log.write_text("".join(json.dumps(poisoned(json.loads(row))) + "\n" for row in rows), encoding="utf-8")

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from tests.tables import stored
 from tests.test_render_fast import PIECES, RARE
-from tests.tiers import some
+from tests.tiers import examples, some
 from tito_audit.record.arrays import Ids
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.vocab import Vocabulary, find_normal_form, is_unchanged_by_nfc, keeps_bytes
@@ -40,7 +40,7 @@ def ids_of(backend: Tokenizer, text: str) -> Ids:
 def test_a_text_with_as_many_bytes_as_its_tokens_is_spelled_by_them(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
     dice, spelled = random.Random(folder.name), 0
-    for _ in range(1500):
+    for _ in range(examples(400, 1500)):
         text = "".join(dice.choices([*PIECES, *RARE[:2], *NORMAL, "word ", "\n\n"], k=dice.randrange(7)))
         data = text.encode()
         ids = ids_of(tokenizer.backend, text)

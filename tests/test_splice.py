@@ -287,7 +287,7 @@ def test_logs_of_real_models_read_the_same():
 
 
 @pytest.mark.usefixtures("every_array_is_cut")
-@pytest.mark.parametrize("log", some(LOGS, 16), ids=lambda log: log.name)
+@pytest.mark.parametrize("log", some(LOGS, 10), ids=lambda log: log.name)
 def test_a_row_with_numbers_of_any_kind_in_any_column_reads_the_same(log: Path):
     """Wherever an example has a list, and under every name of a column of numbers."""
     rng = random.Random(3)
@@ -498,7 +498,7 @@ def test_rows_that_keep_their_text_have_their_lists_again(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("every_array_is_cut")
-@pytest.mark.parametrize("log", some(LOGS, 5), ids=lambda log: log.name)
+@pytest.mark.parametrize("log", some(LOGS, 3), ids=lambda log: log.name)
 def test_a_scan_says_the_same_of_rows_read_either_way(log: Path, monkeypatch: pytest.MonkeyPatch):
     def scanned(jobs: int) -> list[Any]:
         scan = scan_rollouts(log, Settings(jobs=jobs))
@@ -513,7 +513,7 @@ def test_a_scan_says_the_same_of_rows_read_either_way(log: Path, monkeypatch: py
 
 
 @pytest.mark.usefixtures("every_array_is_cut")
-@pytest.mark.parametrize("log", some(LOGS, 5), ids=lambda log: log.name)
+@pytest.mark.parametrize("log", some(LOGS, 3), ids=lambda log: log.name)
 def test_a_repair_writes_the_same_of_rows_read_either_way(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -124,13 +124,13 @@ def test_a_scan_says_the_same_without_with_an_empty_and_with_a_full_cache(log, f
 @pytest.mark.parametrize("name", some(SAMPLED[::-1], 1))
 def test_a_scan_of_real_rollouts_says_the_same_whatever_the_cache(name, folder, monkeypatch):
     logs, tokenizer = sorted((ROLLOUTS / name).glob("*.jsonl.gz")), SHARED / name
-    empty = results_of(logs, tokenizer, limit=40)
-    assert results_of(logs, tokenizer, limit=40) == empty
+    empty = results_of(logs, tokenizer, limit=examples(15, 40))
+    assert results_of(logs, tokenizer, limit=examples(15, 40)) == empty
     for file in folder.iterdir():
         damage(file, file.stat().st_size // 2)
-    assert results_of(logs, tokenizer, limit=40) == empty
+    assert results_of(logs, tokenizer, limit=examples(15, 40)) == empty
     monkeypatch.setenv("TITO_AUDIT_CACHE", "off")
-    assert results_of(logs, tokenizer, limit=40) == empty
+    assert results_of(logs, tokenizer, limit=examples(15, 40)) == empty
 
 
 def damage(file: Path, at: int) -> None:

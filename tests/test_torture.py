@@ -45,7 +45,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
 
 @pytest.mark.parametrize("part", range(4))
 def test_the_command_withstands_mutants_of_its_example_logs(room: Room, part: int) -> None:
-    many = examples(40, 1500)
+    many = examples(25, 1500)
     for number in range(part * many, (part + 1) * many):
         attack = attack_of(SEED, number, with_real=False)
         if attack.process or attack.seconds:  # for `make torture`

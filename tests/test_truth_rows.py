@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import DEEP, examples, some
+from tests.tiers import DEEP, examples, one_in, some
 from tests.truth import judge
 from tests.truth.conventions import CONVENTIONS, Convention, Observed, written
 from tests.truth.decide import Slide, decide
@@ -129,9 +129,8 @@ def test_a_right_row_may_be_right_by_every_convention() -> None:
 
 def test_the_slide_that_was_planted_is_among_those_that_explain() -> None:
     tried = 0
-    for (convention, form, reasons), by, to, shape in product(
-        CROSSED, some((-3, 0, 2), 2), (-2, 0, 1), ("", "from", "only")
-    ):
+    every = product(CROSSED, some((-3, 0, 2), 2), (-2, 0, 1), ("", "from", "only"))
+    for (convention, form, reasons), by, to, shape in one_in(2, every):
         if (convention.recomputed and to) or not (by or to):
             continue
         example = case(Fault("both", by, to, shape=shape), *reasons, form=form, convention=convention, turn=1)
@@ -143,7 +142,7 @@ def test_the_slide_that_was_planted_is_among_those_that_explain() -> None:
             (slide,) = decision.slides
             assert (slide.mask, slide.logprobs) in {(by, to), (0, to)}, (example.decision, convention, form)
         assert decision.slides, (convention, form, reasons, by, to, shape)
-    assert tried > 1000
+    assert tried > examples(500, 1000)
 
 
 def right_answers(talk: Chat, turn: Turn, first: int, out: int) -> Iterator[tuple[range, range]]:
@@ -396,7 +395,7 @@ def check_plan(plan: list[File], folder: Path) -> None:
 @shared
 @no_rollouts
 def test_a_plan_has_every_convention_and_fault_and_every_row_is_decided() -> None:
-    cases = [example for file in files(examples(900, 9000), list(FORMS), seed=3) for _, _, example in file.cases]
+    cases = [example for file in files(examples(500, 9000), list(FORMS), seed=3) for _, _, example in file.cases]
     assert {example.convention.name for example in cases} >= {convention.name for convention in CONVENTIONS}
     assert {example.form.name for example in cases} == set(FORMS)
     assert {example.verdict for example in cases} == {"clean", "open", "fault", "open fault"}
@@ -415,7 +414,7 @@ def test_a_plan_has_every_convention_and_fault_and_every_row_is_decided() -> Non
 @no_rollouts
 def test_some_rows_of_every_form_are_judged_and_repaired_as_the_truth_has_it(tmp_path: Path) -> None:
     models = some(["qwen2.5-coder", "gemma-3"], 1)
-    check_plan(files(examples(200, 600), list(FORMS), seed=11, models=list(models)), tmp_path)
+    check_plan(files(examples(120, 600), list(FORMS), seed=11, models=list(models)), tmp_path)
 
 
 @shared
@@ -508,7 +507,7 @@ ACCUSED = {
 
 @cache
 def judged_plan() -> list[File]:
-    return files(examples(400, 3000), list(FORMS), seed=2)
+    return files(examples(250, 3000), list(FORMS), seed=2)
 
 
 @shared
@@ -561,7 +560,7 @@ def test_what_one_row_changes_of_another_is_seen() -> None:
     assert violation.what == "right rows change what is said of an odd one"
 
 
-SOME = (("smollm2", "smollm2"), ("smollm2", "qwen3"))
+SOME = (("smollm2", "smollm2"), ("smollm2", "qwen2.5-coder"))
 
 
 @shared

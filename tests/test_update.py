@@ -30,7 +30,7 @@ from tests.forms import (
     with_turns,
 )
 from tests.test_formats import fixture_rows
-from tests.tiers import examples
+from tests.tiers import crossed, examples
 from tests.world import ROOT, fixture_row
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
@@ -52,10 +52,17 @@ MAY_REFUSE = {
 }
 """Why a fixture's row may have no place for another prompt."""
 CALLS_STAY = ("atif", "harbor", "rllm_episode", "rllm_gateway")
-SHAPES = pytest.mark.parametrize(
-    "as_read", [lambda row: row, as_table, partial(as_table, with_lists=True)], ids=["json", "table", "lists"]
-)
-EVERY_FORMAT = pytest.mark.parametrize("form", all_formats(), ids=lambda form: form.name)
+SHAPES = {"json": lambda row: row, "table": as_table, "lists": partial(as_table, with_lists=True)}
+"""A row as a log of JSON, and as a table holds it."""
+
+
+def every_format(first: str) -> pytest.MarkDecorator:
+    """Each format in each shape in `make deep`, else in one of them; these take turns from the first on."""
+    shapes = [*SHAPES, *SHAPES][list(SHAPES).index(first) :][: len(SHAPES)]
+    cases = [
+        pytest.param(form, SHAPES[name], id=f"{name}-{form.name}") for form, name in crossed(all_formats(), shapes)
+    ]
+    return pytest.mark.parametrize(("form", "as_read"), cases)
 
 
 def updated(row: Row, *, item: int = 0, **changes: Any) -> Row:
@@ -82,8 +89,7 @@ def assert_holds(row: Row, wanted: TrainingRow, item: int = 0) -> None:
 # Nothing changed
 
 
-@EVERY_FORMAT
-@SHAPES
+@every_format("json")
 def test_a_row_in_which_nothing_changed_is_the_row_itself(form: Format, as_read):
     for row in map(as_read, fixture_rows(form.name)):
         before = copy.deepcopy(plain(row))
@@ -94,7 +100,7 @@ def test_a_row_in_which_nothing_changed_is_the_row_itself(form: Format, as_read)
         assert repr(plain(row)) == repr(before)  # NaN is not equal to itself
 
 
-@EVERY_FORMAT
+@pytest.mark.parametrize("form", all_formats(), ids=lambda form: form.name)
 def test_a_format_that_holds_one_row_a_rollout_says_so_of_a_fork(form: Format):
     row = fixture_rows(form.name)[0]
     whole = [unrepaired(rollout) for rollout in form.read(row, PLACE)]
@@ -120,8 +126,7 @@ def test_a_call_can_neither_be_left_out_nor_change_what_was_sampled(name: str):
 # What changed is read again, anywhere in any row
 
 
-@EVERY_FORMAT
-@SHAPES
+@every_format("table")
 def test_tokens_that_changed_are_read_again_as_they_were_meant(form: Format, as_read):
     for row in map(as_read, fixture_rows(form.name)):
         rollouts = form.read(row, PLACE)
@@ -147,8 +152,7 @@ def test_tokens_that_changed_are_read_again_as_they_were_meant(form: Format, as_
                         assert read.token_ids.tolist() == old.training_row.token_ids.tolist()
 
 
-@EVERY_FORMAT
-@SHAPES
+@every_format("lists")
 def test_prompts_and_logprobs_that_changed_are_read_again_as_they_were_meant(form: Format, as_read):
     changes, calls = 0, 0
     for row in map(as_read, fixture_rows(form.name)):
@@ -186,8 +190,7 @@ def test_prompts_and_logprobs_that_changed_are_read_again_as_they_were_meant(for
     assert bool(changes) == bool(calls) or form.name == "preference_pair"  # of which only labels change
 
 
-@EVERY_FORMAT
-@SHAPES
+@every_format("json")
 def test_a_mask_and_logprobs_change_by_themselves(form: Format, as_read):
     for row in map(as_read, fixture_rows(form.name)):
         for item, rollout in enumerate(form.read(row, PLACE)):
@@ -319,7 +322,7 @@ def test_what_a_row_has_no_place_for_is_refused():
         form.update(row, [RepairedRollout(replace(rollout, turns=rollout.turns[:2]), (1, 0))])
 
 
-@SHAPES
+@pytest.mark.parametrize("as_read", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize(
     ("name", "path"),
     [
