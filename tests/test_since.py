@@ -57,7 +57,7 @@ def test_changes_are_those_of_the_branch_and_of_the_folder(project: Path) -> Non
 
 def test_every_module_of_the_package_is_tested_by_something() -> None:
     modules = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tito_audit").rglob("*.py"))
-    untested = [name for name in some(modules, 5) if not chosen([name]) and not name.endswith("__main__.py")]
+    untested = [name for name in some(modules, 12) if not chosen([name]) and not name.endswith("__main__.py")]
     assert len(modules) > 200
     assert not untested
     assert "tests/test_since.py" in chosen(["tests/since.py"])

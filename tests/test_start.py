@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+from functools import cache as once
 from pathlib import Path
 
 import numpy as np
@@ -402,16 +403,22 @@ def modules_after(*arguments: str) -> set[str]:
     return set(done.stderr.split())
 
 
+@once
+def modules_of_a_scan() -> set[str]:
+    """What a small scan imports, for all that is asked of it."""
+    return modules_after("scan", str(GENERIC), "-t", str(TOY))
+
+
 def test_a_small_scan_imports_nothing_that_it_does_not_need():
     heavy = {"transformers", "huggingface_hub", "fastokens", "pyarrow", "torch", "requests", "multiprocessing"}
-    assert not heavy & modules_after("scan", str(GENERIC), "-t", str(TOY))
+    assert not heavy & modules_of_a_scan()
     assert not {*heavy, "numpy", "rich"} & modules_after("--help")
 
 
 def test_a_small_scan_of_a_file_imports_nothing_for_other_files_and_other_commands():
     web = {"ssl", "socket", "http.client", "email", "urllib.request", "tito_audit.storage._store_web"}
     rare = {"logging", "concurrent.futures", "importlib.metadata", "filecmp"}
-    loaded = modules_after("scan", str(GENERIC), "-t", str(TOY))
+    loaded = modules_of_a_scan()
     assert not {*web, *rare} & loaded
     assert {name for name in loaded if re.fullmatch(r"tito_audit\.cli\.[a-z]\w*", name)} == {"tito_audit.cli.scan"}
 
@@ -430,7 +437,7 @@ def test_a_small_scan_collects_no_garbage(folder):
 
 def test_a_scan_imports_nothing_of_the_live_side():
     live = ("provider", "providers", "parser", "parsers", "sessions", "serve", "rescore")
-    loaded = modules_after("scan", str(GENERIC), "-t", str(TOY))
+    loaded = modules_of_a_scan()
     assert not {"torch", "aiohttp", "openai", "prometheus_client"} & loaded
     assert not {name for name in loaded if name.removeprefix("tito_audit.").split(".")[0] in live}
 

@@ -218,7 +218,7 @@ RIGHT = {
 
 
 @given(st.sampled_from(("toy_bpe", "toy_metaspace")), conversations(), faults())
-@settings(max_examples=examples(40, 2000))
+@settings(max_examples=examples(25, 2000))
 @example("toy_bpe", PLAIN * 3, RIGHT)
 def test_a_row_is_judged_alike_by_control_tokens_and_by_marks(
     name: str, messages: list[dict[str, Any]], wrong: dict[str, Any]
