@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ TOY = toy.TOKENIZERS / "toy_bpe"
 FORMATS = toy.TOKENIZERS.parent / "formats"
 NEMO_GYM = RECORDED.parents[1] / "nemo-gym-round-trip.json"
 ROLLOUTS = RECORDED.parents[2] / "rollouts"
+Causes = Callable[..., list[tuple[str, str, str]]]
 CALL = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 needs_recorded = pytest.mark.skipif(not NEMO_GYM.is_file(), reason="no recorded rollouts are beside the checkout")
 
@@ -32,6 +33,16 @@ def findings(log: Path, *more: object) -> list[dict[str, Any]]:
 
 def causes(listed: Iterable[dict[str, Any]]) -> list[tuple[str, str, str]]:
     return [(finding["code"], finding["severity"], finding["cause"]) for finding in listed]
+
+
+@pytest.fixture
+def causes_of(tmp_path: Path) -> Causes:
+    """What the rules of these codes find in a log of this row alone."""
+
+    def listed(row: dict[str, Any], codes: str, *more: object) -> list[tuple[str, str, str]]:
+        return causes(findings(written(tmp_path / "log.jsonl", [row]), "--select", codes, *more))
+
+    return listed
 
 
 def recorded_calls() -> list[dict[str, Any]]:
@@ -65,14 +76,14 @@ class TestZeros:
         log = written(tmp_path / "log.jsonl", [{"calls": calls}])
         assert causes(findings(log, "--select", "LPR505")) == [("LPR505", "warning", "run of zeros")]
 
-    def test_a_looping_answer_is_certain_for_hundreds_of_tokens(self, tmp_path: Path) -> None:
+    def test_a_looping_answer_is_certain_for_hundreds_of_tokens(self, causes_of: Causes) -> None:
         draw = np.random.default_rng(0)
         values = ordinary(200)
         while len(values) < 8000:
             values += [0.0] * min(int(draw.pareto(0.9) * 6) + 1, 700)
             values += [-float(steps) * 1.1920929e-07 for steps in draw.integers(1, 40, draw.integers(1, 5))]
         assert np.mean(np.array(values) == 0) > 0.8
-        assert findings(written(tmp_path / "log.jsonl", [a_call(values)]), "--select", "LPR505") == []
+        assert causes_of(a_call(values), "LPR505") == []
 
     @pytest.mark.parametrize("step", [0.125, 0.01, 0.0001])
     def test_a_rounded_column_reaches_zero(self, tmp_path: Path, step: float) -> None:
@@ -86,17 +97,15 @@ class TestZeros:
         listed = findings(log, "--select", "LPR505")  # no value but these is rounded to zero
         assert causes(listed) == [("LPR505", "warning", "run of zeros")]
 
-    def test_certain_markup_after_an_unsure_token_is_no_more_than_a_note(self, tmp_path: Path) -> None:
+    def test_certain_markup_after_an_unsure_token_is_no_more_than_a_note(self, causes_of: Causes) -> None:
         values = [*ordinary(200), -2e-7, -0.4, *[0.0] * 12]
-        listed = findings(written(tmp_path / "log.jsonl", [a_call(values)]), "--select", "LPR505")
-        assert causes(listed) == [("LPR505", "note", "undecided")]
+        assert causes_of(a_call(values), "LPR505") == [("LPR505", "note", "undecided")]
 
     @pytest.mark.parametrize("at", [0, 20, 32])
-    def test_zeros_among_values_that_never_come_near_zero_are_padding(self, tmp_path: Path, at: int) -> None:
+    def test_zeros_among_values_that_never_come_near_zero_are_padding(self, causes_of: Causes, at: int) -> None:
         values = ordinary(40)
         values[at : at + 8] = [0.0] * 8
-        listed = findings(written(tmp_path / "log.jsonl", [a_call(values)]), "--select", "LPR505")
-        assert causes(listed) == [("LPR505", "warning", "run of zeros")]
+        assert causes_of(a_call(values), "LPR505") == [("LPR505", "warning", "run of zeros")]
 
     def test_a_call_of_zeros_beside_a_sure_call_is_a_note(self, tmp_path: Path) -> None:
         unsure, sure = a_call([*ordinary(30), -1e-7])["calls"][0], a_call([0.0] * 9)["calls"][0]
@@ -140,22 +149,21 @@ class TestUsage:
             {"request": {"model": "m", "messages": [], "n": 2}, "response": an_answer(31, 62)},
         ],
     )
-    def test_a_count_that_other_tokens_explain_accuses_nobody(self, tmp_path: Path, row: dict[str, Any]) -> None:
-        assert findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005") == []
+    def test_a_count_that_other_tokens_explain_accuses_nobody(
+        self, causes_of: Causes, row: dict[str, Any]
+    ) -> None:
+        assert causes_of(row, "REC005") == []
 
-    def test_ids_are_missing_among_several_choices(self, tmp_path: Path) -> None:
+    def test_ids_are_missing_among_several_choices(self, causes_of: Causes) -> None:
         row = {"request": {"model": "m", "messages": []}, "response": an_answer(8, 62, choices=2)}
-        listed = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005")
-        assert causes(listed) == [("REC005", "error", "incomplete: usage")] * 2
+        assert causes_of(row, "REC005") == [("REC005", "error", "incomplete: usage")] * 2
 
-    def test_reasoning_that_is_counted_and_not_logged_is_a_warning(self, tmp_path: Path) -> None:
+    def test_reasoning_that_is_counted_and_not_logged_is_a_warning(self, causes_of: Causes) -> None:
         row = an_answer(31, 71, completion_tokens_details={"reasoning_tokens": 40})
-        listed = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005")
-        assert causes(listed) == [("REC005", "warning", "incomplete: reasoning")]
+        assert causes_of(row, "REC005") == [("REC005", "warning", "incomplete: reasoning")]
 
-    def test_a_count_that_may_be_of_choices_in_other_rows_is_a_warning(self, tmp_path: Path) -> None:
-        listed = findings(written(tmp_path / "log.jsonl", [an_answer(31, 62)]), "--select", "REC005")
-        assert causes(listed) == [("REC005", "warning", "incomplete: usage")]
+    def test_a_count_that_may_be_of_choices_in_other_rows_is_a_warning(self, causes_of: Causes) -> None:
+        assert causes_of(an_answer(31, 62), "REC005") == [("REC005", "warning", "incomplete: usage")]
 
     @pytest.mark.parametrize(
         ("counted", "causes_of_row"),
@@ -169,37 +177,33 @@ class TestUsage:
     )
     @pytest.mark.parametrize("content", ["2?", [{"type": "image_url", "image_url": {"url": "x"}}]])
     def test_a_prompt_has_as_many_ids_as_the_server_counted(
-        self, counted: dict[str, Any], causes_of_row: list[Any], content: Any, tmp_path: Path
+        self, counted: dict[str, Any], causes_of_row: list[Any], content: Any, causes_of: Causes
     ) -> None:
         request = {"model": "m", "messages": [{"role": "user", "content": content}]}
         row = {"request": request, "response": an_answer(31, 31)}
         row["response"]["usage"] |= counted
-        listed = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC")
-        assert causes(listed) == (causes_of_row if isinstance(content, str) else [])
+        assert causes_of(row, "REC") == (causes_of_row if isinstance(content, str) else [])
 
-    def test_a_tool_call_of_an_answer_alone_is_looked_for_in_its_ids(self, tmp_path: Path) -> None:
+    def test_a_tool_call_of_an_answer_alone_is_looked_for_in_its_ids(self, causes_of: Causes) -> None:
         row = an_answer(8, 0)
         (choice,) = row["choices"]
         choice["token_ids"] = toy.toy_tokenizer().encode("Let me look.<|im_end|>").tolist()
-        listed = findings(written(tmp_path / "log.jsonl", [row]), "-t", TOY, "--select", "REC005")
-        assert causes(listed) == [("REC005", "error", "incomplete: tool call")]
+        assert causes_of(row, "REC005", "-t", TOY) == [("REC005", "error", "incomplete: tool call")]
         for sampled in ('<tool_call>{"name": "get_weather"}</tool_call>', '{"city": "Paris"}'):
             choice["token_ids"] = toy.toy_tokenizer().encode(sampled).tolist()
-            assert findings(written(tmp_path / "log.jsonl", [row]), "-t", TOY, "--select", "REC005") == []
+            assert causes_of(row, "REC005", "-t", TOY) == []
 
-    def test_a_gateway_keeps_the_count_in_the_answer_of_its_server(self, tmp_path: Path) -> None:
+    def test_a_gateway_keeps_the_count_in_the_answer_of_its_server(self, causes_of: Causes) -> None:
         rows = [json.loads(line) for line in (FORMATS / "rllm_gateway.jsonl").read_text().splitlines()]
         row = next(logged for logged in rows if (logged.get("raw_response") or {}).get("usage"))
-        assert findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005") == []
+        assert causes_of(row, "REC005") == []
         row["raw_response"]["usage"]["completion_tokens"] += 30
-        listed = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005")
-        assert [finding["cause"] for finding in listed] == ["incomplete: usage"]
+        assert [cause for _, _, cause in causes_of(row, "REC005")] == ["incomplete: usage"]
 
-    def test_an_sglang_answer_has_a_count_of_its_own(self, tmp_path: Path) -> None:
+    def test_an_sglang_answer_has_a_count_of_its_own(self, causes_of: Causes) -> None:
         meta = {"completion_tokens": 40, "output_token_logprobs": [[-0.5, 7, None]] * 12}
         row = {"text": "a text", "meta_info": meta}
-        listed = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC005")
-        assert causes(listed) == [("REC005", "warning", "incomplete: usage")]
+        assert causes_of(row, "REC005") == [("REC005", "warning", "incomplete: usage")]
 
     @pytest.mark.skipif(not RECORDED.is_dir(), reason=f"no recorded answers at {RECORDED}")
     def test_answers_of_a_real_server_hold_what_it_counted(self, tmp_path: Path) -> None:
@@ -228,9 +232,9 @@ def a_row(logprobs: int, *, first: int = 8, **more: Any) -> dict[str, Any]:
 class TestLogprobsOfTheResponse:
     """Logprobs over the response beside a mask over the whole row."""
 
-    def test_they_are_taken_from_the_first_trained_token_on(self, tmp_path: Path) -> None:
+    def test_they_are_taken_from_the_first_trained_token_on(self, causes_of: Causes, tmp_path: Path) -> None:
         row = a_row(12)
-        assert findings(written(tmp_path / "log.jsonl", [row]), "--select", "LPR,REC,MSK") == []
+        assert causes_of(row, "LPR,REC,MSK") == []
         other = {"all": row["token_ids"], "trains": row["loss_mask"], "scores": row["logprobs"]}
         maps = ("--map", "token_ids=all", "--map", "loss_mask=trains", "--map", "logprobs=scores")
         assert findings(written(tmp_path / "log.jsonl", [other]), *maps, "--select", "LPR,REC,MSK") == []
@@ -265,21 +269,20 @@ class TestLogprobsOfTheResponse:
             (a_row(4), "other count"),
         ],
     )
-    def test_other_counts_stay_errors(self, tmp_path: Path, row: dict[str, Any], cause: str) -> None:
-        listed = findings(written(tmp_path / "log.jsonl", [row]), "--select", "LPR501")
-        assert causes(listed) == [("LPR501", "error", cause)]
+    def test_other_counts_stay_errors(self, causes_of: Causes, row: dict[str, Any], cause: str) -> None:
+        assert causes_of(row, "LPR501") == [("LPR501", "error", cause)]
 
-    def test_a_null_in_front_is_one_too_many(self, tmp_path: Path) -> None:
+    def test_a_null_in_front_is_one_too_many(self, causes_of: Causes) -> None:
         row = a_row(12)
         row["loss_mask"][-1] = 0
         row["loss_mask"][12:15] = [1, 1, 1]
         row["logprobs"] = [None, *[-0.5 - at / 100 for at in range(11)]]
-        listed = findings(written(tmp_path / "log.jsonl", [row]), "--select", "LPR501")
-        assert causes(listed) == [("LPR501", "error", "one too many")]
+        assert causes_of(row, "LPR501") == [("LPR501", "error", "one too many")]
 
-    def test_a_response_that_may_begin_before_the_first_trained_token_is_open(self, tmp_path: Path) -> None:
-        listed = findings(written(tmp_path / "log.jsonl", [a_row(15)]), "--select", "LPR501")
-        assert causes(listed) == [("LPR501", "warning", "undecided")]
+    def test_a_response_that_may_begin_before_the_first_trained_token_is_open(
+        self, causes_of: Causes, tmp_path: Path
+    ) -> None:
+        assert causes_of(a_row(15), "LPR501") == [("LPR501", "warning", "undecided")]
         log = written(tmp_path / "log.jsonl", [a_row(15, prompt_length=5)])
         assert findings(log, "--select", "LPR501") == []
 
