@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -341,34 +342,16 @@ def test_settings_of_old_that_lie_in_a_file_of_their_own_are_read(tmp_path):
     assert (tokenizer.bos_id, tokenizer.eos_ids) == (2001, (2002,))
 
 
-def broken_json(folder: Path) -> str:
-    (folder / "tokenizer.json").write_text('{"version": "1.0", "model"')
-    return str(folder)
+def holding(files: dict[str, bytes]) -> Callable[[Path], str]:
+    """What makes a folder of the toy tokenizer with these files in it."""
 
+    def fill(folder: Path) -> str:
+        (folder / "tokenizer.json").write_bytes((TOYS / "toy_bpe" / "tokenizer.json").read_bytes())
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        return str(folder)
 
-def broken_settings(folder: Path) -> str:
-    (folder / "tokenizer.json").write_bytes((TOYS / "toy_bpe" / "tokenizer.json").read_bytes())
-    (folder / "tokenizer_config.json").write_text("{")
-    return str(folder)
-
-
-def settings_that_are_a_list(folder: Path) -> str:
-    broken_settings(folder)
-    (folder / "tokenizer_config.json").write_text("[]")
-    return str(folder)
-
-
-def a_template_that_is_a_number(folder: Path) -> str:
-    broken_settings(folder)
-    (folder / "tokenizer_config.json").write_text('{"chat_template": 3}')
-    return str(folder)
-
-
-def a_template_that_is_no_text(folder: Path) -> str:
-    broken_settings(folder)
-    (folder / "tokenizer_config.json").write_text("{}")
-    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
-    return str(folder)
+    return fill
 
 
 def a_sentencepiece_file_that_is_none(folder: Path) -> str:
@@ -383,11 +366,14 @@ def a_sentencepiece_file_that_is_none(folder: Path) -> str:
         (lambda folder: str(folder / "nowhere" / "at" / "all"), "no such folder"),
         (lambda folder: str(TOYS / "toy_bpe" / "tokenizer.json"), "this is a file"),
         (str, "no tokenizer.json here"),
-        (broken_json, "not a tokenizer"),
-        (broken_settings, "tokenizer_config.json: cannot be read"),
-        (settings_that_are_a_list, "holds no JSON object"),
-        (a_template_that_is_a_number, "neither text nor named texts"),
-        (a_template_that_is_no_text, "chat template cannot be read"),
+        (holding({"tokenizer.json": b'{"version": "1.0", "model"'}), "not a tokenizer"),
+        (holding({"tokenizer_config.json": b"{"}), "tokenizer_config.json: cannot be read"),
+        (holding({"tokenizer_config.json": b"[]"}), "holds no JSON object"),
+        (holding({"tokenizer_config.json": b'{"chat_template": 3}'}), "neither text nor named texts"),
+        (
+            holding({"tokenizer_config.json": b"{}", "chat_template.jinja": b"\xff\xfe"}),
+            "chat template cannot be read",
+        ),
         (a_sentencepiece_file_that_is_none, "transformers cannot build one"),
     ],
 )

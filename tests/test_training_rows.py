@@ -11,6 +11,7 @@ import pytest
 
 from tests import toy
 from tests.command import run, written
+from tests.tiers import crossed
 
 TOY = toy.TOKENIZERS / "toy_bpe"
 WORDS = ("four", "five", "nine", "two", "one", "ten", "six", "red", "blue", "green", "sun", "moon", "tree", "sea")
@@ -80,9 +81,11 @@ def wrong_pairs(after: Row, truth: Row) -> int:
 CUT = [("the sun is red and hot", True), ("one two three four", False), ("a cat and a dog", True)]
 
 
+FILLS = (0.0, None, 1.0)
+
+
 class TestSlides:
-    @pytest.mark.parametrize("places", [-3, -1, 1, 2])
-    @pytest.mark.parametrize("fill", [0.0, None, 1.0])
+    @pytest.mark.parametrize(("places", "fill"), crossed((-3, -1, 1, 2), FILLS))
     def test_a_mask_that_slid_is_named_and_moved_and_the_logprobs_stay(
         self, tmp_path: Path, places: int, fill: float | None
     ) -> None:
@@ -98,8 +101,7 @@ class TestSlides:
             assert after["logprobs"] == truth["logprobs"]
             assert sum(after["loss_mask"]) >= sum(truth["loss_mask"]) - 1
 
-    @pytest.mark.parametrize("places", [-2, -1, 1, 3])
-    @pytest.mark.parametrize("fill", [0.0, None, 1.0])
+    @pytest.mark.parametrize(("places", "fill"), crossed((-2, -1, 1, 3), FILLS))
     def test_logprobs_that_slid_are_named_and_moved_and_the_mask_stays(
         self, tmp_path: Path, places: int, fill: float | None
     ) -> None:
@@ -120,7 +122,7 @@ class TestSlides:
         assert wrong_pairs(after, truth) == 0
 
     def test_a_clean_row_is_clean_and_stays_to_the_byte(self, tmp_path: Path) -> None:
-        for fill in (0.0, None, 1.0):
+        for fill in FILLS:
             log = written(tmp_path / "log.jsonl", [row(CUT, fill=fill), row(CUT[1:2], fill=fill, tail=False)])
             assert findings(log) == (0, [])
             assert repaired(log) == [json.loads(line) for line in log.read_text().splitlines()]
