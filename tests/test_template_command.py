@@ -78,8 +78,14 @@ def test_the_page_opens_with_what_to_do(source: str, safe: str, change: str, gat
     assert report(*arguments[1:])[1]["advice"]["safe"].startswith(safe)
 
 
-def test_the_object_holds_what_the_page_shows(tmp_path: Path) -> None:
-    code, facts = report(TOKENIZER, "--chat-template", template(tmp_path, DROPS))
+@pytest.fixture(scope="module")
+def dropping(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any]]:
+    """The exit code and the object of a template that drops reasoning."""
+    return report(TOKENIZER, "--chat-template", template(tmp_path_factory.mktemp("drops"), DROPS))
+
+
+def test_the_object_holds_what_the_page_shows(dropping: tuple[int, dict[str, Any]]) -> None:
+    code, facts = dropping
     assert code == 1
     assert facts["append_only"] is False
     assert facts["title"] == "not append-only"
@@ -119,8 +125,8 @@ def test_a_pair_of_messages_without_a_fixed_text_is_named_with_the_reason(tmp_pa
     assert "no delimiter between assistant and user: it depends on the messages" in " ".join(out.split())
 
 
-def test_the_keys_of_the_object_are_documented() -> None:
-    _, facts = report(TOKENIZER)
+def test_the_keys_of_the_object_are_documented(dropping: tuple[int, dict[str, Any]]) -> None:
+    _, facts = dropping
     guide = (Path(__file__).resolve().parents[1] / "docs" / "template.md").read_text(encoding="utf-8")
     assert [key for key in facts if f"`{key}`" not in guide] == []
 
