@@ -101,9 +101,9 @@ def _vision(folder: Path) -> Path:
     for file in (TOKENIZERS / "toy_bpe").iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     model = orjson.loads((folder / "tokenizer.json").read_bytes())
-    last = max(one["id"] for one in model["added_tokens"])
+    last = max(token["id"] for token in model["added_tokens"])
     names = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-    like = next(one for one in model["added_tokens"] if one["special"])
+    like = next(token for token in model["added_tokens"] if token["special"])
     model["added_tokens"] += [{**like, "id": last + 1 + k, "content": name} for k, name in enumerate(names)]
     (folder / "tokenizer.json").write_bytes(orjson.dumps(model))
     template = folder / "chat_template.jinja"
@@ -133,8 +133,8 @@ def tokenizer_of(case: Case) -> Tokenizer:
 def renderer_of(case: Case) -> Renderer:
     """The renderer that a case is written for."""
     if "chat_template" in case:
-        told = Clock(datetime.fromisoformat(case["clock"])) if "clock" in case else None
-        return make_renderer(tokenizer_of(case), chat_template=case["chat_template"], clock=told)
+        clock = Clock(datetime.fromisoformat(case["clock"])) if "clock" in case else None
+        return make_renderer(tokenizer_of(case), chat_template=case["chat_template"], clock=clock)
     return toy_renderer(case.get("tokenizer_name", "toy_bpe"))
 
 
@@ -197,10 +197,10 @@ class _Book:
         tokenizer = tokenizer_of(self.case)
         if token.startswith("= "):
             return tokenizer.encode(token[2:])
-        found = tokenizer.vocabulary.ids_of_bytes(token.encode())
-        if not found:
+        ids = tokenizer.vocabulary.ids_of_bytes(token.encode())
+        if not ids:
             raise ValueError(f"{token!r} is no token of the toy vocabulary; it has {_pieces(token, tokenizer)}")
-        return np.array(found[:1], np.int32)
+        return np.array(ids[:1], np.int32)
 
     def _referred(self, what: str, number: str | None) -> Ids:
         """The tokens that an `@` form stands for."""

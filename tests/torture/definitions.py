@@ -59,46 +59,46 @@ def _folders() -> tuple[tuple[dict[str, bytes], bool], ...]:
     shared = Path(os.environ.get("TITO_AUDIT_SHARED") or ROOT.parent / "shared") / "tokenizers"
     ours = sorted(path for path in (ROOT / "fixtures" / "tokenizers").iterdir() if path.is_dir())
     others = sorted(path for path in shared.iterdir() if path.is_dir()) if shared.is_dir() else []
-    found = []
+    folders = []
     for folder in (*ours, *others):
         files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
         if "tokenizer.json" in files and sum(map(len, files.values())) < SMALL:
-            found.append((files, folder in ours))
-    return tuple(found)
+            folders.append((files, folder in ours))
+    return tuple(folders)
 
 
 def drawn(dice: Random) -> tuple[dict[str, bytes], str]:
     """The files of a tokenizer folder, and what was done to them. `template.jinja` is to be given as a template."""
     ours = [files for files, own in _folders() if own]
-    files, made, _ = _changed(dice, dict(dice.choice(ours)))
-    return files, made
+    files, changes, _ = _changed(dice, dict(dice.choice(ours)))
+    return files, changes
 
 
 def attack_of(seed: int, number: int) -> Attack:
     """A run of the command with a hostile tokenizer or template."""
     dice = Random(f"definitions {seed}:{number}")
     files, ours = dice.choice(_folders())
-    files, made, kinds = _changed(dice, dict(files))
-    given = [f"{IN}/tokenizer"]
+    files, changes, kinds = _changed(dice, dict(files))
+    tokenizer = [f"{IN}/tokenizer"]
     template = ["--chat-template", f"{IN}/tokenizer/template.jinja"] if "template.jinja" in files else []
     log = f"{IN}/log.jsonl"
     words = dice.choice(
         [
-            ["scan", log, "-t", *given, *template],
-            ["scan", log, "-t", *given, *template],
-            ["scan", log, "-t", *given, *template, "-f", "json"],
-            ["repair", log, "--dry-run", "-t", *given, *template],
-            ["template", *given, *template],
-            ["template", *given, *template, "--log", log],
-            ["identify", log, "-t", *given],
-            ["inspect", log, "-t", *given],
-            ["show", log, "0", "-t", *given, *template],
+            ["scan", log, "-t", *tokenizer, *template],
+            ["scan", log, "-t", *tokenizer, *template],
+            ["scan", log, "-t", *tokenizer, *template, "-f", "json"],
+            ["repair", log, "--dry-run", "-t", *tokenizer, *template],
+            ["template", *tokenizer, *template],
+            ["template", *tokenizer, *template, "--log", log],
+            ["identify", log, "-t", *tokenizer],
+            ["inspect", log, "-t", *tokenizer],
+            ["show", log, "0", "-t", *tokenizer, *template],
         ]
     )
-    held = {f"tokenizer/{name}": data for name, data in files.items()}
-    held["log.jsonl"] = (_LOG % dice.choice(_TEXTS)).encode() * dice.choice((1, 2, 5))
+    contents = {f"tokenizer/{name}": data for name, data in files.items()}
+    contents["log.jsonl"] = (_LOG % dice.choice(_TEXTS)).encode() * dice.choice((1, 2, 5))
     slow = 50.0 if "tokenizer.json" not in files else 0.0  # transformers takes seconds to start
-    return Attack((*words, "--no-config"), held, made, ours=ours, seconds=slow, facts={"kinds": kinds})
+    return Attack((*words, "--no-config"), contents, changes, ours=ours, seconds=slow, facts={"kinds": kinds})
 
 
 def attacks(seed: int, first: int = 0) -> Iterator[tuple[int, Attack]]:
@@ -110,15 +110,15 @@ def attacks(seed: int, first: int = 0) -> Iterator[tuple[int, Attack]]:
 
 def _changed(dice: Random, files: dict[str, bytes]) -> tuple[dict[str, bytes], str, list[str]]:
     """The files after one to three changes, what was done to them, and the kinds of these changes."""
-    made, kinds = [], []
+    changes, kinds = [], []
     for _ in range(dice.choice((1, 1, 1, 2, 3))):
         change = dice.choice(_CHANGES)
         try:
-            made.append(change(dice, files))
+            changes.append(change(dice, files))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError):
             continue  # an earlier change left nothing to change
         kinds.append(change.__name__.strip("_").replace("_", " "))
-    return files, ", ".join(made) or "nothing", kinds
+    return files, ", ".join(changes) or "nothing", kinds
 
 
 def _write(files: dict[str, bytes], name: str, value: Any) -> None:
@@ -288,7 +288,7 @@ def _value(dice: Random, files: dict[str, bytes]) -> str:
             deep = [deep]
         holder[key] = deep
     elif change < 0.4:
-        holder[key] = copy.deepcopy(dice.choice([one[at] for one, at in places[:200]]))
+        holder[key] = copy.deepcopy(dice.choice([other[at] for other, at in places[:200]]))
     else:
         holder[key] = dice.choice(_ODD)
     _write(files, name, whole)
@@ -462,7 +462,7 @@ def main() -> int:
         "--seconds", type=float, default=10, help="a run hangs if it takes longer; more on a busy machine"
     )
     chosen = parser.parse_args()
-    told = _Told()
+    tally = _Tally()
     lock = Lock()
     numbers = iter(range(chosen.first, chosen.first + chosen.mutants))
     began = time.monotonic()
@@ -477,16 +477,16 @@ def main() -> int:
                 attack = attack_of(chosen.seed, number)
                 trial = room.attempt(attack)
                 with lock:
-                    told.add(number, attack, trial)
+                    tally.add(number, attack, trial)
 
     with tempfile.TemporaryDirectory(prefix="torture.") as aside, ThreadPoolExecutor(chosen.jobs) as pool:
-        for one in [pool.submit(work, Path(aside) / str(job)) for job in range(chosen.jobs)]:
-            one.result()
-    told.say(chosen.seed, time.monotonic() - began)
-    return int(bool(told.failed))
+        for future in [pool.submit(work, Path(aside) / str(job)) for job in range(chosen.jobs)]:
+            future.result()
+    tally.say(chosen.seed, time.monotonic() - began)
+    return int(bool(tally.failed))
 
 
-class _Told:
+class _Tally:
     """What came of the attacks so far, counted."""
 
     def __init__(self) -> None:
@@ -509,8 +509,8 @@ class _Told:
             failures = [Failure("slow", attack.command, f"{trial.outcome.cpu:.0f} s of the processor")]
         for failure in failures:
             self.failed[str(failure)] += 1
-            said = failure.said.strip().splitlines()
-            words = f"{attack.command} {attack.made[:150]}: {failure} {said[-1][:200] if said else ''}"
+            lines = failure.said.strip().splitlines()
+            words = f"{attack.command} {attack.made[:150]}: {failure} {lines[-1][:200] if lines else ''}"
             print(f"{number}: {words}", flush=True)
 
     def say(self, seed: int, seconds: float) -> None:

@@ -208,7 +208,7 @@ def parquet_log(table: pa.Table, path: Path, rng: random.Random) -> bool:
         except (pa.ArrowException, NotImplementedError, RuntimeError):
             return False
     groups = _groups(len(table), rng)
-    for attempt in (options, {name: one for name, one in options.items() if name != "bloom_filter_options"}):
+    for attempt in (options, {name: value for name, value in options.items() if name != "bloom_filter_options"}):
         try:
             with pq.ParquetWriter(path, table.schema, **attempt) as writer:
                 at = 0
@@ -245,13 +245,13 @@ def _moved(group: Typed, by: int) -> Typed:
     """A row group whose bytes are further back in the file; without its index."""
     chunks = []
     for chunk in group[1][1][1]:
-        about = {number: one for number, one in chunk[3][1].items() if number not in (14, 15)}
+        about = {number: value for number, value in chunk[3][1].items() if number not in (14, 15)}
         about |= {number: (6, about[number][1] + by) for number in (9, 10, 11) if number in about}
-        kept = {number: one for number, one in chunk.items() if number not in (4, 5, 6, 7)}
-        chunks.append({**kept, 2: (6, chunk[2][1] + by if chunk[2][1] else 0), 3: (12, about)})
-    kept = {number: one for number, one in group.items() if number != 7}
+        rest = {number: value for number, value in chunk.items() if number not in (4, 5, 6, 7)}
+        chunks.append({**rest, 2: (6, chunk[2][1] + by if chunk[2][1] else 0), 3: (12, about)})
+    rest = {number: value for number, value in group.items() if number != 7}
     moved = {5: (6, group[5][1] + by)} if 5 in group else {}
-    return {**kept, 1: (9, (12, chunks)), **moved}
+    return {**rest, 1: (9, (12, chunks)), **moved}
 
 
 def _leaves(table: pa.Table) -> list[str]:

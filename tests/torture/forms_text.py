@@ -78,17 +78,17 @@ class _Spelling:
             return value.text
         if isinstance(value, Pairs | dict):
             pairs = value if isinstance(value, Pairs) else value.items()
-            parts = [f"{self.string(key)}{self.colon}{self.text(one, depth + 1)}" for key, one in pairs]
+            parts = [f"{self.string(key)}{self.colon}{self.text(item, depth + 1)}" for key, item in pairs]
             return self.enclosed("{}", parts, depth)
         if isinstance(value, list):
-            return self.enclosed("[]", [self.text(one, depth + 1) for one in value], depth)
+            return self.enclosed("[]", [self.text(item, depth + 1) for item in value], depth)
         if isinstance(value, str):
             return self.string(value)
         if isinstance(value, float) and value == value and abs(value) != float("inf"):
             return self.number(value)
         if isinstance(value, int) and not isinstance(value, bool) and self.whole and self.rng.random() < 0.1:
             return f"{value}.0"
-        return json.dumps(value)
+        return json.dumps(value, default=str)  # a table may hold times
 
     def enclosed(self, brackets: str, parts: Sequence[str], depth: int) -> str:
         """The entries of a container."""
@@ -135,7 +135,7 @@ def odd_row(row: Any, rng: random.Random, depth: int = 0) -> Any:
     """A row with keys and values that no repair is about: repeated keys, odd numbers, odd texts, another order."""
     if isinstance(row, list):
         some = rng.randrange(len(row)) if row and not isinstance(row[0], int | float) else -1
-        return [odd_row(one, rng, depth + 1) if number == some else one for number, one in enumerate(row)]
+        return [odd_row(item, rng, depth + 1) if number == some else item for number, item in enumerate(row)]
     if not isinstance(row, dict):
         return row
     pairs = Pairs(row.items())
@@ -215,6 +215,6 @@ def packed(data: bytes, suffix: str, rng: random.Random) -> tuple[bytes, str]:
         return pa.compress(data, codec="zstd", asbytes=True), f"{suffix}.zst"
     if how == "frames":
         return b"".join(
-            pa.compress(one, codec="zstd", asbytes=True) for one in (data[:half], data[half:])
+            pa.compress(part, codec="zstd", asbytes=True) for part in (data[:half], data[half:])
         ), f"{suffix}.zst"
     return data, suffix

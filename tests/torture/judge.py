@@ -91,8 +91,8 @@ def _ended(attack: Attack, outcome: Outcome, errors: str, memory: int) -> Iterat
         yield Failure("memory", f"{attack.command} {_last_words(attack.made)}", f"{outcome.peak >> 20} MB")
 
 
-def _last_words(made: str) -> str:
-    return re.sub("[0-9]+", "N", made)[:60]
+def _last_words(change: str) -> str:
+    return re.sub("[0-9]+", "N", change)[:60]
 
 
 def _innermost(errors: str) -> str:
@@ -112,8 +112,8 @@ def _first_of_ours(errors: str) -> str:
 
 
 def _ours(text: str) -> list[str]:
-    found = [(Path(path), name) for path, name in _FRAME.findall(text)]
-    package = [(path, name) for path, name in found if "tito_audit" in path.parts]
+    frames = [(Path(path), name) for path, name in _FRAME.findall(text)]
+    package = [(path, name) for path, name in frames if "tito_audit" in path.parts]
     return [f"{'/'.join(path.parts[path.parts.index('tito_audit') + 1 :])}:{name}" for path, name in package]
 
 
@@ -128,14 +128,14 @@ def _exit(attack: Attack, outcome: Outcome, errors: str) -> Iterator[Failure]:
 
 
 def _input(attack: Attack, folder: Path) -> Iterator[Failure]:
-    given = folder / "in"
+    folder_in = folder / "in"
     for name, data in attack.files.items():
-        path = given / name
+        path = folder_in / name
         if not path.is_file() or path.stat().st_size != len(data) or path.read_bytes() != data:
             yield Failure("input changed", attack.command, name)
-    known = {given / name for name in attack.files}
-    for path in given.rglob("*"):
-        if path not in known and not path.is_dir():
+    inputs = {folder_in / name for name in attack.files}
+    for path in folder_in.rglob("*"):
+        if path not in inputs and not path.is_dir():
             yield Failure("left over", f"{attack.command} beside the input", str(path.relative_to(folder)))
 
 
@@ -176,9 +176,9 @@ def _report_of(attack: Attack) -> str:
 
 
 def _printed(attack: Attack, outcome: Outcome, errors: str) -> Iterator[Failure]:
-    found = _CONTROL.search(errors)
-    if found:
-        around = errors[max(0, found.start() - 60) : found.end() + 20]
+    control = _CONTROL.search(errors)
+    if control:
+        around = errors[max(0, control.start() - 60) : control.end() + 20]
         yield Failure("control character", f"{attack.command} stderr", repr(around))
     kind = _report_of(attack)
     try:
@@ -186,14 +186,14 @@ def _printed(attack: Attack, outcome: Outcome, errors: str) -> Iterator[Failure]
     except UnicodeDecodeError as error:
         yield Failure("report", f"{attack.command} {kind} no UTF-8", str(error))
         return
-    found = _CONTROL.search(printed) if kind in _PLAIN else None
-    if found:
-        around = printed[max(0, found.start() - 60) : found.end() + 20]
+    control = _CONTROL.search(printed) if kind in _PLAIN else None
+    if control:
+        around = printed[max(0, control.start() - 60) : control.end() + 20]
         yield Failure("control character", f"{attack.command} stdout {kind}", repr(around))
     if outcome.code in (0, 1):
-        said = invalid(kind, printed, attack)
-        if said:
-            yield Failure("report", f"{attack.command} {kind} {said.splitlines()[0][:60]}", said[:500])
+        fault = invalid(kind, printed, attack)
+        if fault:
+            yield Failure("report", f"{attack.command} {kind} {fault.splitlines()[0][:60]}", fault[:500])
 
 
 def invalid(kind: str, printed: str, attack: Attack) -> str:
@@ -260,9 +260,9 @@ def _written(attack: Attack, outcome: Outcome, folder: Path) -> Iterator[Failure
 
 def _proven(original: Path, repaired: Path, report: Path) -> Iterator[Failure]:
     """What the proof says of a repair."""
-    said = proven(original, repaired, report)
-    if "failed" in said:
-        yield Failure("proof failed", said["failed"], said["why"])
-    for one in said.get("lost", [])[:3]:
-        words = re.sub(r"'[^']*'|\"[^\"]*\"|[0-9]+|/\S+", "N", one)
-        yield Failure("changed", words[:90], one)
+    answer = proven(original, repaired, report)
+    if "failed" in answer:
+        yield Failure("proof failed", answer["failed"], answer["why"])
+    for loss in answer.get("lost", [])[:3]:
+        words = re.sub(r"'[^']*'|\"[^\"]*\"|[0-9]+|/\S+", "N", loss)
+        yield Failure("changed", words[:90], loss)

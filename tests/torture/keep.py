@@ -48,6 +48,6 @@ def kept(folder: Path = CASES) -> Iterator[tuple[str, Attack]]:
     """The kept cases by name."""
     for path in sorted(folder.glob("*/case.json")):
         about = json.loads(path.read_text(encoding="utf-8"))
-        files = {name: (path.parent / held).read_bytes() for name, held in about["files"].items()}
-        words, made = tuple(about["words"]), about["made"]
-        yield path.parent.name, Attack(words, files, made, stdin=about["stdin"], seconds=about["seconds"])
+        files = {name: (path.parent / stored).read_bytes() for name, stored in about["files"].items()}
+        words, change = tuple(about["words"]), about["made"]
+        yield path.parent.name, Attack(words, files, change, stdin=about["stdin"], seconds=about["seconds"])

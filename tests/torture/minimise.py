@@ -53,7 +53,7 @@ def minimised(attack: Attack, fails: Fails, *, seconds: float = 60.0) -> Attack:
 def _fewer_files(attack: Attack, accepted: Fails) -> None:
     for name in list(attack.files):
         if len(attack.files) > 1 and not any(name in word for word in attack.words):
-            tried = attack.with_files({one: data for one, data in attack.files.items() if one != name})
+            tried = attack.with_files({other: data for other, data in attack.files.items() if other != name})
             attack = tried if accepted(tried) else attack
 
 

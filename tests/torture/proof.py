@@ -26,16 +26,16 @@ def lost(original: Path, repaired: Path, report: dict[str, Any]) -> list[str]:
     if named is None:
         return [f"the report does not name {original} as repaired"]
     before, after = original.read_bytes(), repaired.read_bytes()
-    found = list(_counted(named, report))
+    losses = list(_counted(named, report))
     if not named.rows and before != after and original.suffix == repaired.suffix:
-        found.append("the report names no changed row, and the file has other bytes")
+        losses.append("the report names no changed row, and the file has other bytes")
     if before[:4] == _PARQUET:
-        return [*found, *lost_in_parquet(original, repaired, named)]
+        return [*losses, *lost_in_parquet(original, repaired, named)]
     if before[:6] == _ARROW or before[:4] == _STREAM:
-        return [*found, *lost_in_arrow(before, after, named)]
+        return [*losses, *lost_in_arrow(before, after, named)]
     if before[:4] == _ZIP:  # a Torch file, whose pickles only the tool's own reader opens without running them
-        return found
-    return [*found, *lost_in_text(before, after, named, same_packing=original.suffix == repaired.suffix)]
+        return losses
+    return [*losses, *lost_in_text(before, after, named, same_packing=original.suffix == repaired.suffix)]
 
 
 def _counted(named: Named, report: dict[str, Any]) -> list[str]:

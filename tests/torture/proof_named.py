@@ -18,11 +18,11 @@ class Change:
 
     def allows(self, place: str) -> bool:
         """Whether this place, or one that it is in, may have another value."""
-        return any(place == one or place.startswith((f"{one}.", f"{one}[")) for one in self.places)
+        return any(place == changed or place.startswith((f"{changed}.", f"{changed}[")) for changed in self.places)
 
     def below(self, place: str) -> bool:
         """Whether something in this place, or all of it, may change."""
-        return any(one == place or one.startswith((f"{place}.", f"{place}[")) for one in self.places)
+        return any(changed == place or changed.startswith((f"{place}.", f"{place}[")) for changed in self.places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +58,18 @@ class Named:
 def names_of(original: Path, repaired: Path, report: dict[str, Any]) -> Named | None:
     """What the report names of the log `original`; None if it does not say that the log was written."""
     logs = [
-        one["log"]
-        for one in report["files"]
-        if Path(one["written"]).absolute() == repaired.absolute() or one["log"] == str(original)
+        file["log"]
+        for file in report["files"]
+        if Path(file["written"]).absolute() == repaired.absolute() or file["log"] == str(original)
     ]
     if not logs and len(report["files"]) == 1:
         logs = [report["files"][0]["log"]]
     if not logs:
         return None
     rows: dict[int, Change] = {}
-    for one in report["changed"]:
-        if one["file"] == logs[0]:
-            change = Change(frozenset(one["columns"]), one["into"])
-            rows |= {row: change for start, stop in one["rows"] for row in range(start, stop)}
+    for entry in report["changed"]:
+        if entry["file"] == logs[0]:
+            change = Change(frozenset(entry["columns"]), entry["into"])
+            rows |= {row: change for start, stop in entry["rows"] for row in range(start, stop)}
     notices = [*report["before"].get("notices", ()), *report["after"].get("notices", ())]
     return Named(rows, "\n".join([*notices, *(str(note["text"]) for note in report["notes"])]))

@@ -37,13 +37,13 @@ def lost_in_parquet(original: Path, repaired: Path, named: Named) -> list[str]:
     """What a Parquet file lost."""
     if original.read_bytes() == repaired.read_bytes():
         return []
-    found = list(_form(original.read_bytes(), repaired.read_bytes(), named))
+    losses = list(_form(original.read_bytes(), repaired.read_bytes(), named))
     old, new = pq.ParquetFile(original), pq.ParquetFile(repaired)
-    found += _schema(old.schema_arrow, new.schema_arrow, named)
-    if found and old.schema_arrow.names != [
-        one for one in new.schema_arrow.names if one in old.schema_arrow.names
+    losses += _schema(old.schema_arrow, new.schema_arrow, named)
+    if losses and old.schema_arrow.names != [
+        name for name in new.schema_arrow.names if name in old.schema_arrow.names
     ]:
-        return found
+        return losses
     first, place = 0, 0
     for number in range(old.num_row_groups):
         size = old.metadata.row_group(number).num_rows
@@ -51,13 +51,13 @@ def lost_in_parquet(original: Path, repaired: Path, named: Named) -> list[str]:
         if sum(into) or not size:
             table = old.read_row_group(number)
             if place >= new.num_row_groups or new.metadata.row_group(place).num_rows != sum(into):
-                return [*found, f"row group {number}: its {sum(into)} rows are not one row group"]
-            found += _values(table, new.read_row_group(place), first, into, named)
+                return [*losses, f"row group {number}: its {sum(into)} rows are not one row group"]
+            losses += _values(table, new.read_row_group(place), first, into, named)
             place += 1
         first += size
     if place != new.num_row_groups:
-        found.append(f"row groups: {place} became {new.num_row_groups}")
-    return found
+        losses.append(f"row groups: {place} became {new.num_row_groups}")
+    return losses
 
 
 def _footer(data: bytes) -> Struct:
@@ -70,9 +70,11 @@ def _form(before: bytes, after: bytes, named: Named) -> Iterator[str]:
     if old[1] != new[1]:
         yield f"format version: {old[1]} became {new[1]}"
     added = int(
-        bool(named.rows) and _OURS.encode() not in [one[4] for one in old[2]] and new[2][-1][4] == _OURS.encode()
+        bool(named.rows)
+        and _OURS.encode() not in [field[4] for field in old[2]]
+        and new[2][-1][4] == _OURS.encode()
     )
-    elements = [dict(one) for one in new[2]]
+    elements = [dict(field) for field in new[2]]
     elements[0][5] = elements[0].get(5, 0) - added
     if added:
         elements.pop()
@@ -83,11 +85,11 @@ def _form(before: bytes, after: bytes, named: Named) -> Iterator[str]:
                 6: was.get(6),
             }  # the older of two types is written to agree with the newer, which readers follow
             was = {**was, 6: was.get(6)}
-        if was != now and not _told(named, "type and name"):
+        if was != now and not _noticed(named, "type and name"):
             yield f"schema: {was} became {now}"
     if len(old[2]) != len(elements):
         yield f"schema: {len(old[2])} elements became {len(elements)}"
-    keys = [{one[1]: one.get(2) for one in footer.get(5, ())} for footer in (old, new)]
+    keys = [{pair[1]: pair.get(2) for pair in footer.get(5, ())} for footer in (old, new)]
     for key, value in keys[0].items():
         if key == b"ARROW:schema":
             if key not in keys[1]:
@@ -98,12 +100,12 @@ def _form(before: bytes, after: bytes, named: Named) -> Iterator[str]:
         yield f"metadata: {key!r} was not there"
     first = place = 0
     for number, group in enumerate(old[4]):
-        kept = sum(_into(first, group[3], named)) or not group[3]
-        if kept and place < len(new[4]):
+        rows = sum(_into(first, group[3], named)) or not group[3]
+        if rows and place < len(new[4]):
             yield from (
-                f"row group {number}: {said}" for said in _group(group, new[4][place], before, after, named)
+                f"row group {number}: {loss}" for loss in _group(group, new[4][place], before, after, named)
             )
-        place += bool(kept)
+        place += bool(rows)
         first += group[3]
 
 
@@ -127,24 +129,24 @@ def _group(old: Struct, new: Struct, before: bytes, after: bytes, named: Named) 
             ("metadata of the column chunk", about.get(8), other[3].get(8)),
         )
         for what, was, now in pairs:
-            if was != now and not _told(named, what):
+            if was != now and not _noticed(named, what):
                 yield f"{name}: {what}: {was} became {now}"
         if not about[5]:
             continue
         was, now = _pages(before, chunk), _pages(after, other)
         for what in was:
-            if was[what] != now[what] and not _told(named, what):
+            if was[what] != now[what] and not _noticed(named, what):
                 yield f"{name}: {what}: {was[what]} became {now[what]}"
 
 
-def _told(named: Named, what: str) -> bool:
+def _noticed(named: Named, what: str) -> bool:
     return what in named.notices
 
 
 def _pages(data: bytes, chunk: Struct) -> dict[str, Any]:
     """How the pages of a column chunk are written."""
     about = chunk[3]
-    at = min(about[one] for one in (9, 11) if about.get(one))
+    at = min(about[field] for field in (9, 11) if about.get(field))
     end, versions, checked, encodings, read = at + about[7], set(), set(), set(), 0
     while at < end and read < about[5]:
         head, at = read_struct(data, at)
@@ -175,29 +177,29 @@ def lost_in_arrow(before: bytes, after: bytes, named: Named) -> list[str]:
         return []
     if (before[:6] == b"ARROW1") != (after[:6] == b"ARROW1"):
         return ["an Arrow file became a stream, or the other way round"]
-    found = []
+    losses = []
     was, form = _messages(before), _messages(after)
     if was is not None and form != set() and was != form:
-        found.append(f"form of the record batches: {was} became {form}")
+        losses.append(f"form of the record batches: {was} became {form}")
     (schema, batches, more), (other, others, now) = _batches(before), _batches(after)
-    found += _schema(schema, other, named)
+    losses += _schema(schema, other, named)
     if more != now:
-        found.append(f"metadata of the file: {more} became {now}")
+        losses.append(f"metadata of the file: {more} became {now}")
     first = place = 0
     for number, (batch, metadata) in enumerate(batches):
         into = _into(first, batch.num_rows, named)
         if sum(into) or not batch.num_rows:
             if place >= len(others) or others[place][0].num_rows != sum(into):
-                return [*found, f"record batch {number}: its {sum(into)} rows are not one batch"]
+                return [*losses, f"record batch {number}: its {sum(into)} rows are not one batch"]
             if others[place][1] != metadata:
-                found.append(f"record batch {number}: metadata {metadata} became {others[place][1]}")
-            tables = (pa.Table.from_batches([one]) for one in (batch, others[place][0]))
-            found += _values(*tables, first, into, named)
+                losses.append(f"record batch {number}: metadata {metadata} became {others[place][1]}")
+            tables = (pa.Table.from_batches([each]) for each in (batch, others[place][0]))
+            losses += _values(*tables, first, into, named)
             place += 1
         first += batch.num_rows
     if place != len(others):
-        found.append(f"record batches: {place} became {len(others)}")
-    return found
+        losses.append(f"record batches: {place} became {len(others)}")
+    return losses
 
 
 def _batches(data: bytes) -> tuple[Any, list[Any], Any]:
@@ -220,16 +222,16 @@ def _batches(data: bytes) -> tuple[Any, list[Any], Any]:
 def _messages(data: bytes) -> set[tuple[int, str]] | None:
     """The metadata version and codec of the record batches; None for a damaged file that only its footer opens."""
     start = 8 if data[:6] == b"ARROW1" else 0
-    found = set()
+    forms = set()
     try:
         for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(data[start:])):
             if message.type == "record batch":
-                found.add((int(message.metadata_version), _codec(bytes(message.metadata))))
+                forms.add((int(message.metadata_version), _codec(bytes(message.metadata))))
     except (OSError, pa.ArrowException):
         if start:
             return None
         raise
-    return found
+    return forms
 
 
 def _codec(data: bytes) -> str:
@@ -284,8 +286,8 @@ def _values(old: Any, new: Any, first: int, into: Sequence[int], named: Named) -
             change = named.of(first + number)
             value = plain(was[number])
             for copy in range(at, at + count):
-                for said in differences(value, plain(now[copy]), name, change):
-                    yield f"row {first + number}: {said}"
+                for loss in differences(value, plain(now[copy]), name, change):
+                    yield f"row {first + number}: {loss}"
             at += count
     if _OURS in new.schema.names and _OURS not in old.schema.names:
         yield from _unnamed(new.column(_OURS), first, into, named)

@@ -38,19 +38,19 @@ class Cut:
 
 def lost_in_text(before: bytes, after: bytes, named: Named, *, same_packing: bool = True) -> list[str]:
     """What a JSON log lost, compressed or not."""
-    found = []
+    losses = []
     if same_packing and _packing(before) != _packing(after):
-        found.append(f"compression: {_packing(before)} became {_packing(after)}")
+        losses.append(f"compression: {_packing(before)} became {_packing(after)}")
     if same_packing and before != after:
-        found += _lost_members(before, after, named)
+        losses += _lost_members(before, after, named)
     before, after = unpacked(before), unpacked(after)
     if before == after:
-        return found
+        return losses
     if before.startswith(_BOM) and not after.startswith(_BOM):
-        found.append("the byte-order mark is gone")
+        losses.append("the byte-order mark is gone")
     kind = kind_of(before)
     old, new = cut(before, kind), cut(after, kind)
-    return found + list(_compared(old, new, named, kind))
+    return losses + list(_compared(old, new, named, kind))
 
 
 def unpacked(data: bytes) -> bytes:
@@ -79,13 +79,13 @@ def _lost_members(before: bytes, after: bytes, named: Named) -> list[str]:
 
 def members(data: bytes) -> int:
     """How many members a gzip file has."""
-    found = 0
+    count = 0
     while data[:2] == b"\x1f\x8b":
-        found += 1
-        one = zlib.decompressobj(31)
-        one.decompress(data)
-        data = one.unused_data.lstrip(b"\0")
-    return found
+        count += 1
+        member = zlib.decompressobj(31)
+        member.decompress(data)
+        data = member.unused_data.lstrip(b"\0")
+    return count
 
 
 # Rows
@@ -112,64 +112,64 @@ def cut(data: bytes, kind: str) -> Cut:
     start = data[: len(data) - len(body)]
     if kind != "lines":
         return _cut_nested(body, array=kind == "array", start=start)
-    rows, held = Cut(), start
+    rows, lead = Cut(), start
     for number, line in enumerate(body.split(b"\n")):
         end = b"\n" if number < body.count(b"\n") else b""
         text = line.strip()
         if text:
             at = line.index(text)
-            rows.leads.append(held + line[:at])
+            rows.leads.append(lead + line[:at])
             rows.texts.append(text)
             rows.numbers.append(number)
-            held = line[at + len(text) :] + end
+            lead = line[at + len(text) :] + end
         else:
-            held += line + end
-    rows.tail = held
+            lead += line + end
+    rows.tail = lead
     return rows
 
 
 def _cut_nested(data: bytes, *, array: bool, start: bytes = b"") -> Cut:
-    rows, depth, held, began, at = Cut(), 0, start, 0, 0
+    rows, depth, lead, began, at = Cut(), 0, start, 0, 0
     done = False
 
     def put(end: int) -> None:
-        nonlocal held, began
+        nonlocal lead, began
         piece = data[began:end]
         text = piece.strip()
         if text:
             place = piece.index(text)
-            rows.leads.append(held + piece[:place])
+            rows.leads.append(lead + piece[:place])
             rows.texts.append(text)
             rows.numbers.append(len(rows.texts) - 1)
-            held = piece[place + len(text) :]
+            lead = piece[place + len(text) :]
         else:
-            held += piece
+            lead += piece
         began = end
 
-    for found in _TOKEN.finditer(data):
-        token, at = found[0], found.end()
+    for match in _TOKEN.finditer(data):
+        token, at = match[0], match.end()
         if done or token[:1] == b'"':
             continue
         if token in b"[{":
             depth += 1
             if array and depth == 1:
-                held += data[began:at]
+                lead += data[began:at]
                 began = at
         elif token == b",":
             if array and depth == 1:
-                put(found.start())
-                held += data[began:at]
+                put(match.start())
+                lead += data[began:at]
                 began = at
         else:
             depth = max(depth - 1, 0)
             if depth == 0 and array:
-                put(found.start())
-                held += data[began:at]
+                put(match.start())
+                lead += data[began:at]
                 began, done = at, True
             elif depth == 0:
                 put(at)
     put(len(data))
-    rows.tail = held
+    rows.tail = lead
     return rows
 
 
@@ -193,7 +193,7 @@ def _compared(old: Cut, new: Cut, named: Named, kind: str) -> Iterator[str]:
                 if new.texts[place] != text:
                     yield f"row {number}: no repair names it, and it became {_around(text, new.texts[place])}"
             else:
-                yield from (f"row {number}: {said}" for said in _in_row(text, new.texts[place], change, named))
+                yield from (f"row {number}: {loss}" for loss in _in_row(text, new.texts[place], change, named))
         at += into
         clean = True
     if at != len(new.texts):
@@ -285,17 +285,17 @@ class _Values:
 
         olds = [name(key) for _, key, _, _ in old.members]
         news = [name(key) for _, key, _, _ in new.members]
-        gone = [one for one in dict.fromkeys(olds) if one not in news]
-        for one in gone:
-            if one not in self.change.places:
-                yield f"{one}: the key is gone"
-            elif olds.count(one) > 1:
-                yield f"{one}: all {olds.count(one)} values of the repeated key are gone"
-        for one in dict.fromkeys(news):
-            if one not in olds and one not in self.change.places:
-                yield f"{one}: a key that no repair names"
-        left = [member for member, one in zip(old.members, olds, strict=True) if one not in gone]
-        same = [member for member, one in zip(new.members, news, strict=True) if one in olds]
+        gone = [key for key in dict.fromkeys(olds) if key not in news]
+        for key in gone:
+            if key not in self.change.places:
+                yield f"{key}: the key is gone"
+            elif olds.count(key) > 1:
+                yield f"{key}: all {olds.count(key)} values of the repeated key are gone"
+        for key in dict.fromkeys(news):
+            if key not in olds and key not in self.change.places:
+                yield f"{key}: a key that no repair names"
+        left = [member for member, key in zip(old.members, olds, strict=True) if key not in gone]
+        same = [member for member, key in zip(new.members, news, strict=True) if key in olds]
         if [key for _, key, _, _ in left] != [key for _, key, _, _ in same]:
             was, now = ([key for _, key, _, _ in members] for members in (left, same))
             yield f"{place or 'row'}: keys {was} became {now}"
@@ -356,10 +356,10 @@ def _reads(data: bytes) -> bool:
 def _is_whole(data: bytes) -> bool:
     """Whether the first bracket is closed at the end."""
     depth = 0
-    for found in _TOKEN.finditer(data):
-        depth += (found[0] in (b"[", b"{")) - (found[0] in (b"]", b"}"))
-        if depth == 0 and found[0] != b",":
-            return not data[found.end() :].strip()
+    for match in _TOKEN.finditer(data):
+        depth += (match[0] in (b"[", b"{")) - (match[0] in (b"]", b"}"))
+        if depth == 0 and match[0] != b",":
+            return not data[match.end() :].strip()
     return False
 
 
@@ -387,15 +387,15 @@ def _node(text: str, at: int) -> Node:
     at = _space(text, at)
     sign = text[at]
     if sign == '"':
-        found = _STRING.match(text, at)
-        if found is None:
+        match = _STRING.match(text, at)
+        if match is None:
             raise ValueError("a string without an end")
-        return Node("scalar", at, found.end())
+        return Node("scalar", at, match.end())
     if sign not in "[{":
-        found = _SCALAR.match(text, at)
-        if found is None:
+        match = _SCALAR.match(text, at)
+        if match is None:
             raise ValueError(f"no value at {at}")
-        return Node("scalar", at, found.end())
+        return Node("scalar", at, match.end())
     node = Node("object" if sign == "{" else "list", at, at)
     place = at + 1
     while True:
@@ -408,16 +408,16 @@ def _node(text: str, at: int) -> Node:
             place = _space(text, place + 1)
         gap, key, colon = text[start:place], "", ""
         if sign == "{":
-            found = _STRING.match(text, place)
-            if found is None:
+            match = _STRING.match(text, place)
+            if match is None:
                 raise ValueError("an object without a key")
-            key, place = found[0], _space(text, _space(text, found.end()) + 1)
-            colon = text[found.end() : place]
+            key, place = match[0], _space(text, _space(text, match.end()) + 1)
+            colon = text[match.end() : place]
         value = _node(text, place)
         node.members.append((gap, key, colon, value))
         place = value.end
 
 
 def _space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
+    match = _SPACE.match(text, at)
+    return match.end() if match else at

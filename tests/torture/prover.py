@@ -41,8 +41,8 @@ def proven(original: Path, repaired: Path, report: Path) -> dict[str, Any]:
     answer = prover.stdout.readline()
     if not answer:
         return {"failed": f"the prover ended with {prover.wait()}", "why": ""}
-    said: dict[str, Any] = json.loads(answer)
-    return said
+    losses: dict[str, Any] = json.loads(answer)
+    return losses
 
 
 def _answer(order: str) -> dict[str, Any]:

@@ -33,24 +33,24 @@ REPAIRS = ("splice", "mask", "fork", "realign", "normalize", "canonical", "drop"
 @cache
 def logs() -> dict[str, list[Any]]:
     """The rows of every fixture, and rows with every fault of the benchmarks' catalogue planted."""
-    found = {}
+    rows = {}
     for path in sorted([*(ROOT / "fixtures" / "formats").iterdir(), *(ROOT / "fixtures" / "tutorials").iterdir()]):
         if path.suffix == ".parquet":
-            found[path.name] = pq.ParquetFile(path).read().to_pylist()
+            rows[path.name] = pq.ParquetFile(path).read().to_pylist()
         elif path.suffix in (".jsonl", ".json"):
-            found[path.name] = list(_values(path.read_text(encoding="utf-8")))
+            rows[path.name] = list(_values(path.read_text(encoding="utf-8")))
     for calls in (False, True):
         planted = rows_of(str(TOKENIZER), 1, 64, 100, 0.9, calls=calls)
-        found["planted calls" if calls else "planted rows"] = [_plain(row) for row, _ in planted]
-    return found
+        rows["planted calls" if calls else "planted rows"] = [_plain(row) for row, _ in planted]
+    return rows
 
 
 def _plain(value: Any) -> Any:
     """A value with lists in place of arrays."""
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -110,10 +110,10 @@ def attempt(seed: int, number: int, folder: Path) -> tuple[str, list[str]]:
     """What came of a mutant: a word for the count, and what is wrong."""
     logs_in, out = folder / "logs", folder / "out"
     logs_in.mkdir()
-    made = mutant(seed, number, logs_in)
-    if made is None:
+    drawn = mutant(seed, number, logs_in)
+    if drawn is None:
         return "no such form", []
-    log, flags = made
+    log, flags = drawn
     rng = random.Random(f"more {seed}:{number}")
     how = rng.choice(("file", "file", "file", "file", "folder", "resumed"))
     target = out if how == "folder" else folder / f"out{''.join(log.suffixes)}"
@@ -134,7 +134,7 @@ def attempt(seed: int, number: int, folder: Path) -> tuple[str, list[str]]:
         "--quiet",
     )
     try:
-        code, said, errors = run(*command, *flags)
+        code, printed, errors = run(*command, *flags)
     except Exception as error:
         return "traceback", [f"{type(error).__name__}: {error}"]
     if any(path.read_bytes() != data for path, data in files.items()):
@@ -142,16 +142,14 @@ def attempt(seed: int, number: int, folder: Path) -> tuple[str, list[str]]:
     if code == 2:
         word = "refused: " + (errors.splitlines()[0].split(": ", 2)[-1][:60] if errors else "?")
         return word, ["refused, and a file is there"] if target.is_file() else []
-    report = json.loads(said)
-    found = [
-        one for one_log in report["files"] for one in lost(Path(one_log["log"]), Path(one_log["written"]), report)
-    ]
+    report = json.loads(printed)
+    losses = [loss for file in report["files"] for loss in lost(Path(file["log"]), Path(file["written"]), report)]
     if how == "resumed":
         again = json.loads(run(*command, *flags)[1])
-        found += [
+        losses += [
             f"resumed, {key} is another" for key in ("changed", "rows", "files") if again[key] != report[key]
         ]
-    return f"{how}, {'changed' if report['changed'] else 'unchanged'}", found
+    return f"{how}, {'changed' if report['changed'] else 'unchanged'}", losses
 
 
 def main() -> int:
@@ -161,16 +159,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="a folder for the logs that failed")
-    given = parser.parse_args()
+    chosen = parser.parse_args()
     counts: Counter[str] = Counter()
     failures, started = 0, time.perf_counter()
-    for number in range(given.first, given.first + given.mutants):
+    for number in range(chosen.first, chosen.first + chosen.mutants):
         with tempfile.TemporaryDirectory(prefix="proving") as place:
-            word, found = attempt(given.seed, number, Path(place))
+            word, losses = attempt(chosen.seed, number, Path(place))
             counts[word] += 1
-            if found:
+            if losses:
                 failures += 1
-                print(f"{given.seed}:{number} {word}: {len(found)}: {found[0][:400]}", flush=True)
+                print(f"{chosen.seed}:{number} {word}: {len(losses)}: {losses[0][:400]}", flush=True)
     print(f"{sum(counts.values())} mutants, {failures} failures, {time.perf_counter() - started:.0f} s")
     for word, count in counts.most_common():
         print(f"{count:7} {word}")

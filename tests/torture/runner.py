@@ -76,7 +76,7 @@ class Room:
     def attempt(self, attack: Attack) -> Trial:
         """Run an attack and judge what came of it."""
         self._furnish(attack)
-        outcome = self._alone(attack) if attack.process else self._asked(attack)
+        outcome = self._alone(attack) if attack.process else self._in_worker(attack)
         return Trial(outcome, tuple(judged(attack, outcome, self.folder, self.memory)))
 
     def words(self, attack: Attack) -> list[str]:
@@ -84,7 +84,7 @@ class Room:
         places = {IN: self.folder / "in", OUT: self.folder / "out", ROOT_WORD: ROOT}
         words = list(attack.words)
         for word, place in places.items():
-            words = [one.replace(word, str(place)) for one in words]
+            words = [part.replace(word, str(place)) for part in words]
         return words
 
     def _furnish(self, attack: Attack) -> None:
@@ -109,7 +109,7 @@ class Room:
             "HF_HUB_OFFLINE": "1",
         }
 
-    def _asked(self, attack: Attack) -> Outcome:
+    def _in_worker(self, attack: Attack) -> Outcome:
         """The run in the worker."""
         if self._worker is None or self._runs >= _RUNS:
             self.close()
@@ -127,10 +127,10 @@ class Room:
         except BrokenPipeError:
             answer = b""
         if answer:
-            said: dict[str, Any] = json.loads(answer)
-            if said["idle"] + said["peak"] > _IDLE:
+            outcome: dict[str, Any] = json.loads(answer)
+            if outcome["idle"] + outcome["peak"] > _IDLE:
                 self.close()
-            return Outcome(**self._printed(), **said, ended="exit")
+            return Outcome(**self._printed(), **outcome, ended="exit")
         ended = "hang" if answer is None else "died"
         if answer is None:
             with suppress(ProcessLookupError):
@@ -158,17 +158,17 @@ class Room:
         limit, started = 2 * self.seconds + attack.seconds, time.monotonic()
         stdin = self.folder / "in" / attack.stdin if attack.stdin else Path(os.devnull)
         with (
-            stdin.open("rb") as given,
+            stdin.open("rb") as source,
             (self.folder / "stdout").open("wb") as printed,
-            (self.folder / "stderr").open("wb") as said,
+            (self.folder / "stderr").open("wb") as errors,
         ):
             process = subprocess.Popen(
                 [sys.executable, "-m", "tito_audit", *self.words(attack)],
                 cwd=self.folder / "work",
                 env=self._environment(),
-                stdin=given,
+                stdin=source,
                 stdout=printed,
-                stderr=said,
+                stderr=errors,
                 start_new_session=True,
             )
             ended, code, peak = "exit", 0, 0
@@ -236,8 +236,8 @@ def _processor(number: int) -> tuple[bool, float]:
     except OSError:
         return False, 0.0
     running, used = fields[0] == "R", sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    for one in map(_processor, map(int, children)):
-        running, used = running or one[0], used + one[1]
+    for child in map(_processor, map(int, children)):
+        running, used = running or child[0], used + child[1]
     return running, used
 
 

@@ -48,12 +48,12 @@ class Source:
 
 def _documents(text: str) -> list[Any]:
     """Every JSON value of a text."""
-    found, at, decoder = [], 0, json.JSONDecoder()
+    values, at, decoder = [], 0, json.JSONDecoder()
     while text[at:].strip():
         at += len(text[at:]) - len(text[at:].lstrip())
         value, at = decoder.raw_decode(text, at)
-        found.append(value)
-    return found
+        values.append(value)
+    return values
 
 
 def _table_rows(data: bytes, dice: Random) -> list[Any]:
@@ -76,15 +76,15 @@ def fixtures() -> tuple[Source, ...]:
 @cache
 def real() -> tuple[Source, ...]:
     """The real rollouts beside the checkout; none where there are none."""
-    found = []
+    sources = []
     for path in sorted(SHARED.glob("rollouts/*/*.jsonl.gz")):
         lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
         short = [line for line in lines if len(line) <= _LARGEST_ROW]
         folder = SHARED / "tokenizers" / path.parent.name
         small = path.parent.name == "smollm2"
         tokenizer = str(folder) if small and folder.is_dir() else TOY
-        found.append(Source(f"real_{path.parent.name}", ".jsonl", b"".join(short), tokenizer, ours=False))
-    return tuple(found)
+        sources.append(Source(f"real_{path.parent.name}", ".jsonl", b"".join(short), tokenizer, ours=False))
+    return tuple(sources)
 
 
 def source_of(dice: Random, *, with_real: bool) -> Source:

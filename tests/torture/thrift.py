@@ -15,33 +15,33 @@ _WHOLE, _LISTS = (4, 5, 6), (9, 10)
 
 def read_struct(data: bytes, at: int) -> tuple[Struct, int]:
     """The struct at a position, and the position after it."""
-    found, at = read_typed(data, at)
-    return _plain(found, _STRUCT), at
+    fields, at = read_typed(data, at)
+    return _plain(fields, _STRUCT), at
 
 
 def read_typed(data: bytes, at: int) -> tuple[Typed, int]:
     """The struct at a position with the types of its values, and the position after it."""
-    found: Typed = {}
+    fields: Typed = {}
     number = 0
     while True:
         head = data[at]
         at += 1
         if head == 0:
-            return found, at
+            return fields, at
         step, kind = head >> 4, head & 15
         if step:
             number += step
         else:
             number, at = _zigzag(data, at)
         value, at = (kind == _TRUE, at) if kind in (_TRUE, _FALSE) else _value(data, at, kind)
-        found[number] = kind, value
+        fields[number] = kind, value
 
 
-def written(found: Typed) -> bytes:
+def written(fields: Typed) -> bytes:
     """A typed struct as bytes."""
     parts, last = [], 0
-    for number in sorted(found):
-        kind, value = found[number]
+    for number in sorted(fields):
+        kind, value = fields[number]
         step = number - last
         parts.append(bytes([(step << 4) | kind]) if 0 < step < 16 else bytes([kind]) + _varint_of(number << 1))
         if kind not in (_TRUE, _FALSE):
@@ -66,15 +66,15 @@ def _written(kind: int, value: Any) -> bytes:
             if len(values) < 15
             else bytes([0xF0 | inner]) + _varint_of(len(values))
         )
-        return size + b"".join(_written(inner, one) for one in values)
+        return size + b"".join(_written(inner, item) for item in values)
     return written(value)
 
 
 def _plain(value: Any, kind: int) -> Any:
     if kind == _STRUCT:
-        return {number: _plain(one, its) for number, (its, one) in value.items()}
+        return {number: _plain(item, its) for number, (its, item) in value.items()}
     if kind in _LISTS:
-        return [_plain(one, value[0]) for one in value[1]]
+        return [_plain(item, value[0]) for item in value[1]]
     return value
 
 

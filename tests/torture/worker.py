@@ -48,13 +48,13 @@ def main() -> None:
     answers.write("ready\n")
     answers.flush()
     with command.loading_once():
-        for order in orders:
-            asked = json.loads(order)
+        for line in orders:
+            order = json.loads(line)
             _forget()
             os.chdir(folder)
             os.environ.clear()
             os.environ.update(environment)
-            answers.write(json.dumps(_run(home, asked["words"], asked["stdin"])) + "\n")
+            answers.write(json.dumps(_run(home, order["words"], order["stdin"])) + "\n")
             answers.flush()
 
 

@@ -86,15 +86,15 @@ def _cut(dice: Random, source: Source) -> Mutant:
 
 def _spliced(dice: Random, source: Source) -> Mutant:
     other = dice.choice(fixtures())
-    mine, theirs = plain(dice, source), plain(dice, other)
-    at, there = dice.randrange(len(mine) + 1), dice.randrange(len(theirs) + 1)
-    return Mutant(f"log{source.suffix}", mine[:at] + theirs[there:], f"{source.name} that goes on as {other.name}")
+    head, tail = plain(dice, source), plain(dice, other)
+    at, there = dice.randrange(len(head) + 1), dice.randrange(len(tail) + 1)
+    return Mutant(f"log{source.suffix}", head[:at] + tail[there:], f"{source.name} that goes on as {other.name}")
 
 
 def _together(dice: Random, source: Source) -> Mutant:
     others = [dice.choice(fixtures()) for _ in range(dice.choice((1, 1, 2)))]
     data = plain(dice, source) + b"".join(plain(dice, other) for other in others)
-    return Mutant(f"log{source.suffix}", data, f"{source.name} and {', '.join(one.name for one in others)}")
+    return Mutant(f"log{source.suffix}", data, f"{source.name} and {', '.join(other.name for other in others)}")
 
 
 def _renamed(dice: Random, source: Source) -> Mutant:

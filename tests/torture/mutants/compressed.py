@@ -94,9 +94,9 @@ def _other(dice: Random, source: Source) -> Mutant:
     zipped = io.BytesIO()
     with zipfile.ZipFile(zipped, "w") as archive:
         archive.writestr(zipfile.ZipInfo("log.jsonl"), data)
-    made = dice.choice((bz2.compress(data), zipped.getvalue(), packed(data, ".gz"), packed(data, ".zst"), data))
+    content = dice.choice((bz2.compress(data), zipped.getvalue(), packed(data, ".gz"), packed(data, ".zst"), data))
     suffix = dice.choice((".gz", ".zst", "", ".bz2", ".zip", ".xz"))
-    return Mutant(f"log{name}{suffix}", made, f"{source.name}, packed in another way")
+    return Mutant(f"log{name}{suffix}", content, f"{source.name}, packed in another way")
 
 
 MUTATORS = {_whole: 3, _damaged: 4, _cut: 2, _members: 2, _trailing: 2, _twice: 1, _other: 2}

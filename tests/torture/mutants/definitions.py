@@ -39,9 +39,9 @@ def tokenizer_files(dice: Random) -> tuple[dict[str, bytes], str]:
     names = []
     for _ in range(dice.choice((1, 1, 2))):
         change = dice.choices(list(CHANGES), list(CHANGES.values()))[0]
-        found = places(value)
+        spots = places(value)
         try:
-            change(dice, value, dice.choice(found[:40] if dice.random() < 0.7 else found))
+            change(dice, value, dice.choice(spots[:40] if dice.random() < 0.7 else spots))
         except (IndexError, KeyError, TypeError, ValueError, OverflowError):
             continue
         names.append(change.__name__.strip("_"))

@@ -14,7 +14,7 @@ __all__ = ["MUTATORS"]
 
 
 def _small(dice: Random) -> Source:
-    return dice.choice([one for one in fixtures() if len(one.data) < 20_000 and one.suffix == ".jsonl"])
+    return dice.choice([log for log in fixtures() if len(log.data) < 20_000 and log.suffix == ".jsonl"])
 
 
 def _many_rows(dice: Random, source: Source) -> Mutant:
@@ -29,10 +29,10 @@ def _many_tokens(dice: Random, source: Source) -> Mutant:
     """One row whose lists of numbers are very long."""
     row = _small(dice).rows(dice)[0]
     lists = [holder[key] for holder, key in places(row) if isinstance(holder[key], list)]
-    numbers = [one for one in lists if len(one) > 1 and all(isinstance(each, (int, float)) for each in one)]
+    numeric = [ids for ids in lists if len(ids) > 1 and all(isinstance(number, (int, float)) for number in ids)]
     size = dice.choice((20_000, 150_000, 400_000))
-    for one in numbers[:4]:
-        one[:] = (one * (size // len(one) + 1))[: size + dice.choice((0, 0, 0, 1))]
+    for ids in numeric[:4]:
+        ids[:] = (ids * (size // len(ids) + 1))[: size + dice.choice((0, 0, 0, 1))]
     return Mutant("log.jsonl", json.dumps(row).encode() + b"\n", f"lists of {size} numbers", seconds=size / 5_000)
 
 
@@ -40,11 +40,11 @@ def _many_messages(dice: Random, source: Source) -> Mutant:
     """One row whose lists of objects are very long."""
     row = _small(dice).rows(dice)[0]
     lists = [holder[key] for holder, key in places(row) if isinstance(holder[key], list)]
-    lists = [one for one in lists if one and isinstance(one[0], dict)]
+    lists = [items for items in lists if items and isinstance(items[0], dict)]
     size = dice.choice((300, 2_000))
     if lists:
-        one = dice.choice(lists)
-        one[:] = (one * (size // len(one) + 1))[:size]
+        objects = dice.choice(lists)
+        objects[:] = (objects * (size // len(objects) + 1))[:size]
     return Mutant("log.jsonl", json.dumps(row).encode() + b"\n", f"a list of {size} objects", seconds=size / 50)
 
 

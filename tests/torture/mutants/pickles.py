@@ -38,8 +38,8 @@ def _plain(dice: Random, source: Source) -> Mutant:
 
 def _archive(dice: Random, source: Source) -> Mutant:
     """A Torch file: a zip archive with a pickle in it."""
-    held = io.BytesIO()
-    with zipfile.ZipFile(held, "w", dice.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", dice.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
         for name, data in (
             ("log/data.pkl", _pickle(dice, source)),
             ("log/byteorder", b"little"),
@@ -48,7 +48,7 @@ def _archive(dice: Random, source: Source) -> Mutant:
         ):
             if dice.random() < 0.9:
                 archive.writestr(zipfile.ZipInfo(name), data)
-    data = held.getvalue()
+    data = buffer.getvalue()
     broken = dice.random() < 0.5
     return Mutant("log.pt", damaged(dice, data) if broken else data, f"a Torch file of {source.name}")
 
@@ -63,7 +63,7 @@ def pickle_codes() -> bytes:
     """Every opcode of pickles."""
     import pickletools
 
-    return b"".join(one.code.encode("latin-1") for one in pickletools.opcodes)
+    return b"".join(opcode.code.encode("latin-1") for opcode in pickletools.opcodes)
 
 
 MUTATORS = {_plain: 3, _archive: 3, _opcodes: 1}

@@ -23,18 +23,18 @@ class Raw(str):
 
 def places(value: Any) -> list[Place]:
     """Every place in a JSON value; of long lists of numbers only the first and the last items."""
-    found: list[Place] = []
+    spots: list[Place] = []
     waiting = [value]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            found += [(one, key) for key in one]
-            waiting += [each for each in one.values() if isinstance(each, (dict, list))]
-        elif isinstance(one, list):
-            shown = range(len(one)) if len(one) < 20 else (0, 1, len(one) // 2, len(one) - 1)
-            found += [(one, at) for at in shown]
-            waiting += [one[at] for at in shown if isinstance(one[at], (dict, list))]
-    return found
+        holder = waiting.pop()
+        if isinstance(holder, dict):
+            spots += [(holder, key) for key in holder]
+            waiting += [each for each in holder.values() if isinstance(each, (dict, list))]
+        elif isinstance(holder, list):
+            shown = range(len(holder)) if len(holder) < 20 else (0, 1, len(holder) // 2, len(holder) - 1)
+            spots += [(holder, at) for at in shown]
+            waiting += [holder[at] for at in shown if isinstance(holder[at], (dict, list))]
+    return spots
 
 
 def _deep(depth: int, kind: int) -> Raw:
@@ -177,7 +177,7 @@ def _rename(dice: Random, row: Any, at: Place) -> None:
     holder, key = at
     if isinstance(holder, dict):
         new = dice.choice(KEYS) if dice.random() < 0.6 else str(key) + dice.choice(("s", "_", " ", "\0", "é"))
-        items = [(new if one == key else one, value) for one, value in holder.items()]
+        items = [(new if name == key else name, value) for name, value in holder.items()]
         holder.clear()
         holder.update(items)
 
@@ -213,35 +213,35 @@ def _add_key(dice: Random, row: Any, at: Place) -> None:
 
 def _exchange(dice: Random, row: Any, at: Place) -> None:
     other = dice.choice(places(row))
-    mine, theirs = at[0][at[1]], other[0][other[1]]
-    at[0][at[1]], other[0][other[1]] = copy.deepcopy(theirs), copy.deepcopy(mine)
+    old, new = at[0][at[1]], other[0][other[1]]
+    at[0][at[1]], other[0][other[1]] = copy.deepcopy(new), copy.deepcopy(old)
 
 
 def _retype(dice: Random, row: Any, at: Place) -> None:
-    value = at[0][at[1]]
+    old = at[0][at[1]]
     ways: tuple[Callable[[Any], Any], ...] = (
         str,
-        lambda one: [one],
-        lambda one: {"value": one},
-        lambda one: json.dumps(one, default=str),
+        lambda value: [value],
+        lambda value: {"value": value},
+        lambda value: json.dumps(value, default=str),
         bool,
-        lambda one: -one if isinstance(one, (int, float)) else one,
-        lambda one: [one] * 3,
-        lambda one: float(one) if isinstance(one, int) else one,
-        lambda one: one[::-1] if isinstance(one, (str, list)) else one,
-        lambda one: (
-            dict(enumerate(map(str, one)))
-            if isinstance(one, list)
-            else list(one)
-            if isinstance(one, dict)
-            else one
+        lambda value: -value if isinstance(value, (int, float)) else value,
+        lambda value: [value] * 3,
+        lambda value: float(value) if isinstance(value, int) else value,
+        lambda value: value[::-1] if isinstance(value, (str, list)) else value,
+        lambda value: (
+            dict(enumerate(map(str, value)))
+            if isinstance(value, list)
+            else list(value)
+            if isinstance(value, dict)
+            else value
         ),
     )
-    at[0][at[1]] = dice.choice(ways)(copy.deepcopy(value))
+    at[0][at[1]] = dice.choice(ways)(copy.deepcopy(old))
 
 
 def _relength(dice: Random, row: Any, at: Place) -> None:
-    lists = [one for one in places(row) if isinstance(one[0][one[1]], list) and one[0][one[1]]]
+    lists = [(holder, key) for holder, key in places(row) if isinstance(holder[key], list) and holder[key]]
     if not lists:
         return
     holder, key = dice.choice(lists)
@@ -293,14 +293,14 @@ def _odd_ids(dice: Random, row: Any, at: Place) -> None:
 
 
 def _odd_text(dice: Random, row: Any, at: Place) -> None:
-    texts = [one for one in places(row) if isinstance(one[0][one[1]], str)]
+    texts = [(holder, key) for holder, key in places(row) if isinstance(holder[key], str)]
     if not texts:
         return
     holder, key = dice.choice(texts)
     old = holder[key]
     spot = dice.randrange(len(old) + 1)
     odd = dice.choice(
-        [one for one in ODD if isinstance(one, str) and not isinstance(one, Raw) and len(one) < 1000]
+        [text for text in ODD if isinstance(text, str) and not isinstance(text, Raw) and len(text) < 1000]
     )
     holder[key] = old[:spot] + odd + old[spot:]
 
@@ -309,9 +309,9 @@ def _graft(dice: Random, row: Any, at: Place) -> None:
     """A value of another log."""
     other = dice.choice(fixtures())
     rows = other.rows(dice)
-    found = places(rows)
-    if found:
-        holder, key = dice.choice(found)
+    spots = places(rows)
+    if spots:
+        holder, key = dice.choice(spots)
         at[0][at[1]] = holder[key]
 
 
@@ -336,9 +336,9 @@ def changed_rows(dice: Random, source: Source) -> tuple[list[Any], str]:
     names = []
     for _ in range(dice.choice((1, 1, 1, 2, 2, 4))):
         # Higher places are drawn as often as the many low ones.
-        found = places(rows)
+        spots = places(rows)
         at = dice.choice(
-            found[: max(1, len(found) // 8)] if dice.random() < 0.4 and found else found or [(rows, 0)]
+            spots[: max(1, len(spots) // 8)] if dice.random() < 0.4 and spots else spots or [(rows, 0)]
         )
         change = dice.choices(list(CHANGES), list(CHANGES.values()))[0]
         try:
@@ -354,7 +354,7 @@ def _encoded(value: Any) -> str:
     if isinstance(value, Raw):
         return str(value)
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(str(key))}: {_encoded(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(str(key))}: {_encoded(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_encoded, value)) + "]"
     return json.dumps(value, default=str)
@@ -363,7 +363,7 @@ def _encoded(value: Any) -> str:
 def lines_of(rows: list[Any], *, as_list: bool = False) -> bytes:
     """Rows as JSON lines, or as one list."""
     texts = [_encoded(row) for row in rows]
-    text = "[" + ",\n".join(texts) + "]\n" if as_list else "".join(f"{one}\n" for one in texts)
+    text = "[" + ",\n".join(texts) + "]\n" if as_list else "".join(f"{line}\n" for line in texts)
     return text.encode("utf-8", "surrogatepass")
 
 

@@ -32,8 +32,8 @@ def _plain_value(value: Any) -> Any:
     if isinstance(value, str):
         return str(value).encode("utf-8", "replace").decode()
     if isinstance(value, dict):
-        return {str(_plain_value(key)): _plain_value(one) for key, one in value.items()}
-    return [_plain_value(one) for one in value] if isinstance(value, list) else value
+        return {str(_plain_value(key)): _plain_value(item) for key, item in value.items()}
+    return [_plain_value(item) for item in value] if isinstance(value, list) else value
 
 
 def table_of(rows: list[Any]) -> pa.Table:
@@ -46,7 +46,7 @@ def table_of(rows: list[Any]) -> pa.Table:
         try:
             columns.append(pa.array(values))
         except _FAULTS:
-            columns.append(pa.array([json.dumps(one, default=str) for one in values]))
+            columns.append(pa.array([json.dumps(cell, default=str) for cell in values]))
     return (
         pa.table(dict(zip(names, columns, strict=True))) if names else pa.table({"nothing": pa.nulls(len(rows))})
     )
@@ -59,24 +59,24 @@ def _rows(dice: Random, source: Source) -> tuple[pa.Table, str]:
     return table_of(rows), f"{names} in {source.name}"
 
 
-def _saved(dice: Random, table: pa.Table, made: str) -> Mutant:
+def _saved(dice: Random, table: pa.Table, change: str) -> Mutant:
     """The table as a file of any kind that can hold it."""
     for kind in dice.sample(("parquet", "parquet", "parquet", "arrow", "stream", "feather"), 6):
-        held = io.BytesIO()
+        buffer = io.BytesIO()
         try:
             if kind == "parquet":
-                pq.write_table(table, held, **_options(dice, table))
-                return Mutant("log.parquet", held.getvalue(), made)
+                pq.write_table(table, buffer, **_options(dice, table))
+                return Mutant("log.parquet", buffer.getvalue(), change)
             if kind == "feather":
                 pyarrow.feather.write_feather(
-                    table, held, compression=dice.choice(("lz4", "zstd", "uncompressed"))
+                    table, buffer, compression=dice.choice(("lz4", "zstd", "uncompressed"))
                 )
-                return Mutant("log.feather", held.getvalue(), made)
+                return Mutant("log.feather", buffer.getvalue(), change)
             opens = pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream
             codec = dice.choice((None, "lz4", "zstd"))
-            with opens(held, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as out:
+            with opens(buffer, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as out:
                 out.write_table(table, max_chunksize=dice.choice((1, 2, 1000)))
-            return Mutant("log.arrow", held.getvalue(), made)
+            return Mutant("log.arrow", buffer.getvalue(), change)
         except _FAULTS:
             continue
     return Mutant("log.parquet", b"PAR1PAR1", "nothing that a file could hold")
@@ -153,12 +153,12 @@ def _retyped(kind: pa.DataType, dice: Random) -> pa.DataType:
         )
     if pa.types.is_list(kind):
         inner = _retyped(kind.value_type, dice) if dice.random() < 0.6 else kind.value_type
-        made = dice.choice(
-            (pa.list_, pa.large_list, pa.list_view, pa.large_list_view, lambda one: pa.list_(one, 3))
+        make = dice.choice(
+            (pa.list_, pa.large_list, pa.list_view, pa.large_list_view, lambda item: pa.list_(item, 3))
         )
-        return made(inner)
+        return make(inner)
     if pa.types.is_struct(kind):
-        fields = [(one.name, _retyped(one.type, dice) if dice.random() < 0.4 else one.type) for one in kind]
+        fields = [(part.name, _retyped(part.type, dice) if dice.random() < 0.4 else part.type) for part in kind]
         return pa.struct(fields)
     if pa.types.is_boolean(kind):
         return dice.choice((pa.int8(), pa.uint8(), pa.string(), pa.float32()))
@@ -167,14 +167,14 @@ def _retyped(kind: pa.DataType, dice: Random) -> pa.DataType:
 
 def _types(dice: Random, source: Source) -> Mutant:
     """Columns of other types that hold the same."""
-    table, made = _rows(dice, source)
+    table, change = _rows(dice, source)
     for name in dice.sample(table.column_names, min(table.num_columns, dice.choice((1, 2, 5, 20)))):
         at = table.column_names.index(name)
         kind = _retyped(table.schema.field(at).type, dice)
         column = _cast(table.column(at), kind)
         if column is not None:
             table = table.set_column(at, pa.field(name, kind), column)
-    return _saved(dice, table, f"{made}, of other types")
+    return _saved(dice, table, f"{change}, of other types")
 
 
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:
@@ -184,9 +184,9 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:
         lambda: pa.chunked_array([pa.array(column.to_pylist(), kind)]),
     ):
         try:
-            made = cast()
-            made.validate(full=True)  # what is wrong in memory would end the process that writes it
-            return made
+            cells = cast()
+            cells.validate(full=True)  # what is wrong in memory would end the process that writes it
+            return cells
         except _FAULTS:
             continue
     return None
@@ -232,7 +232,7 @@ def _odd_column(dice: Random, size: int) -> tuple[str, pa.Array]:
 
 def _columns(dice: Random, source: Source) -> Mutant:
     """Columns twice, without a name, of odd types, in another order, or none."""
-    table, made = _rows(dice, source)
+    table, change = _rows(dice, source)
     for _ in range(dice.choice((1, 1, 2, 3))):
         way, at = dice.randrange(6), dice.randrange(max(1, table.num_columns))
         if way < 3:
@@ -247,28 +247,28 @@ def _columns(dice: Random, source: Source) -> Mutant:
             table = table.set_column(at, table.column_names[at], odd)
         elif table.num_columns:
             table = table.select(dice.sample(range(table.num_columns), dice.randrange(table.num_columns + 1)))
-    return _saved(dice, table, f"{made}, with odd columns")
+    return _saved(dice, table, f"{change}, with odd columns")
 
 
 def _layout(dice: Random, source: Source) -> Mutant:
     """Row groups without rows, many row groups, metadata of a schema, slices."""
-    table, made = _rows(dice, source)
+    table, change = _rows(dice, source)
     metadata = {
         dice.choice((b"huggingface", b"pandas", b"ARROW:schema", b"k")): dice.choice((b"{}", b"\xff", b"x" * 999))
     }
     if dice.random() < 0.6:
         table = table.replace_schema_metadata(metadata)
-    held = io.BytesIO()
+    buffer = io.BytesIO()
     try:
-        with pq.ParquetWriter(held, table.schema, compression=dice.choice(CODECS)) as out:
+        with pq.ParquetWriter(buffer, table.schema, compression=dice.choice(CODECS)) as out:
             for _ in range(dice.choice((1, 2, 5))):
                 part = table.slice(dice.randrange(table.num_rows + 1), dice.choice((0, 1, 5)))
                 out.write_table(part) if part.num_rows else out.write_batch(
                     pa.RecordBatch.from_pylist([], table.schema)
                 )
     except _FAULTS:
-        return _saved(dice, table, made)
-    return Mutant("log.parquet", held.getvalue(), f"{made}, in odd row groups")
+        return _saved(dice, table, change)
+    return Mutant("log.parquet", buffer.getvalue(), f"{change}, in odd row groups")
 
 
 def _damaged(dice: Random, source: Source) -> Mutant:

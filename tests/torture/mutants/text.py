@@ -29,8 +29,8 @@ _BREAKS = (
 )
 
 
-def _named(source: Source, data: bytes, made: str) -> Mutant:
-    return Mutant(f"log{source.suffix}", data, f"{source.name}: {made}")
+def _named(source: Source, data: bytes, change: str) -> Mutant:
+    return Mutant(f"log{source.suffix}", data, f"{source.name}: {change}")
 
 
 def _marked(dice: Random, source: Source) -> Mutant:
@@ -49,10 +49,10 @@ def _recoded(dice: Random, source: Source) -> Mutant:
 
 def _line_ends(dice: Random, source: Source) -> Mutant:
     mixed = dice.random() < 0.4
-    one = dice.choice(_BREAKS)
+    end = dice.choice(_BREAKS)
     lines = [line.rstrip(b"\n") for line in source.lines(dice)] * dice.choice((1, 2))
-    data = b"".join(line + (dice.choice((*_BREAKS, b"\n")) if mixed else one) for line in lines)
-    return _named(source, data, f"lines that end in {'many ways' if mixed else one!r}")
+    data = b"".join(line + (dice.choice((*_BREAKS, b"\n")) if mixed else end) for line in lines)
+    return _named(source, data, f"lines that end in {'many ways' if mixed else end!r}")
 
 
 def _no_end(dice: Random, source: Source) -> Mutant:
@@ -88,7 +88,7 @@ def _spelled(dice: Random, source: Source) -> Mutant:
         texts = [
             json.dumps(_exponents(dice, row), default=str).replace('"\0', "").replace('\0"', "") for row in rows
         ]
-        texts = [one.replace('"\\u0000', "").replace('\\u0000"', "") for one in texts]
+        texts = [text.replace('"\\u0000', "").replace('\\u0000"', "") for text in texts]
     else:
         texts = ["  " + json.dumps(row, separators=(" ,  ", "\t:"), default=str) + " \t" for row in rows]
     return _named(source, "\n".join(texts).encode("utf-8", "surrogatepass") + b"\n", "the same, spelled otherwise")
@@ -105,9 +105,9 @@ def _escaped(text: str) -> str:
 
 def _exponents(dice: Random, value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _exponents(dice, one) for key, one in value.items()}
+        return {key: _exponents(dice, item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_exponents(dice, one) for one in value]
+        return [_exponents(dice, item) for item in value]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or dice.random() < 0.5:
         return value
     if isinstance(value, int):

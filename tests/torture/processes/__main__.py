@@ -43,14 +43,14 @@ def main() -> int:
         cases = [(stream, int(number))]
     started = time.monotonic()
     done = list(campaign(chosen.seed, cases, chosen.jobs, kind=chosen.of))
-    counts = Counter((one["kind"], one["came"]) for one in done)
+    counts = Counter((attack["kind"], attack["came"]) for attack in done)
     for (kind, came), count in sorted(counts.items()):
         print(f"{kind:8}{came:20}{count:6,}")
-    failed = [one for one in done if one["failures"]]
-    for one in failed[:_SHOWN]:
-        print(f"\n{one['stream']}:{one['number']} of seed {chosen.seed}, {one['work']}: {one['what']}")
-        print("\n".join(f"  {said}" for said in one["failures"]))
-    kills = sum(one["kind"] == "kill" for one in done)
+    failed = [attack for attack in done if attack["failures"]]
+    for attack in failed[:_SHOWN]:
+        print(f"\n{attack['stream']}:{attack['number']} of seed {chosen.seed}, {attack['work']}: {attack['what']}")
+        print("\n".join(f"  {failure}" for failure in attack["failures"]))
+    kills = sum(attack["kind"] == "kill" for attack in done)
     seconds = time.monotonic() - started
     print(f"\n{kills:,} kills and {len(done) - kills:,} other attacks, seed {chosen.seed}: ", end="")
     print(f"{len(failed):,} failed ({seconds:,.0f} s)")
@@ -75,9 +75,9 @@ def campaign(
         make_logs(warm)
         os.environ["TITO_AUDIT_CACHE"] = "off"
         load(warm, works)
-        before, known = digest(logs), undisturbed(logs, works)
+        before, whole = digest(logs), undisturbed(logs, works)
         outs = [Path(aside) / f"{number}.jsonl" for number in range(jobs)]
-        workers = [_forked(seed, cases[number::jobs], known, logs, out, kind) for number, out in enumerate(outs)]
+        workers = [_forked(seed, cases[number::jobs], whole, logs, out, kind) for number, out in enumerate(outs)]
         for worker in workers:
             os.waitpid(worker, 0)
         for out in outs:
@@ -88,7 +88,7 @@ def campaign(
 
 
 def _forked(
-    seed: int, cases: Sequence[Case], known: dict[str, Undisturbed], logs: Path, out: Path, kind: str | None
+    seed: int, cases: Sequence[Case], whole: dict[str, Undisturbed], logs: Path, out: Path, kind: str | None
 ) -> int:
     """A process that makes these attacks and writes what came of them."""
     sys.stdout.flush()
@@ -98,15 +98,15 @@ def _forked(
     try:
         with out.open("w", encoding="utf-8") as lines:
             for stream, number in cases:
-                said: dict[str, Any] = {"stream": stream, "number": number}
+                line: dict[str, Any] = {"stream": stream, "number": number}
                 try:
-                    one = attacked(seed, stream, number, known, logs, kind=kind)
-                    said |= {"kind": one.kind, "work": one.work.name, "what": one.what}
-                    said |= {"came": one.came or "?", "failures": one.failures}
+                    attack = attacked(seed, stream, number, whole, logs, kind=kind)
+                    line |= {"kind": attack.kind, "work": attack.work.name, "what": attack.what}
+                    line |= {"came": attack.came or "?", "failures": attack.failures}
                 except Exception:
                     broken = {"kind": stream, "work": "?", "what": "the attack itself failed", "came": "?"}
-                    said |= {**broken, "failures": [traceback.format_exc()]}
-                lines.write(json.dumps(said) + "\n")
+                    line |= {**broken, "failures": [traceback.format_exc()]}
+                lines.write(json.dumps(line) + "\n")
                 lines.flush()
     except BaseException:
         traceback.print_exc()

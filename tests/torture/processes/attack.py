@@ -74,13 +74,13 @@ class Attack:
     @property
     def env(self) -> dict[str, str]:
         """The environment of the run."""
-        kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
+        ours = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
         here = {"TMPDIR": str(self.folder / "tmp"), "HOME": str(self.folder)}
-        return {**kept, **here, "TITO_AUDIT_CACHE": "off", "COLUMNS": "100"}
+        return {**ours, **here, "TITO_AUDIT_CACHE": "off", "COLUMNS": "100"}
 
-    def fail(self, said: str) -> None:
+    def fail(self, message: str) -> None:
         """Note what should not be."""
-        self.failures.append(said)
+        self.failures.append(message)
 
     def set_up(self) -> None:
         """The folder, with the logs of the work and, at times, outputs of an earlier run."""
@@ -129,9 +129,9 @@ class Attack:
         if ended.code == 2:
             if len(ours) != 1 or not 1 <= len(lines) <= _LINES or not lines[0].startswith("tito-audit: "):
                 self.fail(f"exit code 2 with {len(lines)} lines: {ended.err[-400:]!r}")
-            elif says and not any(one in ended.err for one in says):
+            elif says and not any(text in ended.err for text in says):
                 self.fail(f"the message names another cause: {ended.err!r}")
-        elif ended.code == self.whole.ended.code and not all(any(one in line for one in SAID) for line in lines):
+        elif ended.code == self.whole.ended.code and not all(any(text in line for text in SAID) for line in lines):
             self.fail(f"words without need: {ended.err[-400:]!r}")
 
     def check_logs(self) -> None:
@@ -158,10 +158,10 @@ class Attack:
 
     def check_left(self, *, killed: bool) -> None:
         """Nothing else is left, but of a run that was killed the files that did not have their names yet."""
-        known = {*self.work.logs, *self.work.outputs, *self.work.kept}
+        expected = {*self.work.logs, *self.work.outputs, *self.work.journals}
         for file in sorted(path for path in self.box.rglob("*") if not path.is_dir()):
             name = str(file.relative_to(self.box))
-            if name in known:
+            if name in expected:
                 continue
             if killed and name.endswith(".part"):
                 file.unlink()
@@ -207,10 +207,10 @@ def _killed(attack: Attack) -> None:
     of_worker = attack.work.jobs and attack.chance.random() < 0.5
     run, moment = attack.begin(), attack.moment()
     time.sleep(moment)
-    mine = children(run.pid) if of_worker else []
-    if mine:
+    workers = children(run.pid) if of_worker else []
+    if workers:
         with suppress(ProcessLookupError):
-            os.kill(attack.chance.choice(mine), signal.SIGKILL)
+            os.kill(attack.chance.choice(workers), signal.SIGKILL)
     elif not of_worker:
         run.kill(signal.SIGKILL)
     attack.what = f"SIGKILL of {'a worker' if of_worker else 'main'} after {moment:.3f} s"
@@ -337,7 +337,7 @@ def _check_either(attack: Attack) -> None:
     written = {
         name: (attack.box / name).read_bytes() for name in attack.work.outputs if (attack.box / name).is_file()
     }
-    for name in (*attack.work.outputs, *attack.work.kept):
+    for name in (*attack.work.outputs, *attack.work.journals):
         (attack.box / name).unlink(missing_ok=True)
     old, attack.old = attack.old, False
     attack.begin().wait()
@@ -355,11 +355,11 @@ def _twice(attack: Attack) -> None:
     box, attack.what = attack.box, f"two runs, {moment:.3f} s apart"
     aside = box.with_name("box2")
     aside.symlink_to(box.name)  # its streams are beside it
-    resumes = ("--resume",) if attack.work.kept else ()
+    resumes = ("--resume",) if attack.work.journals else ()
     words = attack.work.command(*resumes, *(("--force",) if attack.old and attack.work.words[0] != "scan" else ()))
     second = start(words, attack.env, aside)
     ends = [first.wait(), second.wait()]
-    codes = [one.code for one in ends]
+    codes = [end.code for end in ends]
     attack.came = "both" if codes == [attack.whole.ended.code] * 2 else "one"
     for run, ended in zip((first, second), ends, strict=True):
         attack.check_end(
@@ -367,7 +367,7 @@ def _twice(attack: Attack) -> None:
         )
         attack.check_orphans(run, 1.0)
     if attack.whole.ended.code not in codes:
-        attack.fail(f"neither run came to its end: {[one.err for one in ends]}")
+        attack.fail(f"neither run came to its end: {[end.err for end in ends]}")
     aside.unlink()
     attack.check_logs()
     attack.check_outputs(complete=attack.came == "both")
@@ -424,19 +424,19 @@ KINDS: dict[str, tuple[int, Callable[[Attack], None]]] = {
 
 
 def attacked(
-    seed: int, stream: str, number: int, known: dict[str, Undisturbed], logs: Path, *, kind: str | None = None
+    seed: int, stream: str, number: int, whole: dict[str, Undisturbed], logs: Path, *, kind: str | None = None
 ) -> Attack:
-    """The attack of a number on one of the commands that are known: `stream` is `kill` or `attack`."""
+    """The attack of a number on one of the commands in `whole`: `stream` is `kill` or `attack`."""
     chance = random.Random(f"{seed}:{stream}:{number}")
     if stream == "kill":
         kind, act = "kill", _killed
     else:
         kind = kind or chance.choices([*KINDS], [often for often, _ in KINDS.values()])[0]
         act = KINDS[kind][1]
-    work = chance.choice([work for work in (PRINTING if kind == "pipe" else WORKS) if work.name in known])
+    work = chance.choice([work for work in (PRINTING if kind == "pipe" else WORKS) if work.name in whole])
     # Temporary files of a run that is killed are looked for beside its outputs, and where they should be.
     with tempfile.TemporaryDirectory(prefix="tito-torture-") as aside:
-        attack = Attack(kind, work, known[work.name], chance, Path(aside), logs)
+        attack = Attack(kind, work, whole[work.name], chance, Path(aside), logs)
         attack.old = bool(work.outputs) and chance.random() < 0.4
         attack.real = kind in ("kill", "signal") and chance.random() < 0.05
         attack.set_up()
@@ -446,7 +446,7 @@ def attacked(
 
 def undisturbed(logs: Path, works: Sequence[Work]) -> dict[str, Undisturbed]:
     """What each command comes to, by name."""
-    known = {}
+    whole = {}
     for work in works:
         with tempfile.TemporaryDirectory(prefix="tito-torture-") as aside:
             nothing = Undisturbed(Ended(None, b"", ""), 0.0, {})
@@ -458,13 +458,13 @@ def undisturbed(logs: Path, works: Sequence[Work]) -> dict[str, Undisturbed]:
             outputs = {name: (attack.box / name).read_bytes() for name in work.outputs}
             assert ended.code in (0, 1), (work.name, ended)
             assert not ended.err, (work.name, ended)
-            known[work.name] = Undisturbed(ended, seconds, outputs)
-    return known
+            whole[work.name] = Undisturbed(ended, seconds, outputs)
+    return whole
 
 
 def digest(folder: Path) -> str:
     """A hash of every file below a folder, with its time."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        found.update(f"{file.relative_to(folder)} {file.stat().st_mtime_ns}".encode() + file.read_bytes())
-    return found.hexdigest()
+        hashed.update(f"{file.relative_to(folder)} {file.stat().st_mtime_ns}".encode() + file.read_bytes())
+    return hashed.hexdigest()

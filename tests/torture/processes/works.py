@@ -36,7 +36,7 @@ class Work:
     """What it writes."""
     again: tuple[str, ...] = ()
     """What is added to start it once more after it was stopped."""
-    kept: tuple[str, ...] = ()
+    journals: tuple[str, ...] = ()
     """Files that stay for the next run and may be there in any state, as a journal."""
     jobs: bool = False
 
@@ -141,12 +141,12 @@ def _table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     pq.write_table(table, path, row_group_size=5, compression="snappy")
 
 
-def same(name: str, one: bytes, other: bytes) -> bool:
+def same(name: str, output: bytes, other: bytes) -> bool:
     """Whether two outputs of a name are the same, but for the seconds that a run took."""
-    if one == other or not name.endswith(".json"):
-        return one == other
+    if output == other or not name.endswith(".json"):
+        return output == other
     try:
-        return _timeless(one) == _timeless(other)
+        return _timeless(output) == _timeless(other)
     except ValueError:
         return False
 

@@ -54,8 +54,8 @@ class Started:
         """Wait until it ends; a run that hangs is killed."""
         until, code = time.monotonic() + seconds, None
         while code is None:
-            found, status = os.waitpid(self.pid, os.WNOHANG)
-            if found:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
                 code = os.waitstatus_to_exitcode(status)
             elif time.monotonic() > until:
                 with suppress(ProcessLookupError):
@@ -141,22 +141,24 @@ def _child(
 def children(pid: int) -> list[int]:
     """The processes that a process has started and that live."""
     try:
-        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+        ]
     except (OSError, ValueError):
         return []
 
 
 def live_in_session(session: int) -> list[int]:
     """The processes of a session that have not ended."""
-    found = []
+    pids = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with suppress(OSError, ValueError, IndexError):
                 fields = Path(f"/proc/{entry.name}/stat").read_text(encoding="ascii", errors="replace")
-                state, _, _, mine = fields.rpartition(")")[2].split()[:4]
-                if int(mine) == session and state not in "ZX":
-                    found.append(int(entry.name))
-    return found
+                state, _, _, session_id = fields.rpartition(")")[2].split()[:4]
+                if int(session_id) == session and state not in "ZX":
+                    pids.append(int(entry.name))
+    return pids
 
 
 def load(folder: Path, works: Sequence[Work]) -> None:
