@@ -392,60 +392,64 @@ def _experts(writer: Writer, chat: Chat, dice: random.Random, fault: str) -> Ite
         values[:, 0] = 0  # a layer without experts
     fed, first, last = len(ids) - 1, chat.turns[-1].start if writer.call else chat.prompt, chat.turns[-1].end - 1
     more: Json = {}
-    kept = values[:fed]
+    routes = values[:fed]
     if rows == "all":
         behind = dice.choice((np.zeros_like(values[:1]), values[fed - 1 : fed]))
-        kept = np.concatenate([kept, behind])
+        routes = np.concatenate([routes, behind])
     elif rows == "called":  # what was appended to the last answer was in no call
-        kept = values[:last]
+        routes = values[:last]
     elif rows == "response":
-        kept = values[first:fed]
+        routes = values[first:fed]
     elif rows == "from":
         start = dice.randrange(1, first)
-        kept = values[start:fed]
+        routes = values[start:fed]
         if form != "packed":
             more["routed_experts_start_len"] = start
     elif rows == "holes":  # tokens of environments ran in no call
         hole = np.full_like(values[:1], -1) if dice.random() < 0.5 else _default(values[:1])
-        given = np.array([value is None for value in chat.truth[: len(ids)]])
-        given[:first] = False
-        kept = np.where(given[:, None, None], hole, values)
-        kept[-1] = hole
+        unsampled = np.array([value is None for value in chat.truth[: len(ids)]])
+        unsampled[:first] = False
+        routes = np.where(unsampled[:, None, None], hole, values)
+        routes[-1] = hole
     allowed = {fed, fed + 1} if rows == "from" else {len(ids), fed, len(ids) - first, fed - first}
     columns: Json
     if fault == "null":
         nothing = dice.choice((None, [], ""))
         yield Case(writer.name, f"{nothing!r}; null", writer.write(chat, {writer.experts: nothing}, dice))
         return
-    size, severity, about, wrong = len(kept), "error", fault, True
+    size, severity, about, wrong = len(routes), "error", fault, True
     # Only its sampled tokens need experts: what stands behind the last of them may have none.
     allowed = {count - start for count in allowed} if rows == "from" else allowed | set(range(last, len(ids)))
     if fault in ("short", "front", "other"):
         if writer.name in ("verl", "verl batch", "nemo-rl", "message log"):  # the tensor is as wide as the row
             return
         by = dice.choice((1, 2, 3, 7)) if fault != "other" else -dice.choice((1, 2, 5, 30))
-        kept = (
-            kept[by:] if fault == "front" else kept[: size - by] if by > 0 else np.concatenate([kept, kept[by:]])
+        routes = (
+            routes[by:]
+            if fault == "front"
+            else routes[: size - by]
+            if by > 0
+            else np.concatenate([routes, routes[by:]])
         )
-        flat = form == "bare" and any(len(kept) * layers * k % rows == 0 for rows in allowed if rows)
-        if not len(kept):
+        flat = form == "bare" and any(len(routes) * layers * k % rows == 0 for rows in allowed if rows)
+        if not len(routes):
             return
-        wrong = len(kept) not in allowed and not flat
-        if not kept[-1].any():  # no more than padding
+        wrong = len(routes) not in allowed and not flat
+        if not routes[-1].any():  # no more than padding
             return
     elif fault == "twice":
         if k == 1 or form in ("layers", "bare"):
             return
-        kept = kept.copy()
-        at = dice.randrange(len(kept))
-        kept[at, -1, 0] = kept[at, -1, 1] = max(1, int(kept[at, -1, 1]))
-        if (kept[at, -1] < 0).any():
+        routes = routes.copy()
+        at = dice.randrange(len(routes))
+        routes[at, -1, 0] = routes[at, -1, 1] = max(1, int(routes[at, -1, 1]))
+        if (routes[at, -1] < 0).any():
             return
     elif fault in ("range", "below"):
         if fault == "range" and writer.name == "message log":  # a message does not state how many there are
             return
-        kept = kept.astype(np.int32)
-        kept[dice.randrange(len(kept)), -1, 0] = count if fault == "range" else -2
+        routes = routes.astype(np.int32)
+        routes[dice.randrange(len(routes)), -1, 0] = count if fault == "range" else -2
         if fault == "range":
             more["num_experts"] = count
     elif fault in ("empty", "repeated"):
@@ -455,27 +459,27 @@ def _experts(writer: Writer, chat: Chat, dice: random.Random, fault: str) -> Ite
             return
         if dice.random() < 0.5 and fault == "empty":
             place = place[:1]
-        kept = kept.copy()
+        routes = routes.copy()
         at = np.array(place) - start
-        if at[0] < 0 or at[-1] >= len(values[:fed]) - start or at[-1] >= len(kept):
+        if at[0] < 0 or at[-1] >= len(values[:fed]) - start or at[-1] >= len(routes):
             return
-        kept[at] = 0 if fault == "empty" else _routes([1], count, layers, k, dice)
+        routes[at] = 0 if fault == "empty" else _routes([1], count, layers, k, dice)
         if fault == "repeated" and len({ids[i] for i in place}) < 8:
             return
-    value, more2 = _form(kept, form, start if rows == "from" else 0, dice)
+    value, more2 = _form(routes, form, start if rows == "from" else 0, dice)
     if fault == "bytes":
         if form != "packed":
             return
         value["shape"][0] += dice.choice((-1, 1, 3))
     suffix = ".parquet" if form == "table" else ".jsonl"
     if fault in ("range", "below") and form in ("packed", "envelope"):
-        value, more2 = _form(kept.astype(np.int32), form, start if rows == "from" else 0, dice, "int32")
+        value, more2 = _form(routes.astype(np.int32), form, start if rows == "from" else 0, dice, "int32")
     code = "REC013" if fault and wrong else ""
     if fault == "range":
         wrong = True
     name = f"{form}, {rows}, {layers} x {k} of {count}{', dense' if dense else ''}; {about or 'right'}"
     if fault in ("short", "front", "other"):
-        name += f" {len(kept)} for {len(ids)}"
+        name += f" {len(routes)} for {len(ids)}"
     columns = {writer.experts: value, **more, **more2}
     if writer.many > 1:
         right, _ = _form(values[:fed], form, 0, dice)
@@ -558,7 +562,7 @@ def _sets(writer: Writer, chat: Chat, dice: random.Random, fault: str) -> Iterat
     for at in range(len(sets)):  # greedy tokens have none
         if sets[at] and dice.random() < 0.1:
             sets[at] = []
-    filled = [at for at, kept in enumerate(sets) if kept]
+    filled = [at for at, tokens in enumerate(sets) if tokens]
     if not filled or (how == "a mask" and fault):
         return
     if fault == "without":
@@ -581,8 +585,8 @@ def _sets(writer: Writer, chat: Chat, dice: random.Random, fault: str) -> Iterat
             return
     elif fault == "negative":
         sets[dice.choice(filled)].append(-5)
-    counts = [len(kept) for kept in sets]
-    flat, edges = [token for kept in sets for token in kept], [0, *np.cumsum(counts).tolist()]
+    counts = [len(tokens) for tokens in sets]
+    flat, edges = [token for tokens in sets for token in tokens], [0, *np.cumsum(counts).tolist()]
     if fault == "offsets":
         if how not in ("ragged", "miles", "counts", "ragged base64", "counts base64"):
             return
@@ -601,13 +605,13 @@ def _sets(writer: Writer, chat: Chat, dice: random.Random, fault: str) -> Iterat
         columns = {"kept_tokens": {"ids": _packed(flat), "counts": _packed(counts)}}
     elif how == "padded lists":
         wide = max(map(len, sets))
-        columns = {"sampling_mask": [kept + [-1] * (wide - len(kept)) for kept in sets]}
+        columns = {"sampling_mask": [tokens + [-1] * (wide - len(tokens)) for tokens in sets]}
     elif how == "a mask":
-        columns = {"sampling_mask": [int(bool(kept)) for kept in sets]}
+        columns = {"sampling_mask": [int(bool(tokens)) for tokens in sets]}
     elif how == "output":
         columns = {"output_token_sampling_mask": sets}
     else:
-        columns = {"sampling_mask": [kept or dice.choice((None, [])) for kept in sets]}
+        columns = {"sampling_mask": [tokens or dice.choice((None, [])) for tokens in sets]}
     code = "REC014" if fault else ""
     about = f"{how}, {len(sets)} for {end}; {fault or 'right'}"
     names = tuple(columns)
@@ -619,8 +623,8 @@ def _packed(values: list[int]) -> str:
 
 
 def _set(token: int, dice: random.Random) -> list[int]:
-    kept = {token, *(dice.randrange(2000) for _ in range(dice.choice((0, 0, 1, 3, 20))))}
-    return dice.sample(sorted(kept), len(kept))
+    tokens = {token, *(dice.randrange(2000) for _ in range(dice.choice((0, 0, 1, 3, 20))))}
+    return dice.sample(sorted(tokens), len(tokens))
 
 
 # Advantages and rewards
@@ -917,10 +921,10 @@ def run_beside(count: int, folder: Path, seed: int, model: str) -> Outcome:
     for name, rows in files.items():
         _write(folder / name, rows)
     # Not the rest of the rules: a row may well be cut, repeated and drawn of several conversations.
-    said = scan([folder / name for name in files], model, folder / "scan.json", "--select", ",".join(CODES))
+    scanned = scan([folder / name for name in files], model, folder / "scan.json", "--select", ",".join(CODES))
     for name, rows in files.items():
         for number, case in enumerate(rows):
-            findings = {item: said.samples[name, number, item] for item in range(case.item + 1)}
+            findings = {item: scanned.samples[name, number, item] for item in range(case.item + 1)}
             for what in _judged(case, findings):
                 words = "; ".join(f"{finding}: {finding.message}" for finding in findings[case.item]) or "nothing"
                 about = f"{case.writer}, {case.about}"
@@ -938,11 +942,11 @@ def _repaired(files: dict[str, list[Case]], folder: Path, model: str, outcome: O
     if not files:
         return
     repair([folder / name for name in files], model, folder / "repaired")
-    said = scan([folder / "repaired" / name for name in files], model, folder / "again.json", "--select", WIDE)
+    scanned = scan([folder / "repaired" / name for name in files], model, folder / "again.json", "--select", WIDE)
     for name, rows in files.items():
         new = read_rows(folder / "repaired" / name)
         for number, (case, row) in enumerate(zip(rows, new, strict=True)):
-            findings = said.samples[name, number, 0]
+            findings = scanned.samples[name, number, 0]
             changed = {key for key in case.row if key in row and not _same(row[key], case.row[key])}
             what = ""
             if any(finding.code != "REC008" and finding.severity != "note" for finding in findings):

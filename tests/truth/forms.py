@@ -63,14 +63,14 @@ class Form:
 
 
 def _values(sample: Sample, fill: float | None, low: int = 0) -> list[float | None]:
-    return [fill if one is None else one for one in sample.seen.values[low:]]
+    return [fill if value is None else value for value in sample.seen.values[low:]]
 
 
 def _mask(sample: Sample, low: int = 0) -> list[int]:
-    return [int(one) for one in sample.seen.mask[low:]]
+    return [int(on) for on in sample.seen.mask[low:]]
 
 
-def _said(sample: Sample) -> Json:
+def _conversation(sample: Sample) -> Json:
     """Messages, tools and finish reasons."""
     chat, row = sample.chat, {}
     if sample.messages:
@@ -89,13 +89,13 @@ def _padded(value: list[Any], low: int, fill: Any) -> list[Any]:
 
 
 def _flat(samples: Sequence[Sample], fill: float | None) -> Json:
-    (one,) = samples
-    columns = {"token_ids": one.chat.ids, "loss_mask": _mask(one), "logprobs": _values(one, fill)}
-    return {"id": one.chat.name, **_said(one), **columns}
+    (sample,) = samples
+    columns = {"token_ids": sample.chat.ids, "loss_mask": _mask(sample), "logprobs": _values(sample, fill)}
+    return {"id": sample.chat.name, **_conversation(sample), **columns}
 
 
 def _read_flat(row: Json) -> list[Columns]:
-    return [Columns(row["token_ids"], [bool(one) for one in row["loss_mask"]], row["logprobs"])]
+    return [Columns(row["token_ids"], [bool(on) for on in row["loss_mask"]], row["logprobs"])]
 
 
 def _beside_calls(samples: Sequence[Sample], fill: float | None) -> Json:
@@ -121,16 +121,16 @@ def _call(chat: Chat, turn: Turn, name: str) -> Json:
 
 def _labels(samples: Sequence[Sample], fill: float | None) -> Json:
     row: Json = {
-        "tokens": [one.chat.ids for one in samples],
+        "tokens": [sample.chat.ids for sample in samples],
         "masks": [
-            [token if on else -100 for token, on in zip(one.chat.ids, one.seen.mask, strict=True)]
-            for one in samples
+            [token if on else -100 for token, on in zip(sample.chat.ids, sample.seen.mask, strict=True)]
+            for sample in samples
         ],
         "scores": [float(number % 2) for number in range(len(samples))],
-        "inference_logprobs": [_values(one, fill) for one in samples],
+        "inference_logprobs": [_values(sample, fill) for sample in samples],
     }
     if samples[0].messages:
-        row["messages"] = [one.chat.messages for one in samples]
+        row["messages"] = [sample.chat.messages for sample in samples]
     return row
 
 
@@ -143,17 +143,17 @@ def _read_labels(row: Json) -> list[Columns]:
 
 
 def _nemo_rl(samples: Sequence[Sample], fill: float | None) -> Json:
-    (one,) = samples
-    chat, behind = one.chat, len(one.chat.name) % 4
+    (sample,) = samples
+    chat, behind = sample.chat, len(sample.chat.name) % 4
     texts = [message["content"] or "" for message in chat.messages]
     return {
         "content": [texts],
         "rewards": [1.0],
         "input_lengths": [len(chat.ids)],
         "token_ids": [chat.ids + [chat.model.pad] * behind],
-        "token_loss_mask": [_mask(one) + [0] * behind],
+        "token_loss_mask": [_mask(sample) + [0] * behind],
         "sample_loss_mask": [1.0],
-        "generation_logprobs": [_values(one, fill) + [fill] * behind],
+        "generation_logprobs": [_values(sample, fill) + [fill] * behind],
         "idx": 0,
     }
 
@@ -161,22 +161,22 @@ def _nemo_rl(samples: Sequence[Sample], fill: float | None) -> Json:
 def _read_nemo_rl(row: Json) -> list[Columns]:
     size = row["input_lengths"][0]
     mask, values = row["token_loss_mask"][0][:size], row["generation_logprobs"][0][:size]
-    return [Columns(row["token_ids"][0][:size], [bool(one) for one in mask], values)]
+    return [Columns(row["token_ids"][0][:size], [bool(on) for on in mask], values)]
 
 
 def _slime(samples: Sequence[Sample], fill: float | None) -> Json:
-    (one,) = samples
-    chat, low = one.chat, one.chat.prompt
+    (sample,) = samples
+    chat, low = sample.chat, sample.chat.prompt
     row: Json = {
         "tokens": chat.ids,
         "response_length": len(chat.ids) - low,
-        "loss_mask": _mask(one, low),
-        "rollout_log_probs": _values(one, fill, low),
+        "loss_mask": _mask(sample, low),
+        "rollout_log_probs": _values(sample, fill, low),
         "reward": 1.0,
     }
-    if one.reasons:
+    if sample.reasons:
         row["status"] = "truncated" if chat.turns[-1].reason == "length" else "completed"
-    if one.messages:
+    if sample.messages:
         row["metadata"] = {"messages": chat.messages, **({"tools": chat.tools} if chat.tools else {})}
     return row
 
@@ -184,20 +184,20 @@ def _slime(samples: Sequence[Sample], fill: float | None) -> Json:
 def _read_slime(row: Json) -> list[Columns]:
     low = len(row["tokens"]) - row["response_length"]
     mask, values = row["loss_mask"], row["rollout_log_probs"]
-    return [Columns(row["tokens"], _padded([bool(one) for one in mask], low, False), _padded(values, low, None))]
+    return [Columns(row["tokens"], _padded([bool(on) for on in mask], low, False), _padded(values, low, None))]
 
 
 def _verl(samples: Sequence[Sample], fill: float | None) -> Json:
-    width = max(one.chat.prompt for one in samples)
-    long = max(len(one.chat.ids) - one.chat.prompt for one in samples)
-    rows = [_verl_sample(one, fill, width, long) for one in samples]
+    width = max(sample.chat.prompt for sample in samples)
+    long = max(len(sample.chat.ids) - sample.chat.prompt for sample in samples)
+    rows = [_verl_sample(sample, fill, width, long) for sample in samples]
     if len(rows) == 1 and len(samples[0].chat.name) % 2:
         return rows[0]
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def _verl_sample(one: Sample, fill: float | None, width: int, long: int) -> Json:
-    chat, low = one.chat, one.chat.prompt
+def _verl_sample(sample: Sample, fill: float | None, width: int, long: int) -> Json:
+    chat, low = sample.chat, sample.chat.prompt
     ahead, behind = width - low, long - (len(chat.ids) - low)
     pad = chat.model.pad
     seen = [0] * ahead + [1] * len(chat.ids) + [0] * behind
@@ -206,10 +206,10 @@ def _verl_sample(one: Sample, fill: float | None, width: int, long: int) -> Json
         "responses": chat.ids[low:] + [pad] * behind,
         "input_ids": [pad] * ahead + chat.ids + [pad] * behind,
         "attention_mask": seen,
-        "response_mask": _mask(one, low) + [0] * behind,
-        "rollout_log_probs": _values(one, fill, low) + [fill] * behind,
+        "response_mask": _mask(sample, low) + [0] * behind,
+        "rollout_log_probs": _values(sample, fill, low) + [fill] * behind,
     }
-    return {**row, "messages": chat.messages} if one.messages else row
+    return {**row, "messages": chat.messages} if sample.messages else row
 
 
 def _read_verl(row: Json) -> list[Columns]:
@@ -226,20 +226,20 @@ def _verl_columns(row: Json) -> Columns:
     assert row["input_ids"] == ids
     width, seen = len(row["prompts"]), row["attention_mask"]
     mask, values = _padded(row["response_mask"], width, 0), _padded(row["rollout_log_probs"], width, None)
-    kept = [at for at, one in enumerate(seen) if one]
+    real = [at for at, on in enumerate(seen) if on]
     assert not any(on and not here for on, here in zip(mask, seen, strict=True)), "padding is trained"
-    return Columns([ids[at] for at in kept], [bool(mask[at]) for at in kept], [values[at] for at in kept])
+    return Columns([ids[at] for at in real], [bool(mask[at]) for at in real], [values[at] for at in real])
 
 
 def _trl(samples: Sequence[Sample], fill: float | None) -> Json:
     row: Json = {
-        "prompt_ids": [one.chat.ids[: one.chat.prompt] for one in samples],
-        "completion_ids": [one.chat.ids[one.chat.prompt :] for one in samples],
-        "env_mask": [_mask(one, one.chat.prompt) for one in samples],
-        "logprobs": [_values(one, fill, one.chat.prompt) for one in samples],
+        "prompt_ids": [sample.chat.ids[: sample.chat.prompt] for sample in samples],
+        "completion_ids": [sample.chat.ids[sample.chat.prompt :] for sample in samples],
+        "env_mask": [_mask(sample, sample.chat.prompt) for sample in samples],
+        "logprobs": [_values(sample, fill, sample.chat.prompt) for sample in samples],
     }
     if samples[0].messages:
-        row["messages"] = [one.chat.messages for one in samples]
+        row["messages"] = [sample.chat.messages for sample in samples]
     if len(samples) > 1 or len(samples[0].chat.name) % 2:
         return row
     row["completion_mask"] = row.pop("env_mask")
@@ -250,13 +250,13 @@ def _read_trl(row: Json) -> list[Columns]:
     name = "env_mask" if "env_mask" in row else "completion_mask"
     columns = [row["prompt_ids"], row["completion_ids"], row[name], row["logprobs"]]
     if name == "completion_mask":
-        columns = [[one] for one in columns]
+        columns = [[column] for column in columns]
     read = []
     for prompt, completion, mask, values in zip(*columns, strict=True):
         low = len(prompt)
         read.append(
             Columns(
-                prompt + completion, _padded([bool(one) for one in mask], low, False), _padded(values, low, None)
+                prompt + completion, _padded([bool(on) for on in mask], low, False), _padded(values, low, None)
             )
         )
     return read
@@ -264,10 +264,10 @@ def _read_trl(row: Json) -> list[Columns]:
 
 def _packed(samples: Sequence[Sample], fill: float | None) -> Json:
     return {
-        "token_ids": [token for one in samples for token in one.chat.ids],
-        "loss_mask": [on for one in samples for on in _mask(one)],
-        "logprobs": [value for one in samples for value in _values(one, fill)],
-        "position_ids": [at for one in samples for at in range(len(one.chat.ids))],
+        "token_ids": [token for sample in samples for token in sample.chat.ids],
+        "loss_mask": [on for sample in samples for on in _mask(sample)],
+        "logprobs": [value for sample in samples for value in _values(sample, fill)],
+        "position_ids": [at for sample in samples for at in range(len(sample.chat.ids))],
     }
 
 
@@ -275,7 +275,7 @@ def _read_packed(row: Json) -> list[Columns]:
     (whole,) = _read_flat(row)
     cuts = [at for at, position in enumerate(row["position_ids"]) if position == 0] + [len(whole.ids)]
     spans = [slice(start, end) for start, end in pairwise(cuts)]
-    return [Columns(whole.ids[one], whole.mask[one], whole.values[one]) for one in spans]
+    return [Columns(whole.ids[span], whole.mask[span], whole.values[span]) for span in spans]
 
 
 FORMS = {
@@ -304,9 +304,9 @@ def write_rows(path: Path, rows: Sequence[Json]) -> None:
         import pyarrow.parquet as pq
 
         names = dict.fromkeys(name for row in rows for name in row if name not in ("messages", "tools"))
-        kept = [{name: row.get(name) for name in names} for row in rows]
+        records = [{name: row.get(name) for name in names} for row in rows]
         texts = {name: [json.dumps(row.get(name)) for row in rows] for name in ("messages", "tools")}
-        table = pa.Table.from_pylist(kept)
+        table = pa.Table.from_pylist(records)
         for name, column in texts.items():
             table = table.append_column(name, pa.array(column))
         pq.write_table(table, path)

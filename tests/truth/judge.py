@@ -42,10 +42,10 @@ class Violation:
     what: str
     place: str
     case: str
-    said: str
+    words: str
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.case}\n      said: {self.said}"
+        return f"{self.place}: {self.case}\n      said: {self.words}"
 
 
 @dataclass
@@ -85,7 +85,7 @@ def _model(plan: list[File], folder: Path, flags: Sequence[str]) -> Outcome:
     for file in plan:
         rows = [file.form.write([case.sample for case in row], file.form.fill) for row in file.rows]
         write_rows(logs / file.name, rows)
-    said = scan([logs / file.name for file in plan], model, folder / "scan.json")
+    scanned = scan([logs / file.name for file in plan], model, folder / "scan.json")
     others = cycle([number for other in range(1, len(flags)) for number in (other, 0, 0)])
     turns = [next(others, 0) for _ in plan]
     written = {}
@@ -98,7 +98,7 @@ def _model(plan: list[File], folder: Path, flags: Sequence[str]) -> Outcome:
     if "default" in written:
         again = _again(plan, written["default"], folder)
     for file in plan:
-        judge_file(file, said, written, again, outcome)
+        judge_file(file, scanned, written, again, outcome)
     return outcome
 
 
@@ -136,16 +136,18 @@ def _again(plan: list[File], written: Written, folder: Path) -> Said | None:
     return scan(paths, plan[0].model, folder / "again.json") if paths else None
 
 
-def judge_file(file: File, said: Said, written: dict[str, Written], again: Said | None, outcome: Outcome) -> None:
+def judge_file(
+    file: File, scanned: Said, written: dict[str, Written], again: Said | None, outcome: Outcome
+) -> None:
     """Count what was said of a file, and made of it."""
-    log = said.files[file.name]
+    log = scanned.files[file.name]
     for what in of_log(log, [case for _, _, case in file.cases], convention=file.convention is not None):
         outcome.add(Violation(what, file.name, str(file.convention or "several conventions"), _words(log)))
     for row, item, case in file.cases:
         place = (file.name, row, item)
         ran = {name: repaired for name, repaired in written.items() if file.name in repaired.files}
         now = {name: repaired.samples[place] for name, repaired in ran.items() if place in repaired.samples}
-        findings = said.samples[place]
+        findings = scanned.samples[place]
         broken = list(of_scan(case, findings))
         for name, columns in now.items():
             broken += [f"{what} ({name})" for what in after_repair(case, columns, name)]

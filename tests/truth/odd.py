@@ -102,7 +102,7 @@ def run_odd(logs: Sequence[Beside], folder: Path, flags: Sequence[str]) -> Outco
 class Ran:
     """What was said of logs and written by each repair, line by line."""
 
-    said: Said
+    scanned: Said
     lines: dict[tuple[str, str], list[str]]
 
 
@@ -122,7 +122,7 @@ def _ran(logs: Sequence[Beside], model: str, folder: Path, flags: Sequence[str])
 
 def differing(log: Beside, side: str, alone: Ran, together: Ran) -> Iterator[Violation]:
     """What is otherwise of a row because others are in its log."""
-    was, now = _findings(log, alone.said), _findings(log, together.said)
+    was, now = _findings(log, alone.scanned), _findings(log, together.scanned)
     whose = "an odd row changes" if side == "without" else "right rows change"
     which = "a right one" if side == "without" else "an odd one"
     places = [number for number in range(RIGHT + 1) if (number == log.at) == (side == "only")]
@@ -137,17 +137,17 @@ def differing(log: Beside, side: str, alone: Ran, together: Ran) -> Iterator[Vio
                 yield Violation(f"{whose} the repair of {which} ({flag})", place, about, "")
 
 
-def _findings(log: Beside, said: Said) -> dict[int, list[Json]]:
+def _findings(log: Beside, scanned: Said) -> dict[int, list[Json]]:
     """The findings of each row, but for where it stands."""
     rows: dict[int, list[Json]] = defaultdict(list)
-    for finding in said.report["findings"]:
+    for finding in scanned.report["findings"]:
         if (
             Path(finding["file"] or "").name == log.name
             and finding["where"] != "log"
             and finding["row"] is not None
         ):
-            kept = {key: value for key, value in finding.items() if key not in ("file", "row", "fingerprint")}
-            rows[finding["row"]].append(kept)
+            facts = {key: value for key, value in finding.items() if key not in ("file", "row", "fingerprint")}
+            rows[finding["row"]].append(facts)
     return rows
 
 

@@ -135,12 +135,12 @@ def files(
     dice = random.Random(seed)
     chosen = models or list(MODELS)
     each = max(1, round(count * (1 - whole) / len(forms) / len(chosen)))
-    made = []
+    plan = []
     for name in forms:
         for model in chosen:
             drawn = [(fault, _convention(fault, dice)) for fault in _faults(dice, each)]
-            made.append(_file(f"mixed-{name}-{model}", model, FORMS[name], drawn, dice))
-    return made + list(_whole(round(count * whole), forms, chosen, dice))
+            plan.append(_file(f"mixed-{name}-{model}", model, FORMS[name], drawn, dice))
+    return plan + list(_whole(round(count * whole), forms, chosen, dice))
 
 
 def _whole(count: int, forms: list[str], models: list[str], dice: random.Random) -> Iterator[File]:
@@ -153,13 +153,13 @@ def _whole(count: int, forms: list[str], models: list[str], dice: random.Random)
         convention = CONVENTIONS[(first + number // 3) % len(CONVENTIONS)]
         if not _fits(convention, fault):
             convention = CONVENTIONS[0]
-        drawn, kept = [(fault, convention)] * ROWS, convention
+        drawn, common = [(fault, convention)] * ROWS, convention
         if what == "odd":
             odd = fault_of(dice.choice([kind for kind in FAULTS if kind != "clean"]), dice)
             drawn[dice.randrange(ROWS)] = odd, _convention(odd, dice)
         name = f"{what}-{number}-{form.name}-{model}"
         yield _file(
-            name, model, form, drawn, dice, convention=kept if what != "odd" else None, single=number % 6 < 3
+            name, model, form, drawn, dice, convention=common if what != "odd" else None, single=number % 6 < 3
         )
 
 

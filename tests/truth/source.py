@@ -84,12 +84,12 @@ class _Draft:
     spans: list[tuple[int, int, str]] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
 
-    def given(self, ids: list[int]) -> None:
+    def unsampled(self, ids: list[int]) -> None:
         self.ids += ids
         self.truth += [None] * len(ids)
 
-    def call(self, call: dict[str, Any], given: list[int]) -> None:
-        self.given(given)
+    def call(self, call: dict[str, Any], prompt: list[int]) -> None:
+        self.unsampled(prompt)
         start = len(self.ids)
         self.ids += call["generation_token_ids"]
         self.truth += call["generation_log_probs"]
@@ -137,7 +137,7 @@ def chat_of(name: str, turns: int, dice: random.Random, *, closed: bool = False)
         _append(draft, model, other, turns - len(draft.spans))
         names.append(other["id"])
     if closed:
-        draft.given(_closing(draft, model))
+        draft.unsampled(_closing(draft, model))
     return Chat(
         model=model,
         ids=draft.ids,
@@ -157,10 +157,10 @@ def _append(draft: _Draft, model: Model, row: dict[str, Any], turns: int) -> Non
     for number, call in enumerate(calls):
         prompt = call["prompt_token_ids"]
         assert prompt[: len(base)] == base
-        given = prompt[len(base) :]
+        ids = prompt[len(base) :]
         if chained and number == 0:
-            given = _closing(draft, model) + _last_user(given, model)
-        draft.call(call, given)
+            ids = _closing(draft, model) + _last_user(ids, model)
+        draft.call(call, ids)
         base = prompt + call["generation_token_ids"]
     draft.messages += _messages(row["messages"], len(calls), model, chained=chained)
 
@@ -170,12 +170,12 @@ def _messages(
 ) -> list[dict[str, Any]]:
     """The messages up to the so-manieth answer; without their system prompt where they go on another's."""
     at = [index for index, message in enumerate(messages) if message["role"] == "assistant"][answers - 1]
-    kept = [dict(message) for message in messages[: at + 1]]
-    if chained and kept[0]["role"] == "system":
-        system = kept.pop(0)
+    copies = [dict(message) for message in messages[: at + 1]]
+    if chained and copies[0]["role"] == "system":
+        system = copies.pop(0)
         if model.name == "gemma-3":  # its template writes the system prompt into the first user turn
-            kept[0]["content"] = f"{system['content']}\n\n{kept[0]['content'].strip()}"
-    return kept
+            copies[0]["content"] = f"{system['content']}\n\n{copies[0]['content'].strip()}"
+    return copies
 
 
 def _closing(draft: _Draft, model: Model) -> list[int]:
@@ -200,9 +200,9 @@ def _turn(draft: _Draft, model: Model, span: tuple[int, int, str]) -> Turn:
 
 def _users(draft: _Draft, model: Model) -> list[tuple[int, int]]:
     """The stretches between a user's header and its end token, among what was given."""
-    header, found = [model.start, *model.user, model.newline], []
+    header, spans = [model.start, *model.user, model.newline], []
     for at, token in enumerate(draft.ids):
         if token == model.start and draft.truth[at] is None and draft.ids[at : at + len(header)] == header:
             begin = at + len(header)
-            found.append((begin, draft.ids.index(model.end, begin)))
-    return found
+            spans.append((begin, draft.ids.index(model.end, begin)))
+    return spans

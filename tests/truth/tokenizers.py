@@ -68,7 +68,7 @@ class Pair:
 
     log: str
     read_with: str
-    said: Said
+    scanned: Said
     same: bool
     """Whether both write the same tokens for every row."""
     kin: bool
@@ -82,8 +82,8 @@ def _tokenizer(name: str) -> tokenizers.Tokenizer:
 
 @cache
 def _config(name: str) -> Json:
-    found: Json = json.loads((SHARED / "tokenizers" / name / "tokenizer_config.json").read_text())
-    return found
+    config: Json = json.loads((SHARED / "tokenizers" / name / "tokenizer_config.json").read_text())
+    return config
 
 
 def _refuse(message: str) -> None:
@@ -120,15 +120,15 @@ def _harmony(messages: Messages, *, opened: bool) -> str:
 def conversations(seed: int = 7) -> list[Messages]:
     """Conversations of one to four turns, with a system prompt or without."""
     dice = random.Random(seed)
-    made = []
+    drawn = []
     for number in range(ROWS):
         messages = [{"role": "system", "content": "You are a careful assistant."}] if number % 3 else []
         for _ in range(dice.randint(1, 4)):
             at = dice.randrange(len(_ASKED))
             messages.append({"role": "user", "content": _ASKED[at]})
             messages.append({"role": "assistant", "content": f"{_SAID[at]} ({number})"})
-        made.append(messages)
-    return made
+        drawn.append(messages)
+    return drawn
 
 
 def row(name: str, messages: Messages) -> Json:
@@ -162,16 +162,16 @@ def log_of(name: str) -> list[Json]:
 def writes_the_same(log: str, other: str) -> bool:
     """Whether another tokenizer and its template write the rows as they are."""
     return all(
-        one["token_ids"] == there["token_ids"] for one, there in zip(log_of(log), log_of(other), strict=True)
+        here["token_ids"] == there["token_ids"] for here, there in zip(log_of(log), log_of(other), strict=True)
     )
 
 
 def _reads_the_same(log: str, other: str) -> bool:
     """Whether another tokenizer decodes all rows to the texts that they were made of."""
     return all(
-        _tokenizer(other).decode(one["token_ids"], skip_special_tokens=False)
-        == _tokenizer(log).decode(one["token_ids"], skip_special_tokens=False)
-        for one in log_of(log)
+        _tokenizer(other).decode(record["token_ids"], skip_special_tokens=False)
+        == _tokenizer(log).decode(record["token_ids"], skip_special_tokens=False)
+        for record in log_of(log)
     )
 
 
@@ -179,31 +179,31 @@ def pair(log: str, read_with: str, folder: Path) -> Pair:
     """What a scan says of the log of one tokenizer, read with another."""
     path = folder / f"{log}.jsonl"
     write_rows(path, log_of(log))
-    said = scan([path], read_with, folder / f"{log}-{read_with}.json")
-    return Pair(log, read_with, said, writes_the_same(log, read_with), _reads_the_same(log, read_with))
+    scanned = scan([path], read_with, folder / f"{log}-{read_with}.json")
+    return Pair(log, read_with, scanned, writes_the_same(log, read_with), _reads_the_same(log, read_with))
 
 
-def broken(one: Pair) -> Iterator[str]:
+def broken(reading: Pair) -> Iterator[str]:
     """What was said that is not right."""
-    findings = one.said.report["findings"]
-    loud = [found for found in findings if found["severity"] != "note"]
+    findings = reading.scanned.report["findings"]
+    loud = [finding for finding in findings if finding["severity"] != "note"]
     first = findings[0] if findings else {"code": "nothing", "severity": ""}
-    told = first["code"] == "REC007" and first["severity"] == "error"
-    if one.log == one.read_with or one.same:
-        yield from (f"loud on its own log: {found['code']} {found['cause']}" for found in loud)
+    named = first["code"] == "REC007" and first["severity"] == "error"
+    if reading.log == reading.read_with or reading.same:
+        yield from (f"loud on its own log: {finding['code']} {finding['cause']}" for finding in loud)
         return
-    if one.kin and not any(found["code"] == "REC007" for found in findings):
+    if reading.kin and not any(finding["code"] == "REC007" for finding in findings):
         # Nothing but the template differs: its causes say so as well as REC007 does.
-        yield from (f"not of the template: {found['code']}" for found in loud if found["code"][:3] != "TPL")
+        yield from (f"not of the template: {finding['code']}" for finding in loud if finding["code"][:3] != "TPL")
         if not loud:
             yield "another template, and nothing said"
         return
-    if not told:
+    if not named:
         yield f"first is {first['severity']} {first['code']}, not error REC007"
-    if one.said.exit != 1:
-        yield f"exit {one.said.exit}"
-    if len(findings) - told > OTHERS:
-        yield f"{len(findings) - told} other findings"
+    if reading.scanned.exit != 1:
+        yield f"exit {reading.scanned.exit}"
+    if len(findings) - named > OTHERS:
+        yield f"{len(findings) - named} other findings"
 
 
 def main() -> int:
@@ -217,12 +217,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for log in names:
             for read_with in names:
-                one = pair(log, read_with, Path(folder))
-                faults = sorted(set(broken(one)))
+                reading = pair(log, read_with, Path(folder))
+                faults = sorted(set(broken(reading)))
                 wrong += bool(faults)
-                kind = "own" if log == read_with else "same" if one.same else "kin" if one.kin else ""
-                said = f"{len(one.said.report['findings'])} findings, exit {one.said.exit}"
-                print(f"{log:14}{read_with:14}{kind:5}{said:26}{'; '.join(faults[:4]) or 'right'}", flush=True)
+                kind = "own" if log == read_with else "same" if reading.same else "kin" if reading.kin else ""
+                summary = f"{len(reading.scanned.report['findings'])} findings, exit {reading.scanned.exit}"
+                print(f"{log:14}{read_with:14}{kind:5}{summary:26}{'; '.join(faults[:4]) or 'right'}", flush=True)
     print(f"{wrong} of {len(names) ** 2} pairs are not right")
     return int(bool(wrong))
 

@@ -65,16 +65,16 @@ def scan(logs: list[Path], tokenizer: str, out: Path, *flags: str) -> Said:
     report = json.loads(out.read_text(encoding="utf-8"))
     samples: dict[tuple[str, int, int], list[Finding]] = defaultdict(list)
     files: dict[str, list[Finding]] = defaultdict(list)
-    for one in report["findings"]:
-        places = one["folded"]["places"] if one.get("folded") else [[None, one["start"], one["end"]]]
+    for entry in report["findings"]:
+        places = entry["folded"]["places"] if entry.get("folded") else [[None, entry["start"], entry["end"]]]
         spans = tuple((start, end) for _, start, end in places if start is not None)
-        said = (one[name] for name in ("code", "severity", "cause", "message", "where", "start"))
-        found = Finding(*said, spans)
-        name = Path(one["file"] or "").name
-        if one["where"] == "log" or one["row"] is None:
-            files[name].append(found)
+        facts = (entry[name] for name in ("code", "severity", "cause", "message", "where", "start"))
+        finding = Finding(*facts, spans)
+        name = Path(entry["file"] or "").name
+        if entry["where"] == "log" or entry["row"] is None:
+            files[name].append(finding)
         else:
-            samples[name, one["row"], one["item"]].append(found)
+            samples[name, entry["row"], entry["item"]].append(finding)
     return Said(samples, files, code, report)
 
 
@@ -90,12 +90,12 @@ def repair(logs: list[Path], tokenizer: str, out: Path, *flags: str) -> None:
 def _run(folder: Path, *arguments: str) -> int:
     """The exit code, 0 or 1. What the audit keeps between runs stays in the folder."""
     if not DEEP:
-        code, _, said = run_here(*arguments)
+        code, _, errors = run_here(*arguments)
     else:
         command = [sys.executable, "-m", "tito_audit", *arguments]
-        kept = {**os.environ, "TITO_AUDIT_CACHE": str(folder / "cache")}
-        done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, check=False)
-        code, said = done.returncode, done.stderr
-    if code not in (0, 1) or "Traceback" in said:
-        raise ToolError(f"{' '.join(arguments)[:300]}\nexit {code}\n{said[-3000:]}")
+        environment = {**os.environ, "TITO_AUDIT_CACHE": str(folder / "cache")}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        code, errors = done.returncode, done.stderr
+    if code not in (0, 1) or "Traceback" in errors:
+        raise ToolError(f"{' '.join(arguments)[:300]}\nexit {code}\n{errors[-3000:]}")
     return code

@@ -97,7 +97,7 @@ class Agent:
             for turn, step in enumerate(self.steps):
                 messages = [*messages, *_says(step, waits)]
                 request = self._request(model, turn, step, messages)
-                response = await _asked(client, request, stream=self.stream)
+                response = await _answered(client, request, stream=self.stream)
                 rows.append({"request": request, "response": response})
                 answer = response["choices"][turn % self.n]["message"]
                 waits = [call["id"] for call in answer.get("tool_calls") or ()]
@@ -105,7 +105,7 @@ class Agent:
         return rows
 
     def _request(self, model: str, turn: int, step: Step, messages: list[Row]) -> Row:
-        held = {"structured_outputs": {"regex": step.form}} if step.form is not None else {}
+        forced = {"structured_outputs": {"regex": step.form}} if step.form is not None else {}
         tools = {"tools": list(self.tools), "tool_choice": "auto"} if self.tools else {}
         return {
             "model": model,
@@ -116,7 +116,7 @@ class Agent:
             "max_tokens": self.max_tokens,
             "logprobs": True,
             **tools,
-            **held,
+            **forced,
             **self.more,
         }
 
@@ -137,7 +137,7 @@ _OWN = ("structured_outputs", "return_token_ids", "chat_template_kwargs", "sessi
 """Fields that the client sends only as `extra_body`."""
 
 
-async def _asked(client: openai.AsyncOpenAI, request: Row, *, stream: bool) -> Row:
+async def _answered(client: openai.AsyncOpenAI, request: Row, *, stream: bool) -> Row:
     extra = {name: request[name] for name in _OWN if name in request}
     own = {name: value for name, value in request.items() if name not in _OWN}
     if not stream:

@@ -26,15 +26,15 @@ async def asked(server: VllmServer, path: str, body: Row) -> Row:
 
 def running(server: VllmServer) -> int:
     """How many requests the server samples for, or has waiting, at this moment."""
-    found = _metrics(server, "num_requests_(?:running|waiting)")
-    assert len(found) == 2, "the metrics that this reads"
-    return int(sum(found))
+    counts = _metrics(server, "num_requests_(?:running|waiting)")
+    assert len(counts) == 2, "the metrics that this reads"
+    return int(sum(counts))
 
 
 def sampled(server: VllmServer) -> int:
     """How many tokens the server has sampled since it started."""
-    (found,) = _metrics(server, "generation_tokens_total")
-    return int(found)
+    (count,) = _metrics(server, "generation_tokens_total")
+    return int(count)
 
 
 def _metrics(server: VllmServer, name: str) -> list[float]:

@@ -18,11 +18,11 @@ from tests.vllm.server import VllmServer
 
 def direct_log(server: VllmServer, folder: Path, agents: Sequence[Agent]) -> Path:
     """What agents log that ask the server itself: each call with the answer they went on with."""
-    asked = [replace(agent, more={**agent.more, "return_token_ids": True}) for agent in agents]
-    conversations = asyncio.run(run_all(asked, f"{server.url}/v1"))
+    direct = [replace(agent, more={**agent.more, "return_token_ids": True}) for agent in agents]
+    conversations = asyncio.run(run_all(direct, f"{server.url}/v1"))
     rows = [
         {"session_id": f"s{number}", **_followed(row, turn % agent.n)}
-        for number, (agent, calls) in enumerate(zip(asked, conversations, strict=True))
+        for number, (agent, calls) in enumerate(zip(direct, conversations, strict=True))
         for turn, row in enumerate(calls)
     ]
     return written(folder / "direct.jsonl", rows)
@@ -39,10 +39,10 @@ def scanned(log: Path, server: VllmServer, *more: object) -> tuple[int, Counter[
     The toy model spells control tokens in pieces as often as not. By chance all of the first rows do: REC007 then
     takes them for those of another tokenizer, and no other rule would run.
     """
-    code, out, said = run("scan", log, "-t", server.model, "--ignore", "REC007", "--report", "json", *more)
-    assert out, said
-    found = json.loads(out)["summary"]["findings"]
-    return code, Counter({rule: counts["error"] for rule, counts in found.items() if counts["error"]})
+    code, out, errors = run("scan", log, "-t", server.model, "--ignore", "REC007", "--report", "json", *more)
+    assert out, errors
+    counts = json.loads(out)["summary"]["findings"]
+    return code, Counter({rule: counts["error"] for rule, counts in counts.items() if counts["error"]})
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,11 +83,11 @@ def running(folder: Path) -> Iterator[VllmServer]:
         with (folder / "start").open("w") as start:
             fcntl.flock(start, fcntl.LOCK_EX)
             fcntl.flock(users, fcntl.LOCK_SH)  # waits for a keeper that is stopping its server
-            server = _known(folder) or _started(folder)
+            server = _running_server(folder) or _started(folder)
         yield server
 
 
-def _known(folder: Path) -> VllmServer | None:
+def _running_server(folder: Path) -> VllmServer | None:
     """The server that another process of this run has started."""
     state = _state(folder)
     return _server(folder, state) if state is not None else None
@@ -121,13 +121,13 @@ def _started(folder: Path) -> VllmServer:
 def _start_keeper(folder: Path) -> None:
     """A process that is nobody's child, as it outlives whoever happens to start it."""
     keeper = [sys.executable, "-m", "tests.vllm.server", str(folder)]
-    with (folder / "keeper").open("w") as said:
+    with (folder / "keeper").open("w") as log:
         subprocess.run(
             ["sh", "-c", '"$@" &', "sh", *keeper],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=log,
+            stderr=log,
             start_new_session=True,
             check=True,
         )
@@ -206,10 +206,10 @@ def _free_port() -> int:
 
 def keep_log(server: VllmServer) -> Path:
     """A copy of the server's log that stays after the run: `build/vllm-server.log`."""
-    kept = ROOT / "build" / "vllm-server.log"
-    kept.parent.mkdir(exist_ok=True)
-    shutil.copy(server.log, kept)
-    return kept
+    copy = ROOT / "build" / "vllm-server.log"
+    copy.parent.mkdir(exist_ok=True)
+    shutil.copy(server.log, copy)
+    return copy
 
 
 if __name__ == "__main__":
