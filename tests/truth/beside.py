@@ -435,7 +435,7 @@ def _experts(writer: Writer, chat: Chat, dice: random.Random, fault: str) -> Ite
         if not len(routes):
             return
         wrong = len(routes) not in allowed and not flat
-        if not routes[-1].any():  # no more than padding
+        if not (routes[0].any() and routes[-1].any()):  # a row may be no more than padding
             return
     elif fault == "twice":
         if k == 1 or form in ("layers", "bare"):
@@ -498,13 +498,16 @@ def _experts(writer: Writer, chat: Chat, dice: random.Random, fault: str) -> Ite
 
 def _routes(ids: Sequence[int], count: int, layers: int, k: int, dice: random.Random) -> np.ndarray:
     """`[N, layers, k]`; a token often has the experts that it had before."""
-    draw, seen = np.random.default_rng(dice.randrange(1 << 30)), {}
-    rows = []
-    for token in ids:
-        if token not in seen or draw.random() < 0.5:
-            seen[token] = np.stack([draw.choice(count, k, replace=False) for _ in range(layers)])
-        rows.append(seen[token])
-    return np.array(rows, np.int16)
+    draw = np.random.default_rng(dice.randrange(1 << 30))
+    # Steps around the circle of experts, in all less than once around it: no expert is drawn twice.
+    steps = draw.integers(1, count // k + 1, (len(ids), layers, k))
+    fresh = draw.permuted((draw.integers(count, size=(len(ids), layers, 1)) + steps.cumsum(-1)) % count, axis=-1)
+    anew, seen = draw.random(len(ids)) < 0.5, {}
+    for at, token in enumerate(ids):
+        if token not in seen or anew[at]:
+            seen[token] = at
+        fresh[at] = fresh[seen[token]]
+    return fresh.astype(np.int16)
 
 
 def _default(like: np.ndarray) -> np.ndarray:
