@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -123,7 +123,7 @@ def _less_json(value: Any, accepted: Callable[[bytes], bool], end: bytes) -> Non
     changed = True
     while changed:
         changed = False
-        for holder, key in _from_the_top(value):
+        for holder, key in places(value):
             if (isinstance(holder, dict) and key not in holder) or (
                 isinstance(holder, list) and key >= len(holder)
             ):
@@ -157,10 +157,6 @@ def _less_json(value: Any, accepted: Callable[[bytes], bool], end: bytes) -> Non
                 holder[key] = old
 
 
-def _from_the_top(value: Any) -> Iterator[tuple[Any, Any]]:
-    yield from places(value)
-
-
 def _less_table(data: bytes, accepted: Callable[[bytes], bool]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -173,7 +169,7 @@ def _less_table(data: bytes, accepted: Callable[[bytes], bool]) -> None:
     if not _readable(data):
         return
     try:
-        table = pq.read_table(pa.BufferReader(data))
+        table = pq.ParquetFile(pa.BufferReader(data)).read()
         if not accepted(saved(table)):
             return
         for at in range(table.num_rows - 1):
@@ -193,6 +189,6 @@ def _readable(data: bytes) -> bool:
     # It ends at once after reading: threads of libraries may make a usual end fail.
     code = (
         "import os, sys, pyarrow.parquet as p, pyarrow as a; "
-        "p.read_table(a.BufferReader(sys.stdin.buffer.read())); os._exit(7)"
+        "p.ParquetFile(a.BufferReader(sys.stdin.buffer.read())).read(); os._exit(7)"
     )
     return subprocess.run([sys.executable, "-c", code], input=data, capture_output=True).returncode == 7

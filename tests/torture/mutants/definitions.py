@@ -29,10 +29,7 @@ def tokenizer_files(dice: Random) -> tuple[dict[str, bytes], str]:
         return definitions.drawn(dice)
     files = dict(_toy())
     name = dice.choice(sorted(files))
-    if dice.random() < 0.3:
-        files[name] = damaged(dice, files[name])
-        return files, f"damaged bytes of {name}"
-    if not name.endswith(".json"):
+    if dice.random() < 0.3 or not name.endswith(".json"):
         files[name] = damaged(dice, files[name])
         return files, f"damaged bytes of {name}"
     value: Any = json.loads(files[name])

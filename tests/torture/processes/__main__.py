@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -72,7 +73,7 @@ def campaign(
     with tempfile.TemporaryDirectory(prefix="tito-torture-logs-") as aside:
         logs, warm = Path(aside) / "logs", Path(aside) / "warm"
         make_logs(logs)
-        make_logs(warm)
+        shutil.copytree(logs, warm)
         os.environ["TITO_AUDIT_CACHE"] = "off"
         load(warm, works)
         before, whole = digest(logs), undisturbed(logs, works)

@@ -113,7 +113,7 @@ def make_logs(folder: Path) -> None:
     """Every log that the works name, below a folder; the same bytes each time."""
     noise = random.Random(5)
     lines = (FORMATS / "nemo_gym.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines][:10]
+    rows = [json.loads(line) for line in lines[:10]]
 
     def padded(count: int) -> list[dict[str, Any]]:
         pads = (base64.b64encode(noise.randbytes(_PAD)).decode() for _ in range(count))
@@ -121,13 +121,12 @@ def make_logs(folder: Path) -> None:
 
     small, large = padded(_SMALL), padded(_LARGE)
     (folder / "logs").mkdir(parents=True)
-    (folder / "small.jsonl").write_bytes(_text(small))
-    (folder / "large.jsonl").write_bytes(_text(large))
-    (folder / "small.jsonl.gz").write_bytes(gzip.compress(_text(small), 1, mtime=0))
-    (folder / "large.jsonl.gz").write_bytes(gzip.compress(_text(large), 1, mtime=0))
+    for name, text in (("small.jsonl", _text(small)), ("large.jsonl", _text(large))):
+        (folder / name).write_bytes(text)
+        (folder / f"{name}.gz").write_bytes(gzip.compress(text, 1, mtime=0))
     _table(folder / "large.parquet", large)
     (folder / "logs" / "a.jsonl").write_bytes(_text(rows))
-    (folder / "logs" / "b.jsonl.gz").write_bytes(gzip.compress(_text(small), 1, mtime=0))
+    (folder / "logs" / "b.jsonl.gz").write_bytes((folder / "small.jsonl.gz").read_bytes())
     _table(folder / "logs" / "c.parquet", small)
 
 
