@@ -10,37 +10,10 @@ from tests.torture.sources import Source, fixtures
 __all__ = ["MUTATORS", "damaged", "plain"]
 
 _TOKENS = (
-    b"\0",
-    b"\xff",
-    b'"',
-    b"{",
-    b"}",
-    b"[",
-    b"]",
-    b",",
-    b":",
-    b"\\",
-    b"\n",
-    b"null",
-    b"NaN",
-    b"1e999",
-    b"-",
-    b"\\ud800",
-    b"\xef\xbb\xbf",
-    b"\x1b[31m",
-    b"9" * 400,
-    b"\xc0\x80",
-    b"\\u0000",
-    b"true",
-    b"''",
-    b"\x85",
-    b"\xe2\x80\xa8",
-    b"PAR1",
-    b"ARROW1\0\0",
-    b"\x1f\x8b",
-    b"\x28\xb5\x2f\xfd",
-    b"PK\x03\x04",
-)
+    b"\0", b"\xff", b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\", b"\n", b"null", b"NaN", b"1e999", b"-",
+    b"\\ud800", b"\xef\xbb\xbf", b"\x1b[31m", b"9" * 400, b"\xc0\x80", b"\\u0000", b"true", b"''", b"\x85",
+    b"\xe2\x80\xa8", b"PAR1", b"ARROW1\0\0", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04",
+)  # fmt: skip
 
 
 def plain(dice: Random, source: Source) -> bytes:
@@ -103,38 +76,11 @@ def _renamed(dice: Random, source: Source) -> Mutant:
 
 
 def _tiny(dice: Random, source: Source) -> Mutant:
-    data = dice.choice(
-        (
-            b"",
-            b"\n",
-            b"{",
-            b"[]",
-            b"{}",
-            b"null",
-            b"0",
-            b'""',
-            b"[[]]",
-            b"[{}]",
-            b"{}\n{}\n",
-            b" ",
-            b"\xff",
-            b"\0",
-            b"[",
-            b"{}{}",
-            b"[null]",
-            b"-",
-            b"PAR1",
-            b"PAR1PAR1",
-            b"ARROW1",
-            b"\r",
-            b"PK\x03\x04",
-            b"\x80\x04.",
-            b"\x1f\x8b",
-            b"\x28\xb5\x2f\xfd",
-            b'{"a":',
-            b"[1,2,3]",
-        )
-    )
+    data = dice.choice((
+        b"", b"\n", b"{", b"[]", b"{}", b"null", b"0", b'""', b"[[]]", b"[{}]", b"{}\n{}\n", b" ", b"\xff", b"\0",
+        b"[", b"{}{}", b"[null]", b"-", b"PAR1", b"PAR1PAR1", b"ARROW1", b"\r", b"PK\x03\x04", b"\x80\x04.",
+        b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b'{"a":', b"[1,2,3]",
+    ))  # fmt: skip
     return Mutant(f"log{source.suffix}", data, "next to nothing")
 
 

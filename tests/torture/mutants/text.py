@@ -15,18 +15,8 @@ __all__ = ["MUTATORS"]
 _MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff", b"\xff\xfe\0\0", b"\0\0\xfe\xff", b"\xef\xbb\xbf" * 2)
 _CODECS = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1", "cp1252", "utf-7", "utf-8-sig")
 _BREAKS = (
-    b"\r\n",
-    b"\r",
-    b"\n\r",
-    b"\n\n",
-    b"\n \n",
-    b"\n\t\n",
-    b"\x0b",
-    b"\xe2\x80\xa8",
-    b"\x85",
-    b"\x1e",
-    b"\n\0\n",
-)
+    b"\r\n", b"\r", b"\n\r", b"\n\n", b"\n \n", b"\n\t\n", b"\x0b", b"\xe2\x80\xa8", b"\x85", b"\x1e", b"\n\0\n",
+)  # fmt: skip
 
 
 def _named(source: Source, data: bytes, change: str) -> Mutant:
