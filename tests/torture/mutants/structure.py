@@ -229,7 +229,7 @@ def _encoded(value: Any) -> str:
         return str(value)
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(str(key))}: {_encoded(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
+    if isinstance(value, list) and not {int, float}.issuperset(map(type, value)):
         return "[" + ", ".join(map(_encoded, value)) + "]"
     return json.dumps(value, default=str)
 
