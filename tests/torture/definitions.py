@@ -225,17 +225,8 @@ def _model(dice: Random, files: dict[str, bytes]) -> str:
             "max_input_chars_per_word": dice.choice((100, 10**9)),
         }
     else:
-        setting = dice.choice(
-            (
-                "dropout",
-                "unk_token",
-                "continuing_subword_prefix",
-                "end_of_word_suffix",
-                "fuse_unk",
-                "byte_fallback",
-                "merges",
-            )
-        )
+        settings = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk")
+        setting = dice.choice((*settings, "byte_fallback", "merges"))
         model[setting] = dice.choice((*_ODD, "x" * 1_000_000, 0.5))
     _write(files, "tokenizer.json", whole)
     return f"model {kind}"

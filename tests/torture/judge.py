@@ -88,11 +88,9 @@ def _ended(attack: Attack, outcome: Outcome, errors: str, memory: int) -> Iterat
         short = "/".join(Path(path).parts[-2:])
         yield Failure("warning", f"{short} {kind} {re.sub('[0-9]+', 'N', text)[:60]}", errors[-2000:])
     if outcome.peak > memory:
-        yield Failure("memory", f"{attack.command} {_last_words(attack.made)}", f"{outcome.peak >> 20} MB")
-
-
-def _last_words(change: str) -> str:
-    return re.sub("[0-9]+", "N", change)[:60]
+        yield Failure(
+            "memory", f"{attack.command} {re.sub('[0-9]+', 'N', attack.made)[:60]}", f"{outcome.peak >> 20} MB"
+        )
 
 
 def _innermost(errors: str) -> str:
@@ -169,10 +167,7 @@ def _unmade(outcome: Outcome, name: str) -> bool:
 
 
 def _report_of(attack: Attack) -> str:
-    for flag in ("-f",):
-        if flag in attack.words:
-            return attack.words[attack.words.index(flag) + 1]
-    return "text"
+    return attack.words[attack.words.index("-f") + 1] if "-f" in attack.words else "text"
 
 
 def _printed(attack: Attack, outcome: Outcome, errors: str) -> Iterator[Failure]:

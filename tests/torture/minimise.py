@@ -143,14 +143,8 @@ def _less_json(value: Any, accepted: Callable[[bytes], bool], end: bytes) -> Non
                     changed = True
                     continue
                 holder.insert(key, old)
-            if isinstance(old, str) and len(old) > 8:
-                holder[key] = old[:4]
-                if accepted(text()):
-                    changed = True
-                    continue
-                holder[key] = old
-            if isinstance(old, list) and len(old) > 8:
-                holder[key] = old[: len(old) // 2]
+            if isinstance(old, str | list) and len(old) > 8:
+                holder[key] = old[:4] if isinstance(old, str) else old[: len(old) // 2]
                 if accepted(text()):
                     changed = True
                     continue

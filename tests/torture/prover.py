@@ -54,10 +54,6 @@ def _answer(order: str) -> dict[str, Any]:
         return {"failed": f"{Path(frame.filename).name}:{frame.name} {type(error).__name__}", "why": str(error)}
 
 
-def _answers() -> None:
+if __name__ == "__main__":
     for order in sys.stdin:
         print(json.dumps(_answer(order)), flush=True)
-
-
-if __name__ == "__main__":
-    _answers()

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,8 @@ from tests.command import run
 from tests.torture.forms_tables import arrow_log, parquet_log, table_of
 from tests.torture.forms_text import text_log
 from tests.torture.proof import lost
+from tests.torture.sources import ROOT, documents
 
-ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 REPAIRS = ("splice", "mask", "fork", "realign", "normalize", "canonical", "drop", "once")
 
@@ -38,7 +37,8 @@ def logs() -> dict[str, list[Any]]:
         if path.suffix == ".parquet":
             rows[path.name] = pq.ParquetFile(path).read().to_pylist()
         elif path.suffix in (".jsonl", ".json"):
-            rows[path.name] = list(_values(path.read_text(encoding="utf-8")))
+            values = documents(path.read_text(encoding="utf-8"))
+            rows[path.name] = [row for value in values for row in (value if isinstance(value, list) else [value])]
     for calls in (False, True):
         planted = rows_of(str(TOKENIZER), 1, 64, 100, 0.9, calls=calls)
         rows["planted calls" if calls else "planted rows"] = [_plain(row) for row, _ in planted]
@@ -52,14 +52,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _values(text: str) -> Iterator[Any]:
-    decoder, at = json.JSONDecoder(), 0
-    while text[at:].strip():
-        at += len(text[at:]) - len(text[at:].lstrip())
-        value, at = decoder.raw_decode(text, at)
-        yield from value if isinstance(value, list) else [value]
 
 
 def mutant(seed: int, number: int, folder: Path) -> tuple[Path, list[str]] | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-__all__ = ["ROOT", "TOY", "Source", "fixtures", "real", "source_of"]
+__all__ = ["ROOT", "TOY", "Source", "documents", "fixtures", "real", "source_of"]
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = "{root}/fixtures/tokenizers/toy_bpe"
@@ -43,10 +43,10 @@ class Source:
         """A few rows, parsed; they are for the caller to change."""
         if self.suffix == ".parquet":
             return _table_rows(self.data, dice)
-        return _documents(b"".join(self.lines(dice)).decode())
+        return documents(b"".join(self.lines(dice)).decode())
 
 
-def _documents(text: str) -> list[Any]:
+def documents(text: str) -> list[Any]:
     """Every JSON value of a text."""
     values, at, decoder = [], 0, json.JSONDecoder()
     while text[at:].strip():

@@ -950,7 +950,7 @@ def _repaired(files: dict[str, list[Case]], folder: Path, model: str, outcome: O
         new = read_rows(folder / "repaired" / name)
         for number, (case, row) in enumerate(zip(rows, new, strict=True)):
             findings = scanned.samples[name, number, 0]
-            changed = {key for key in case.row if key in row and not _same(row[key], case.row[key])}
+            changed = {key for key in case.row if key in row and json.dumps(row[key]) != json.dumps(case.row[key])}
             what = ""
             if any(finding.code != "REC008" and finding.severity != "note" for finding in findings):
                 what = "a repaired row whose columns do not fit"
@@ -968,10 +968,6 @@ def _repaired(files: dict[str, list[Case]], folder: Path, model: str, outcome: O
             if what:
                 words = "; ".join(f"{finding}: {finding.message}" for finding in findings) or "nothing"
                 outcome.add(Violation(what, f"{name}:{number}", f"{case.writer}, {case.about}", words))
-
-
-def _same(new: Any, old: Any) -> bool:
-    return json.dumps(new) == json.dumps(old)
 
 
 def _write(path: Path, rows: Sequence[Case]) -> None:

@@ -40,8 +40,7 @@ def bomb(size: int, suffix: str) -> bytes:
 
 
 def _log(dice: Random, source: Source) -> tuple[str, bytes, str]:
-    name = ".json" if source.suffix == ".json" else source.suffix
-    return name, plain(dice, source), dice.choice((".gz", ".zst"))
+    return source.suffix, plain(dice, source), dice.choice((".gz", ".zst"))
 
 
 def _whole(dice: Random, source: Source) -> Mutant:

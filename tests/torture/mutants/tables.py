@@ -123,30 +123,12 @@ def _retyped(kind: pa.DataType, dice: Random) -> pa.DataType:
             )
         )
     if pa.types.is_integer(kind):
-        return dice.choice(
-            (
-                pa.int8(),
-                pa.int16(),
-                pa.int32(),
-                pa.uint8(),
-                pa.uint16(),
-                pa.uint32(),
-                pa.uint64(),
-                pa.float16(),
-                pa.float32(),
-                pa.float64(),
-                pa.decimal128(30, 2),
-                pa.decimal256(60, 5),
-                pa.timestamp("ns"),
-                pa.timestamp("s", "UTC"),
-                pa.date32(),
-                pa.time64("us"),
-                pa.duration("ms"),
-                pa.string(),
-                pa.bool_(),
-                pa.dictionary(pa.int16(), pa.int64()),
-            )
-        )
+        return dice.choice((
+            pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.float16(),
+            pa.float32(), pa.float64(), pa.decimal128(30, 2), pa.decimal256(60, 5), pa.timestamp("ns"),
+            pa.timestamp("s", "UTC"), pa.date32(), pa.time64("us"), pa.duration("ms"), pa.string(), pa.bool_(),
+            pa.dictionary(pa.int16(), pa.int64()),
+        ))  # fmt: skip
     if pa.types.is_floating(kind):
         return dice.choice(
             (pa.float16(), pa.float32(), pa.decimal128(38, 10), pa.string(), pa.int64(), pa.bool_())
