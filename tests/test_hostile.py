@@ -68,7 +68,7 @@ def rows(path: Path, *values: object) -> Path:
 
 
 def unreadable(findings: list[dict[str, Any]]) -> dict[int, str]:
-    return {one["row"]: one["message"] for one in findings if one["code"] == "REC001"}
+    return {finding["row"]: finding["message"] for finding in findings if finding["code"] == "REC001"}
 
 
 def test_an_empty_file_is_nothing_to_audit_and_not_clean(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_truncated_last_line_is_a_finding_and_the_rows_before_it_are_audited(t
 def test_null_columns_are_read_or_are_a_finding(tmp_path: Path, row: dict[str, object]) -> None:
     code, findings, summary = audited(rows(tmp_path / "log.jsonl", row, CLEAN))
     assert summary["rollouts"] + summary["rows_unreadable"] == 2
-    assert code == (1 if any(one["severity"] == "error" for one in findings) else 0)
+    assert code == (1 if any(finding["severity"] == "error" for finding in findings) else 0)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_an_id_that_cannot_be_one_is_an_error_with_its_place(
 ) -> None:
     code, findings, _ = audited(rows(tmp_path / "log.jsonl", {**CLEAN, "token_ids": [5, 6, token_id, 8]}))
     assert code == 1
-    assert says in next(one["message"] for one in findings if one["code"] == finding)
+    assert says in next(each["message"] for each in findings if each["code"] == finding)
 
 
 def test_formats_may_be_mixed_in_one_file(tmp_path: Path) -> None:
@@ -161,10 +161,10 @@ def test_a_template_that_fails_is_a_finding_of_every_rollout(
     log = rows(tmp_path / "log.jsonl", CALLS, CALLS)
     template = chat_template(tmp_path, source)
     code, findings, _ = audited(log, "--chat-template", template, by=by)
-    found = [one for one in findings if one["code"] == "TPL211"]
+    failures = [finding for finding in findings if finding["code"] == "TPL211"]
     assert code == 0
-    assert {one["row"] for one in found} == {0, 1}
-    assert says in f"{found[0]['code']} {found[0]['message']}"
+    assert {finding["row"] for finding in failures} == {0, 1}
+    assert says in f"{failures[0]['code']} {failures[0]['message']}"
 
 
 def test_a_template_that_loops_costs_its_limit_once_however_long_the_log(tmp_path: Path) -> None:
@@ -173,9 +173,9 @@ def test_a_template_that_loops_costs_its_limit_once_however_long_the_log(tmp_pat
     started = time.monotonic()
     _, findings, _ = audited(log, "--chat-template", template, "--template-seconds", 0.5, by=apart)
     assert time.monotonic() - started < 75, "half of what 300 rows would take"
-    found = [one for one in findings if one["code"] == "TPL211"]
-    assert len(found) == 300
-    assert "not finished after 0.5 seconds" in found[-1]["message"]
+    failures = [finding for finding in findings if finding["code"] == "TPL211"]
+    assert len(failures) == 300
+    assert "not finished after 0.5 seconds" in failures[-1]["message"]
 
 
 def test_a_template_that_is_no_jinja_ends_the_run_with_its_line(tmp_path: Path) -> None:
@@ -314,8 +314,8 @@ def test_a_mistake_on_the_command_line_is_one_message_and_exit_2(
     tmp_path: Path, options: list[str], says: str
 ) -> None:
     # The client of the hub reads this when it is imported.
-    asked = partial(apart, HF_HUB_OFFLINE="1") if "nobody/no-such-model" in options else tito
-    code, out, err = asked("scan", rows(tmp_path / "log.jsonl", CLEAN), *options)
+    tito_offline = partial(apart, HF_HUB_OFFLINE="1") if "nobody/no-such-model" in options else tito
+    code, out, err = tito_offline("scan", rows(tmp_path / "log.jsonl", CLEAN), *options)
     assert (code, out) == (2, "")
     assert says in err
 
@@ -338,7 +338,7 @@ def test_odd_column_names_of_a_parquet_file_are_mapped(tmp_path: Path) -> None:
     options = ("--map", "token_ids=Toks", "--map", "loss_mask=in loss?", "--map", "logprobs=extra.lp")
     code, findings, summary = audited(log, *options)
     assert (code, summary["tokens"], summary["generated_tokens"]) == (0, 12, 6)
-    assert {one["severity"] for one in findings} == {"note"}
+    assert {finding["severity"] for finding in findings} == {"note"}
 
 
 def test_a_reader_that_goes_away_ends_the_run_quietly(tmp_path: Path) -> None:

@@ -52,11 +52,11 @@ def run(*arguments: object, **environment: str) -> tuple[int, str, str]:
 def poisoned(value: Any, trap: str, *, keys: bool) -> Any:
     """The same with the trap as every text but roles and types, or in every text and key there is."""
     if isinstance(value, dict):
-        made = {
+        fields = {
             name: inner if name in ("role", "type") and not keys else poisoned(inner, trap, keys=keys)
             for name, inner in value.items()
         }
-        return {**made, trap: trap, f"a{trap}": {trap: [trap]}} if keys else made
+        return {**fields, trap: trap, f"a{trap}": {trap: [trap]}} if keys else fields
     if isinstance(value, list):
         return [poisoned(inner, trap, keys=keys) for inner in value]
     return trap + value + trap if isinstance(value, str) else value
@@ -131,7 +131,9 @@ def logs(traps: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> di
         for text in words
     ]
     table = folder / f"{file_name(traps)}.parquet"
-    pq.write_table(pa.Table.from_pylist([one for row in whole for one in (row, {**row, "loss_mask": [1]})]), table)
+    pq.write_table(
+        pa.Table.from_pylist([record for row in whole for record in (row, {**row, "loss_mask": [1]})]), table
+    )
     return {"lines": lines, "parquet": table}
 
 
@@ -144,7 +146,7 @@ def holds_still(text: str, *, colored: bool = False) -> None:
     assert FLOOD.search(plain) is None
 
 
-def asked(log: Path, out: Path, row: int = 0) -> dict[str, list[object]]:
+def commands_of(log: Path, out: Path, row: int = 0) -> dict[str, list[object]]:
     """Every command that prints what is in a log, by a name; `show` prints a row and the next."""
     toy = ["-t", TOY]
     return {
@@ -179,7 +181,7 @@ def asked(log: Path, out: Path, row: int = 0) -> dict[str, list[object]]:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *((name, "lines") for name in some(list(asked(Path(), Path())), 4)),
+        *((name, "lines") for name in some(list(commands_of(Path(), Path())), 4)),
         *((name, "parquet") for name in ("scan", "show", "repair", "convert", "inspect")),
     ],
 )
@@ -189,7 +191,7 @@ def test_what_a_command_prints_holds_still(
     per_trap = [2 if kind == "parquet" else len(list(hostile_rows(trap))) for trap in traps]
     firsts = [sum(per_trap[:number]) for number in range(len(traps))]
     for row in firsts if name.startswith("show") else [0]:
-        prints_still(asked(logs[kind], tmp_path, row)[name])
+        prints_still(commands_of(logs[kind], tmp_path, row)[name])
 
 
 def prints_still(arguments: list[object]) -> None:
@@ -243,7 +245,7 @@ def tells_still(arguments: list[str], trap: str, folder: Path) -> None:
     config = folder / "tito-audit.toml"
     config.write_text(f"{json.dumps(word)} = {json.dumps(word)}\n", encoding="utf-8")
     places = {"LOG": str(log), "TEMPLATE": str(template), "CONFIG": str(config)}
-    code, out, err = run(*(places.get(one, one).replace("TRAP", word) for one in arguments), HF_HUB_OFFLINE="1")
+    code, out, err = run(*(places.get(name, name).replace("TRAP", word) for name in arguments), HF_HUB_OFFLINE="1")
     assert code in (0, 1, 2)
     holds_still(out)
     holds_still(err)
@@ -270,25 +272,29 @@ def test_what_a_report_writes_holds_still(name: str, written: Path) -> None:
 
 def test_annotations_are_all_that_github_reads(written: Path) -> None:
     text = read(written, "github")
-    found = commands(text)
-    assert len(found) == text.count("\n") > 1
-    assert {one.name for one in found} <= {"error", "warning", "notice"}
-    assert {key for one in found for key in one.properties} <= {"file", "line", "title"}
+    read_by_github = commands(text)
+    assert len(read_by_github) == text.count("\n") > 1
+    assert {annotation.name for annotation in read_by_github} <= {"error", "warning", "notice"}
+    assert {key for annotation in read_by_github for key in annotation.properties} <= {"file", "line", "title"}
     assert ACTING.search(text) is None
 
 
 def test_markdown_holds_no_link_image_html_or_table_of_a_log(written: Path) -> None:
     reader = MarkdownIt("commonmark", {"html": True, "linkify": False}).enable("table")
-    tokens = [one for token in reader.parse(read(written, "markdown")) for one in (token, *(token.children or ()))]
-    assert not [one for one in tokens if one.type in ("link_open", "image", "heading_open") and one.tag != "h3"]
-    html = "".join(one.content for one in tokens if one.type.startswith("html"))
+    tokens = [
+        part for token in reader.parse(read(written, "markdown")) for part in (token, *(token.children or ()))
+    ]
+    assert not [
+        token for token in tokens if token.type in ("link_open", "image", "heading_open") and token.tag != "h3"
+    ]
+    html = "".join(token.content for token in tokens if token.type.startswith("html"))
     assert not re.sub(r"</?(details|summary)( open)?>|[\w ,.:'()-]|\n", "", html), html
-    outside = " ".join(one.content for one in tokens if one.type == "text")
+    outside = " ".join(token.content for token in tokens if token.type == "text")
     assert not re.search(r"[@#]\w|http|\bwww\.", outside), outside
 
 
 def test_junit_is_xml_of_its_own_elements(written: Path) -> None:
-    tags = {one.tag for one in ElementTree.fromstring(read(written, "junit")).iter()}
+    tags = {element.tag for element in ElementTree.fromstring(read(written, "junit")).iter()}
     assert tags <= {
         "testsuites",
         "testsuite",

@@ -45,10 +45,10 @@ def finding(code: str, severity: Severity, place: Place | None = None, message: 
 
 def blocks(text: str, kind: str) -> list[Any]:
     """The data of a page, unpacked the way a browser does it."""
-    found = re.findall(
+    scripts = re.findall(
         rf'<script type="[a-z/]+" data-kind="{kind}"( data-packed="deflate")?>([^<]*)</script>', text
     )
-    return [json.loads(zlib.decompress(base64.b64decode(data)) if packed else data) for packed, data in found]
+    return [json.loads(zlib.decompress(base64.b64decode(data)) if packed else data) for packed, data in scripts]
 
 
 # --- what the page says ---------------------------------------------------------------------------------------
@@ -181,11 +181,11 @@ GROUPS = [(severity, code) for severity in Severity for code in ("TOK101", "TPL2
 
 @given(st.lists(st.sampled_from(GROUPS), max_size=300), st.integers(0, 60))
 def test_of_too_many_findings_the_worst_are_carried_and_evenly_over_the_codes(
-    found: list[tuple[Severity, str]], bound: int
+    groups: list[tuple[Severity, str]], bound: int
 ) -> None:
     with closing(PageFindings(bound)) as carried:
         carried.recount_every = 3
-        for at, (severity, code) in enumerate(found):
+        for at, (severity, code) in enumerate(groups):
             carried.add([finding(code, severity, Place("a", at))])
         chunks = list(carried.chunks())
         assert carried.number == sum(len(chunk["row"]) for chunk in chunks) <= bound
@@ -195,22 +195,22 @@ def test_of_too_many_findings_the_worst_are_carried_and_evenly_over_the_codes(
         for severity, code, row in zip(chunk["severity"], chunk["code"], chunk["row"], strict=True)
     ]
     assert [row for _, _, row in chosen] == sorted(row for _, _, row in chosen)
-    counts, offered = Counter(one[:2] for one in chosen), Counter(found)
+    counts, offered = Counter(entry[:2] for entry in chosen), Counter(groups)
     room = bound
     for severity in sorted(Severity, reverse=True):
-        mine = {group: number for group, number in offered.items() if group[0] is severity}
-        cut = [counts[group] for group in mine if counts[group] < mine[group]]
+        sizes = {group: number for group, number in offered.items() if group[0] is severity}
+        cut = [counts[group] for group in sizes if counts[group] < sizes[group]]
         assert len(set(cut)) <= 1, "codes that were cut share alike"
         if cut:
-            assert all(counts[group] <= cut[0] for group in mine)
-            assert room - sum(counts[group] for group in mine) < len(mine)
+            assert all(counts[group] <= cut[0] for group in sizes)
+            assert room - sum(counts[group] for group in sizes) < len(sizes)
             room = 0
         else:
-            room -= sum(mine.values())
+            room -= sum(sizes.values())
         if not room:
             assert not cut or sum(counts[group] for group in offered if group[0] < severity) == 0
     for group, number in counts.items():
-        first = [at for at, one in enumerate(found) if one == group][:number]
+        first = [at for at, entry in enumerate(groups) if entry == group][:number]
         assert [row for severity, code, row in chosen if (severity, code) == group] == first
 
 
@@ -236,9 +236,9 @@ def test_rollouts_beyond_the_room_are_left_out_and_the_page_says_how_many(monkey
     assert "6 of 6 rollouts with findings are shown here" in whole
     monkeypatch.setattr(views_module, "MAX_VIEW_CHARACTERS", 4 * len(json.dumps(blocks(whole, "view")[0])))
     cut = made.written(made.viewed(6))
-    held = len(blocks(cut, "view"))
-    assert 0 < held < 6
-    assert f"{held} of 6 rollouts with findings" in cut
+    shown = len(blocks(cut, "view"))
+    assert 0 < shown < 6
+    assert f"{shown} of 6 rollouts with findings" in cut
     assert "<code>tito-audit show FILE --row N</code> shows any" in cut
 
 
@@ -297,11 +297,11 @@ def test_causes_come_first_each_counted_once() -> None:
 
 
 def test_causes_beyond_the_first_wait_behind_a_count() -> None:
-    found = [
+    findings = [
         replace(finding(f"TOK{at}", Severity.ERROR, message=f"{at}"), headline=f"{{n}} of kind {at}")
         for at in range(11)
     ]
-    text = made.written([result(0, *found)])
+    text = made.written([result(0, *findings)])
     before, summary, after = text.partition("<summary>3 more causes</summary>")
     assert summary
     assert (before.count("data-headline="), after.count("data-headline=")) == (8, 3)

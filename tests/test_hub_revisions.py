@@ -89,7 +89,9 @@ def test_a_name_has_a_repository_and_perhaps_a_revision() -> None:
 def test_each_revision_brings_its_own_template(hub: ModelHub, client: Path) -> None:
     old, new = load_renderer("org/toy@v1"), load_renderer("hf://org/toy@v2")
     conversation = json.loads('[{"role": "user", "content": "Hi"}]')
-    texts = [one.render(as_messages(conversation, "test"), add_generation_prompt=False) for one in (old, new)]
+    texts = [
+        renderer.render(as_messages(conversation, "test"), add_generation_prompt=False) for renderer in (old, new)
+    ]
     assert texts[1] == "<|im_start|>user: Hi<|im_end|>"
     assert texts[0] == load_renderer(str(TOY)).render(
         as_messages(conversation, "test"), add_generation_prompt=False
@@ -102,10 +104,12 @@ def test_each_revision_brings_its_own_template(hub: ModelHub, client: Path) -> N
 def test_reports_name_the_revision_and_its_commit_and_findings_stay_the_same(hub: ModelHub, client: Path) -> None:
     local = json.loads(run("scan", LOG, "-t", TOY, "-f", "json", "--quiet")[1])
     code, out, _ = run("scan", LOG, "-t", "org/toy@v1", "-f", "json", "--quiet")
-    told = json.loads(out.replace("org/toy@v1`", f"{TOY}`"))  # a message names the command to run on the template
-    assert told["findings"] == local["findings"]
-    assert told["summary"]["tokenizer"] == "org/toy@v1"
-    assert told["summary"]["tokenizer_commits"] == {"org/toy@v1": commit_of(hub, "v1")}
+    report = json.loads(
+        out.replace("org/toy@v1`", f"{TOY}`")
+    )  # a message names the command to run on the template
+    assert report["findings"] == local["findings"]
+    assert report["summary"]["tokenizer"] == "org/toy@v1"
+    assert report["summary"]["tokenizer_commits"] == {"org/toy@v1": commit_of(hub, "v1")}
     assert local["summary"]["tokenizer_commits"] == {}
     _, page, _ = run("scan", LOG, "-t", "org/toy")
     assert f"tokenizer org/toy (commit {commit_of(hub, 'main')[:12]})" in " ".join(page.split())
@@ -161,9 +165,9 @@ def test_the_cache_is_enough_without_a_network(
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     assert load_tokenizer("org/toy@v1").commit == commit_of(hub, "v1")
     assert cached_revisions("org/toy") == ["v1", "v2"]
-    found = cached_tokenizer("org/toy@v2")
-    assert found is not None
-    assert (found.name, found.folder.name) == ("org/toy@v2", commit_of(hub, "v2"))
+    cached = cached_tokenizer("org/toy@v2")
+    assert cached is not None
+    assert (cached.name, cached.folder.name) == ("org/toy@v2", commit_of(hub, "v2"))
     assert cached_tokenizer("org/toy@v3") is None
     message = refused("org/toy@v3")
     assert "the hub cannot be reached; the cache has org/toy at v1, v2; download it" in message
@@ -223,11 +227,11 @@ def test_work_that_is_sent_holds_the_commit_that_a_branch_had_here(
 
 @pytest.mark.skipif(not DEEP, reason="two processes: make deep")
 def test_a_command_takes_the_hub_and_its_cache_from_the_environment(hub: ModelHub, tmp_path: Path) -> None:
-    known = {**os.environ, **{name: value for name, value in hub.env.items() if value is not None}}
-    known |= {"HF_HOME": str(tmp_path / "home"), "TITO_AUDIT_CACHE": "off"}
+    env = {**os.environ, **{name: value for name, value in hub.env.items() if value is not None}}
+    env |= {"HF_HOME": str(tmp_path / "home"), "TITO_AUDIT_CACHE": "off"}
     words = [sys.executable, "-m", "tito_audit", "template", "org/toy@v2", "-f", "json"]
-    first = subprocess.run(words, env=known, capture_output=True, text=True, cwd=ROOT)
+    first = subprocess.run(words, env=env, capture_output=True, text=True, cwd=ROOT)
     assert first.returncode in (0, 1), first.stderr
     hub.forget()
-    again = subprocess.run(words, env={**known, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, cwd=ROOT)
+    again = subprocess.run(words, env={**env, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, cwd=ROOT)
     assert (again.returncode, again.stdout, hub.requests()) == (first.returncode, first.stdout, [])

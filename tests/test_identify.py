@@ -83,10 +83,10 @@ class Written:
             for call in message.get("tool_calls", ()):
                 call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         special = {"bos_token": "", **toy_tokenizer(self.tokenizer).special_tokens}
-        given = {**special, **self.args, "messages": sent, "tools": tools if tools and self.shows_tools else None}
+        scope = {**special, **self.args, "messages": sent, "tools": tools if tools and self.shows_tools else None}
         return (
             str(
-                _compiled(self.source).render(**given, strftime_now=self.date.strftime, add_generation_prompt=True)
+                _compiled(self.source).render(**scope, strftime_now=self.date.strftime, add_generation_prompt=True)
             )
             + self.prefill
         )
@@ -143,7 +143,7 @@ def log(
     return [written.rollout(row, messages, tools) for row, messages in enumerate(several)]
 
 
-def found(rollouts: Sequence[Rollout], *templates: NamedTemplate, tokenizer: str = "toy_bpe") -> Identification:
+def search(rollouts: Sequence[Rollout], *templates: NamedTemplate, tokenizer: str = "toy_bpe") -> Identification:
     return identify(rollouts, [Candidate(toy_tokenizer(tokenizer), templates or (OWN_TEMPLATE, MINE))])
 
 
@@ -155,24 +155,26 @@ def best(identified: Identification) -> Explanation:
 def writes(explanation: Explanation, rollouts: Sequence[Rollout]) -> bool:
     """Whether the renderer of an explanation writes every prompt exactly."""
     tokenizer = next(
-        one for one in map(toy_tokenizer, ("toy_bpe", "toy_metaspace")) if one.name == explanation.tokenizer
+        tokenizer
+        for tokenizer in map(toy_tokenizer, ("toy_bpe", "toy_metaspace"))
+        if tokenizer.name == explanation.tokenizer
     )
     renderer = explanation.renderer(tokenizer)
     return all(
         np.array_equal(
             tokenizer.encode(
-                renderer.render(one.messages[: turn.message_index], one.tools, add_generation_prompt=True)
+                renderer.render(rollout.messages[: turn.message_index], rollout.tools, add_generation_prompt=True)
             ),
             turn.prompt_ids,
         )
-        for one in rollouts
-        for turn in one.turns
+        for rollout in rollouts
+        for turn in rollout.turns
     )
 
 
 def test_a_log_of_the_tokenizers_own_template_needs_no_other_flags() -> None:
     written = Written(toy_tokenizer().chat_templates["default"])
-    identified = found(log(written))
+    identified = search(log(written))
     assert identified.sure
     assert best(identified).flags() == ("-t", toy_tokenizer().name)
     assert identified.best is not None
@@ -183,13 +185,13 @@ def test_a_log_of_the_tokenizers_own_template_needs_no_other_flags() -> None:
 
 def test_arguments_date_and_template_are_found_with_the_flags_that_say_them() -> None:
     written = Written(args={"enable_thinking": False, "reasoning_effort": "high"})
-    identified = found(log(written))
+    identified = search(log(written))
     assert identified.sure, identified.unsure_because
     explanation = best(identified)
     words = ("-t", toy_tokenizer().name, "--chat-template", "mine.jinja")
-    given = ("--template-arg", "reasoning_effort=high", "--template-arg", "enable_thinking=false")
+    flags = ("--template-arg", "reasoning_effort=high", "--template-arg", "enable_thinking=false")
     assert explanation.flags()[:4] == words
-    assert sorted(explanation.flags()[4:]) == sorted((*given, "--clock", "2024-07-26"))
+    assert sorted(explanation.flags()[4:]) == sorted((*flags, "--clock", "2024-07-26"))
     assert explanation.config() == {
         "tokenizer": toy_tokenizer().name,
         "chat-template": "mine.jinja",
@@ -224,7 +226,7 @@ def random_way(rng: random.Random) -> tuple[Written, bool]:
 @pytest.mark.parametrize("seed", range(examples(8, 150)))
 def test_whatever_wrote_a_log_is_found_and_writes_other_prompts_too(seed: int) -> None:
     written, calls = random_way(random.Random(seed))
-    identified = found(log(written, seed=seed, calls=calls))
+    identified = search(log(written, seed=seed, calls=calls))
     assert identified.sure, identified.unsure_because
     held_out = log(written, 6, seed=seed + 1, calls=calls)
     assert writes(best(identified), held_out)
@@ -235,7 +237,7 @@ def test_whatever_wrote_a_log_is_found_and_writes_other_prompts_too(seed: int) -
 def test_a_log_of_an_unknown_template_is_never_surely_explained(seed: int) -> None:
     written, calls = random_way(random.Random(seed))
     other = SOURCE.replace("<|im_start|>{{ message.role }}\n", "<|im_start|>{{ message.role }}: ")
-    identified = found(log(replace(written, source=other), seed=seed, calls=calls))
+    identified = search(log(replace(written, source=other), seed=seed, calls=calls))
     assert not identified.sure
     assert identified.unsure_because
     assert identified.left
@@ -252,8 +254,8 @@ def test_the_other_tokenizer_is_named_and_the_right_one_found() -> None:
 
 
 def test_a_log_without_messages_is_told_by_its_tokenizer_alone() -> None:
-    rollouts = [replace(one, messages=()) for one in log(Written())]
-    identified = found(rollouts)
+    rollouts = [replace(rollout, messages=()) for rollout in log(Written())]
+    identified = search(rollouts)
     assert identified.lack is MissingInput.NO_MESSAGES
     assert [fit.fits for fit in identified.tokenizers] == [True]
     assert identified.tokenizers[0].same == 1.0
@@ -262,9 +264,9 @@ def test_a_log_without_messages_is_told_by_its_tokenizer_alone() -> None:
 
 
 def test_a_log_without_ids_is_not_explained() -> None:
-    rollouts = [replace(one, turns=()) for one in log(Written())]
-    assert found(rollouts).lack is MissingInput.NO_IDS
-    assert found([]).lack is MissingInput.NO_IDS
+    rollouts = [replace(rollout, turns=()) for rollout in log(Written())]
+    assert search(rollouts).lack is MissingInput.NO_IDS
+    assert search([]).lack is MissingInput.NO_IDS
 
 
 def test_dates_that_differ_are_read_from_each_prompt() -> None:
@@ -274,7 +276,7 @@ def test_dates_that_differ_are_read_from_each_prompt() -> None:
         Written(date=date).rollout(row, messages)
         for row, (date, messages) in enumerate(zip(dates, several, strict=True))
     ]
-    identified = found(rollouts)
+    identified = search(rollouts)
     (departure,) = best(identified).departures
     assert departure.kind is DepartureKind.CLOCK_VARIES
     assert departure.values == ("2024-05-01", "2024-05-02")
@@ -288,20 +290,20 @@ def test_dates_that_differ_are_read_from_each_prompt() -> None:
 
 def test_a_template_that_never_opens_as_the_log_does_without_a_system_message_is_not_sure() -> None:
     opened = [{"role": "system", "content": "Be kind."}]
-    several = [[*opened, *one] for one in conversations(random.Random(5), 30, system=False)]
+    several = [[*opened, *conversation] for conversation in conversations(random.Random(5), 30, system=False)]
     several.append(several[0][1:])
     rollouts = [Written().rollout(row, messages) for row, messages in enumerate(several)]
     greets = "{% if messages[0].role != 'system' %}Hi.{% endif %}" + SOURCE
-    identified = found(rollouts, NamedTemplate("greets", greets))
+    identified = search(rollouts, NamedTemplate("greets", greets))
     assert identified.best is not None
     assert not identified.sure
     assert "none of the first prompts without a system message, without tools (1)" in identified.unsure_because
-    assert found(rollouts).sure
+    assert search(rollouts).sure
 
 
 def test_a_system_prompt_that_the_messages_lack_is_read() -> None:
     written = Written(system="You are a parrot.\nSay little.")
-    identified = found(log(written, system=False))
+    identified = search(log(written, system=False))
     (departure,) = best(identified).departures
     assert departure.kind is DepartureKind.SYSTEM_ADDED
     assert departure.text == "You are a parrot.\nSay little."
@@ -327,8 +329,8 @@ def test_system_prompts_that_differ_and_the_messages_lack_are_read_row_by_row(
 ) -> None:
     rollouts = own_systems(Written(ROLES), tools=tools)
     if masked:
-        rollouts = [as_row(one) for one in rollouts]
-    identified = found(rollouts, ROLES_TEMPLATE)
+        rollouts = [as_row(rollout) for rollout in rollouts]
+    identified = search(rollouts, ROLES_TEMPLATE)
     assert identified.best is not None
     assert writes_all_prompts(identified.best.share)
     assert identified.best.share.turns == identified.best.share.of_turns
@@ -353,12 +355,15 @@ ROLES_TEMPLATE = NamedTemplate("roles.jinja", ROLES, "roles.jinja")
 
 def test_a_template_that_writes_the_system_prompt_of_some_rows_is_likelier_than_one_that_reads_it() -> None:
     plain = [Written(ROLES).rollout(row, each) for row, each in enumerate(conversations(random.Random(8), 6))]
-    bare = [replace(one, messages=one.messages[1:], turns=tuple(map(_earlier, one.turns))) for one in plain]
+    bare = [
+        replace(rollout, messages=rollout.messages[1:], turns=tuple(map(_earlier, rollout.turns)))
+        for rollout in plain
+    ]
     none = list(conversations(random.Random(9), 6, system=False))
     rollouts = [*bare, *(Written(ROLES).rollout(6 + row, each) for row, each in enumerate(none))]
     other = NamedTemplate("other.jinja", ROLES.replace("Be good.", "Be bad."), "other.jinja")
     for templates in ((other, ROLES_TEMPLATE), (ROLES_TEMPLATE, other)):
-        assert best(found(rollouts, *templates)).template == ROLES_TEMPLATE
+        assert best(search(rollouts, *templates)).template == ROLES_TEMPLATE
 
 
 def _earlier(turn: Turn) -> Turn:
@@ -371,7 +376,7 @@ def test_texts_that_a_template_may_have_written_are_no_sure_system_prompts(
     change: tuple[str, str], because: str
 ) -> None:
     """The log is of a template that writes more; the one that is offered could read that as system prompts."""
-    identified = found(own_systems(Written(ROLES.replace(*change))), ROLES_TEMPLATE)
+    identified = search(own_systems(Written(ROLES.replace(*change))), ROLES_TEMPLATE)
     if change[1] == "Be good.":  # written only without a system prompt, of which there is none here
         assert identified.sure, identified.unsure_because
         return
@@ -383,15 +388,17 @@ def test_a_default_that_depends_on_the_tools_is_no_system_prompt_of_its_own() ->
     source = ROLES.replace("Be good.", "{% if tools %}Call well{% else %}Talk{% endif %}.")
     several = list(conversations(random.Random(4), 12, system=False))
     rollouts = [Written(source).rollout(row, each, TOOLS * (row % 2)) for row, each in enumerate(several)]
-    identified = found(rollouts, ROLES_TEMPLATE)
+    identified = search(rollouts, ROLES_TEMPLATE)
     assert not identified.sure
     assert "depend on tools or arguments" in identified.unsure_because
 
 
 def test_what_a_template_writes_of_stated_arguments_is_no_system_prompt() -> None:
     rollouts = own_systems(Written(ROLES))
-    stated = [replace(one, template_kwargs={"persona": SYSTEMS[row % 3]}) for row, one in enumerate(rollouts)]
-    identified = found(stated, ROLES_TEMPLATE)
+    stated = [
+        replace(rollout, template_kwargs={"persona": SYSTEMS[row % 3]}) for row, rollout in enumerate(rollouts)
+    ]
+    identified = search(stated, ROLES_TEMPLATE)
     assert not identified.sure
     assert "depend on tools or arguments" in identified.unsure_because
 
@@ -404,7 +411,7 @@ def test_messages_that_a_log_lacks_are_not_read_as_system_prompts() -> None:
         if len(whole.turns) > 1:
             turns = [replace(turn, message_index=(turn.message_index or 0) - 3) for turn in whole.turns[1:]]
             rollouts.append(replace(whole, messages=whole.messages[3:], turns=tuple(turns)))
-    identified = found(rollouts, ROLES_TEMPLATE)
+    identified = search(rollouts, ROLES_TEMPLATE)
     assert len(rollouts) > 8
     assert not identified.sure
     assert identified.best is None or identified.best.share.prompts == 0
@@ -417,7 +424,7 @@ def test_a_text_in_the_message_of_the_user_is_no_message_of_its_own() -> None:
 {{ before if loop.first else '' }}{{ message.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-    identified = found(own_systems(Written(source)), NamedTemplate("merged", source, "merged.jinja"))
+    identified = search(own_systems(Written(source)), NamedTemplate("merged", source, "merged.jinja"))
     assert identified.best is not None
     assert writes_all_prompts(identified.best.share)
     assert not identified.sure
@@ -425,23 +432,23 @@ def test_a_text_in_the_message_of_the_user_is_no_message_of_its_own() -> None:
 
 
 def test_few_prompts_do_not_prove_that_each_has_its_own_system_prompt() -> None:
-    identified = found(own_systems(Written(ROLES), 3), ROLES_TEMPLATE)
+    identified = search(own_systems(Written(ROLES), 3), ROLES_TEMPLATE)
     assert not identified.sure
 
 
 def test_a_prefill_is_read_and_one_prompt_alone_does_not_prove_it() -> None:
     written = Written(prefill="Sure! ")
-    identified = found(log(written))
+    identified = search(log(written))
     (departure,) = best(identified).departures
     assert (departure.kind, departure.text) == (DepartureKind.PREFILL, "Sure! ")
     assert identified.sure
-    single = found(log(written, 1)[:1])
+    single = search(log(written, 1)[:1])
     assert not single.sure
     assert "only one prompt" in single.unsure_because
 
 
 def test_tools_that_were_not_rendered_are_a_flag() -> None:
-    identified = found(log(Written(shows_tools=False), calls=True))
+    identified = search(log(Written(shows_tools=False), calls=True))
     assert identified.sure
     assert best(identified).without_tools
     assert best(identified).flags()[-2:] == ("--tools", "none")
@@ -450,35 +457,35 @@ def test_tools_that_were_not_rendered_are_a_flag() -> None:
 
 def test_tool_arguments_that_no_prompt_shows_are_undetermined() -> None:
     """Only the last answers call tools: whether their arguments were given as objects changes no prompt."""
-    rollouts = [replace(one, turns=one.turns[:1]) for one in log(Written(), calls=True)]
-    identified = found(rollouts)
+    rollouts = [replace(rollout, turns=rollout.turns[:1]) for rollout in log(Written(), calls=True)]
+    identified = search(rollouts)
     assert identified.best is not None
     assert "tool_arguments" in identified.best.undetermined
-    assert {one.tool_arguments for one in (best(identified), *identified.best.equal)} == {"auto"}
-    shown = found(log(Written(parsed=True), calls=True))
+    assert {explanation.tool_arguments for explanation in (best(identified), *identified.best.equal)} == {"auto"}
+    shown = search(log(Written(parsed=True), calls=True))
     assert shown.best is not None
     assert "tool_arguments" not in shown.best.undetermined
 
 
 def test_arguments_that_the_log_states_wrongly_are_told() -> None:
     rollouts = [
-        replace(one, template_kwargs={"enable_thinking": True})
-        for one in log(Written(args={"enable_thinking": False}))
+        replace(rollout, template_kwargs={"enable_thinking": True})
+        for rollout in log(Written(args={"enable_thinking": False}))
     ]
-    identified = found(rollouts)
+    identified = search(rollouts)
     assert identified.sure
     assert dict(best(identified).template_args) == {"enable_thinking": False}
     assert [departure.kind for departure in best(identified).departures] == [DepartureKind.STATED_UNUSED]
-    right = [replace(one, template_kwargs={"enable_thinking": False}) for one in rollouts]
-    assert dict(best(found(right)).template_args) == {}
-    assert best(found(right)).departures == ()
+    right = [replace(rollout, template_kwargs={"enable_thinking": False}) for rollout in rollouts]
+    assert dict(best(search(right)).template_args) == {}
+    assert best(search(right)).departures == ()
 
 
 def test_tools_that_only_another_template_writes_are_no_system_prompt() -> None:
     each = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     plain = each + "<|im_start|>assistant\n"
-    rollouts = [replace(one, turns=one.turns[:1]) for one in log(Written(), system=False, calls=True)]
-    identified = found(rollouts, NamedTemplate("plain", plain, "plain.jinja"))
+    rollouts = [replace(rollout, turns=rollout.turns[:1]) for rollout in log(Written(), system=False, calls=True)]
+    identified = search(rollouts, NamedTemplate("plain", plain, "plain.jinja"))
     assert not identified.sure
     assert "another template is likelier" in identified.unsure_because
 
@@ -499,7 +506,7 @@ def test_reasoning_that_a_sampler_moved_or_dropped_is_told(shown: str, kind: Dep
             sent.append(bare)
         read = as_messages(messages, "messages")
         rollouts.append(replace(written.rollout(row, sent, TOOLS), messages=read))
-    identified = found(rollouts, NamedTemplate("other", source, "other.jinja"))
+    identified = search(rollouts, NamedTemplate("other", source, "other.jinja"))
     assert [departure.kind for departure in best(identified).departures] == [kind]
     assert identified.sure, identified.unsure_because
 
@@ -509,10 +516,10 @@ def test_a_history_that_is_kept_as_it_was_sampled_leaves_the_template_sure() -> 
     source = SOURCE.replace(
         "{{ message.content }}<|im_end|>", "{{ message.content }}{% if loop.last %}!{% endif %}<|im_end|>"
     )
-    tokenizer, kept = toy_tokenizer(), []
-    for one in log(Written(source)):
+    tokenizer, changed = toy_tokenizer(), []
+    for rollout in log(Written(source)):
         turns: list[Turn] = []
-        for turn in one.turns:
+        for turn in rollout.turns:
             assert turn.prompt_ids is not None
             text, prompt = tokenizer.vocabulary.text(turn.prompt_ids), turn.prompt_ids
             if turns:
@@ -521,8 +528,8 @@ def test_a_history_that_is_kept_as_it_was_sampled_leaves_the_template_sure() -> 
                 at = text.rindex("<|im_end|>\n<|im_start|>user") + len("<|im_end|>")
                 prompt = np.concatenate([seen, tokenizer.encode(text[at:])])
             turns.append(replace(turn, prompt_ids=prompt))
-        kept.append(replace(one, turns=tuple(turns)))
-    identified = found(kept, NamedTemplate("other", source, "other.jinja"))
+        changed.append(replace(rollout, turns=tuple(turns)))
+    identified = search(changed, NamedTemplate("other", source, "other.jinja"))
     assert identified.best is not None
     assert identified.best.share.turns < identified.best.share.of_turns
     assert identified.sure, identified.unsure_because
@@ -530,26 +537,26 @@ def test_a_history_that_is_kept_as_it_was_sampled_leaves_the_template_sure() -> 
 
 
 def test_rows_without_a_mask_may_differ_in_their_answers() -> None:
-    rollouts = [as_row(one, masked=False) for one in log(Written())]
+    rollouts = [as_row(rollout, masked=False) for rollout in log(Written())]
     spoiled = []
-    for one in rollouts:
-        assert one.training_row is not None
-        ids = one.training_row.token_ids
+    for rollout in rollouts:
+        assert rollout.training_row is not None
+        ids = rollout.training_row.token_ids
         (at,) = np.flatnonzero(ids == toy_tokenizer().encode("<|im_end|>")[0])[-1:]
         text = toy_tokenizer().vocabulary.text(ids[at - 3 : at])
         pieces = [toy_tokenizer().encode(char) for char in text]
         assert len(pieces) > 3
-        row = replace(one.training_row, token_ids=np.concatenate([ids[: at - 3], *pieces, ids[at:]]))
-        spoiled.append(replace(one, training_row=row))
-    identified = found(spoiled)
+        row = replace(rollout.training_row, token_ids=np.concatenate([ids[: at - 3], *pieces, ids[at:]]))
+        spoiled.append(replace(rollout, training_row=row))
+    identified = search(spoiled)
     assert identified.sure, identified.unsure_because
 
 
 def test_rows_of_two_ways_are_explained_by_both_and_neither_is_sure() -> None:
     on, off = log(Written(args={"reasoning_effort": "low"})), log(Written(args={"enable_thinking": False}), seed=2)
-    identified = found([*on, *off])
+    identified = search([*on, *off])
     assert not identified.sure
-    explained = [dict(one.explanation.template_args) for one in identified.found]
+    explained = [dict(candidate.explanation.template_args) for candidate in identified.found]
     assert {"reasoning_effort": "low"} in explained
     assert {"enable_thinking": False} in explained
 
@@ -562,8 +569,8 @@ BROKEN = ("{{ raise_exception('no') }}", "{{ messages[9].content.x.y }}", "{% if
 def test_a_template_that_raises_explains_nothing(source: str) -> None:
     rollouts = log(Written(toy_tokenizer().chat_templates["default"]))
     broken = NamedTemplate("broken", source, "broken.jinja")
-    assert not found(rollouts, broken).sure
-    assert best(found(rollouts, broken, OWN_TEMPLATE)).template is OWN_TEMPLATE
+    assert not search(rollouts, broken).sure
+    assert best(search(rollouts, broken, OWN_TEMPLATE)).template is OWN_TEMPLATE
 
 
 def test_answers_that_never_end_are_looked_for_once() -> None:
@@ -579,16 +586,16 @@ def test_answers_that_never_end_are_looked_for_once() -> None:
     last = rollout.turns[-1]
     assert last.prompt_ids is not None
     spoiled = replace(rollout, turns=(rollout.turns[0], replace(last, prompt_ids=last.prompt_ids[:-9])))
-    assert found([*log(written), spoiled]).sure
+    assert search([*log(written), spoiled]).sure
 
 
 def test_a_bos_token_that_is_doubled_or_missing_is_told() -> None:
     tokenizer = toy_tokenizer("toy_metaspace")
-    rollouts = [_with_bos(one, tokenizer, 1) for one in metaspace_log()]
-    kinds = [departure.kind for departure in best(found(rollouts, tokenizer="toy_metaspace")).departures]
+    rollouts = [_with_bos(rollout, tokenizer, 1) for rollout in metaspace_log()]
+    kinds = [departure.kind for departure in best(search(rollouts, tokenizer="toy_metaspace")).departures]
     assert kinds == [DepartureKind.BOS_ADDED]
-    rollouts = [_with_bos(one, tokenizer, -1) for one in metaspace_log()]
-    kinds = [departure.kind for departure in best(found(rollouts, tokenizer="toy_metaspace")).departures]
+    rollouts = [_with_bos(rollout, tokenizer, -1) for rollout in metaspace_log()]
+    kinds = [departure.kind for departure in best(search(rollouts, tokenizer="toy_metaspace")).departures]
     assert kinds == [DepartureKind.BOS_MISSING]
 
 
@@ -596,8 +603,8 @@ def metaspace_log() -> list[Rollout]:
     renderer, tokenizer = toy_renderer("toy_metaspace"), toy_tokenizer("toy_metaspace")
     rollouts = []
     for row, messages in enumerate(conversations(random.Random(5), 10, system=False)):
-        asked = as_messages(messages[:1], "messages")
-        prompt = tokenizer.encode(renderer.render(asked, add_generation_prompt=True))
+        question = as_messages(messages[:1], "messages")
+        prompt = tokenizer.encode(renderer.render(question, add_generation_prompt=True))
         turn = Turn(prompt, tokenizer.encode("Fine.</s>"), message_index=1)
         rollouts.append(Rollout(Place("log", row), "toy", as_messages(messages[:2], "messages"), turns=(turn,)))
     return rollouts
@@ -616,13 +623,13 @@ def _with_bos(rollout: Rollout, tokenizer: Tokenizer, more: int) -> Rollout:
 def as_row(rollout: Rollout, *, masked: bool = True) -> Rollout:
     """The rollout as one training row, which begins with its first prompt."""
     parts, mask = [], []
-    held = 0
+    length = 0
     for turn in rollout.turns:
         assert turn.prompt_ids is not None
         assert turn.completion_ids is not None
-        parts += [turn.prompt_ids[held:], turn.completion_ids]
-        mask += [False] * (len(turn.prompt_ids) - held) + [True] * len(turn.completion_ids)
-        held = len(turn.prompt_ids) + len(turn.completion_ids)
+        parts += [turn.prompt_ids[length:], turn.completion_ids]
+        mask += [False] * (len(turn.prompt_ids) - length) + [True] * len(turn.completion_ids)
+        length = len(turn.prompt_ids) + len(turn.completion_ids)
     row = TrainingRow(np.concatenate(parts), np.array(mask) if masked else None, None)
     return replace(rollout, turns=(), training_row=row)
 
@@ -630,8 +637,8 @@ def as_row(rollout: Rollout, *, masked: bool = True) -> Rollout:
 @pytest.mark.parametrize("masked", [True, False])
 def test_training_rows_are_explained_up_to_their_answers_or_as_a_whole(masked: bool) -> None:
     written = Written(args={"reasoning_effort": "low"})
-    rollouts = [as_row(one, masked=masked) for one in log(written)]
-    identified = found(rollouts)
+    rollouts = [as_row(rollout, masked=masked) for rollout in log(written)]
+    identified = search(rollouts)
     assert identified.sure, identified.unsure_because
     assert dict(best(identified).template_args) == {"reasoning_effort": "low"}
     if masked:
@@ -647,12 +654,12 @@ def test_the_first_prompt_of_a_row_without_a_mask_counts_though_its_history_drif
         for row, each in enumerate(several)
     ]
     changed = [
-        replace(one, messages=one.messages[:-1]) if row % 4 and len(one.messages) > 4 else one
-        for row, one in enumerate(rollouts)
+        replace(rollout, messages=rollout.messages[:-1]) if row % 4 and len(rollout.messages) > 4 else rollout
+        for row, rollout in enumerate(rollouts)
     ]
-    cut = sum(len(one.messages) % 2 == 0 for one in changed)
+    cut = sum(len(rollout.messages) % 2 == 0 for rollout in changed)
     assert cut > 3
-    identified = found(changed)
+    identified = search(changed)
     assert identified.best is not None
     assert writes_all_prompts(identified.best.share)
     assert identified.best.share.of_prompts == 16
@@ -671,8 +678,8 @@ def test_the_first_prompt_of_a_row_without_a_mask_counts_though_its_history_drif
 def test_a_row_without_a_mask_has_to_go_on_with_its_answer_after_its_first_prompt(change: tuple[str, str]) -> None:
     written = SOURCE.replace(*change)
     assert written != SOURCE
-    rollouts = [as_row(one, masked=False) for one in log(Written(written))]
-    assert not found(rollouts).sure
+    rollouts = [as_row(rollout, masked=False) for rollout in log(Written(written))]
+    assert not search(rollouts).sure
 
 
 def test_rows_without_a_mask_are_not_surely_of_a_template_that_writes_longer_ones_in_another_way() -> None:
@@ -686,8 +693,8 @@ def test_rows_without_a_mask_are_not_surely_of_a_template_that_writes_longer_one
         ids = toy_tokenizer().encode(text)
         whole = Written(source).rollout(row, messages)
         rollouts.append(replace(whole, turns=(), training_row=TrainingRow(ids, None, None)))
-    assert any(len(one.messages) == 3 for one in rollouts)
-    identified = found(rollouts)
+    assert any(len(rollout.messages) == 3 for rollout in rollouts)
+    identified = search(rollouts)
     assert identified.best is not None
     assert writes_all_prompts(identified.best.share)
     assert not identified.sure
@@ -696,7 +703,7 @@ def test_rows_without_a_mask_are_not_surely_of_a_template_that_writes_longer_one
 
 def test_what_an_explanation_leaves_is_counted_by_the_findings_of_an_audit() -> None:
     rollouts = log(Written(), calls=True)
-    spoiled = [one if number % 3 else _rewritten(one) for number, one in enumerate(rollouts)]
+    spoiled = [rollout if number % 3 else _rewritten(rollout) for number, rollout in enumerate(rollouts)]
     candidate = Candidate(toy_tokenizer(), (MINE,))
 
     def audit(rollout: Rollout, tokenizer: Tokenizer, renderer: Renderer) -> tuple[Finding, ...]:
@@ -724,8 +731,8 @@ def _rewritten(rollout: Rollout) -> Rollout:
     return replace(rollout, turns=tuple(turns))
 
 
-def given_renderer(**given: Any) -> Renderer:
-    return make_renderer(toy_tokenizer(), chat_template=SOURCE, **given)
+def given_renderer(**options: Any) -> Renderer:
+    return make_renderer(toy_tokenizer(), chat_template=SOURCE, **options)
 
 
 def test_the_head_of_a_log_that_fits_needs_no_explanation() -> None:
@@ -770,8 +777,8 @@ def test_flags_are_read_back_as_the_values_they_were() -> None:
 def test_a_search_writes_little_however_long_the_log_is() -> None:
     """The time of an identification depends on the number of rows that are looked at, which is bounded."""
     written = Written(toy_tokenizer().chat_templates["default"])
-    few = found(log(written, 300))
-    many = found(log(written, 900 if DEEP else 450))
+    few = search(log(written, 300))
+    many = search(log(written, 900 if DEEP else 450))
     assert few.rows_confirmed <= 260
     assert many.rows_confirmed <= 260
     assert many.rows_searched == few.rows_searched <= 8

@@ -41,7 +41,9 @@ def _tokenizers() -> None:
 @cache
 def chats() -> list[dict[str, Any]]:
     return [
-        one for name in ("qwen2.5-coder", "gemma-3", "smollm2") for one in writer.conversations(ROLLOUTS, name)
+        conversation
+        for name in ("qwen2.5-coder", "gemma-3", "smollm2")
+        for conversation in writer.conversations(ROLLOUTS, name)
     ]
 
 
@@ -56,16 +58,16 @@ def offered(tokenizers: Sequence[str]) -> Iterator[object]:
 def identified(log: Path, tokenizers: Sequence[str], *more: object) -> dict[str, Any]:
     """What the command says of a log, as JSON; its exit code says whether it is sure."""
     code, out, error = run("identify", log, *offered(tokenizers), "-f", "json", "--no-config", *more)
-    found: dict[str, Any] = json.loads(out)
-    assert code == (0 if found["sure"] else 1), error
-    return found
+    page: dict[str, Any] = json.loads(out)
+    assert code == (0 if page["sure"] else 1), error
+    return page
 
 
 def log_with(case: Case, path: Path, rows: int = 12) -> tuple[Path, list[Prompt]]:
     """The log of a case, and the prompts that it holds."""
     rows = 40 if case.broken else rows
     calls = log_of(case, chats(), rows)
-    assert len({one.row for one in calls}) == rows, f"{case}: too few conversations for its template"
+    assert len({call.row for call in calls}) == rows, f"{case}: too few conversations for its template"
     return written(path / f"{case.seed}.jsonl", rows_of(case, calls)), seen_prompts(case, calls)
 
 
@@ -73,12 +75,12 @@ def test_what_wrote_a_log_is_found_and_nothing_else_is_sure(tmp_path: Path) -> N
     missed = []
     for case in map(random_case, range(LOGS)):
         log, prompts = log_with(case, tmp_path)
-        found = identified(log, [case.tokenizer])
-        best = found["explanations"][0] if found["explanations"] else None
+        page = identified(log, [case.tokenizer])
+        best = page["explanations"][0] if page["explanations"] else None
         right = best is not None and writes_all(best, prompts)
-        assert right or not found["sure"], f"{case}: sure of {best}"
-        if not (right and found["sure"]):
-            missed.append(f"{case}: {found['because']}: {best}")
+        assert right or not page["sure"], f"{case}: sure of {best}"
+        if not (right and page["sure"]):
+            missed.append(f"{case}: {page['because']}: {best}")
     assert len(missed) <= (1 - FOUND) * LOGS, "\n".join(missed)
 
 
@@ -86,9 +88,9 @@ def plain(tokenizer: str) -> Case:
     """A case of a tokenizer without any departure."""
     number = list(MODELS).index(tokenizer)
     case = random_case(number)
-    made = replace(case, arguments={}, tools="as logged", system=None, bos="once", generation_prompt=True)
+    changed = replace(case, arguments={}, tools="as logged", system=None, bos="once", generation_prompt=True)
     return replace(
-        made, as_object=tokenizer not in writer.STRINGS, form="calls", template=MODELS[tokenizer][0][-1]
+        changed, as_object=tokenizer not in writer.STRINGS, form="calls", template=MODELS[tokenizer][0][-1]
     )
 
 
@@ -97,12 +99,12 @@ def test_the_right_one_of_seven_tokenizers_is_named(tokenizer: str, tmp_path: Pa
     case = plain(tokenizer)
     log, prompts = log_with(case, tmp_path, 6)
     others = [name for name in MODELS if name != tokenizer][: examples(1, 6)]
-    found = identified(log, [*others, tokenizer])
-    best = found["explanations"][0]
-    assert found["sure"], found["because"]
+    page = identified(log, [*others, tokenizer])
+    best = page["explanations"][0]
+    assert page["sure"], page["because"]
     assert writes_all(best, prompts)
     # Where these rows cannot tell two of them apart, both are named.
-    assert any(says_the_case(one, case) for one in (best, *best["equal"]))
+    assert any(says_the_case(explanation, case) for explanation in (best, *best["equal"]))
 
 
 @pytest.mark.parametrize("tokenizer", some(list(MODELS)[1:], 2))
@@ -110,9 +112,9 @@ def test_of_the_wrong_tokenizers_none_is_sure(tokenizer: str, tmp_path: Path) ->
     case = plain(tokenizer)
     log, prompts = log_with(case, tmp_path, 6)
     others = [name for name in MODELS if name != tokenizer][: examples(1, 6)]
-    found = identified(log, others)
+    page = identified(log, others)
     # Qwen2.5 and Qwen3 share their merges, so that the one may write what the other wrote.
-    assert not found["sure"] or writes_all(found["explanations"][0], prompts)
+    assert not page["sure"] or writes_all(page["explanations"][0], prompts)
 
 
 def test_of_the_wrong_templates_none_is_sure(tmp_path: Path) -> None:
@@ -121,9 +123,9 @@ def test_of_the_wrong_templates_none_is_sure(tmp_path: Path) -> None:
     for case in cases[: examples(2, 200)]:
         log, prompts = log_with(case, tmp_path)
         others = [file for file in MODELS[case.tokenizer][0] if file not in (case.template, None)]
-        given = [word for file in others for word in ("--chat-template", TEMPLATES / file)]
+        flags = [word for file in others for word in ("--chat-template", TEMPLATES / file)]
         # The tokenizer's own template is always tried, and it wrote some of these logs.
-        code, out, _ = run("identify", log, "-t", TOKENIZERS / case.tokenizer, *given, "-f", "json", "--no-config")
-        found = json.loads(out)
-        assert code == (0 if found["sure"] else 1)
-        assert not found["sure"] or writes_all(found["explanations"][0], prompts), f"{case}: {found['command']}"
+        code, out, _ = run("identify", log, "-t", TOKENIZERS / case.tokenizer, *flags, "-f", "json", "--no-config")
+        page = json.loads(out)
+        assert code == (0 if page["sure"] else 1)
+        assert not page["sure"] or writes_all(page["explanations"][0], prompts), f"{case}: {page['command']}"

@@ -36,22 +36,28 @@ def chat(family: IdFamily, opening: int = 0) -> list[int]:
     return [*family.opens[opening], 11, 12, *family.marks, 13]
 
 
-def said(*rollouts: Rollout) -> IdsAlone:
-    found = describe_ids(rollouts)
-    assert found is not None
-    return found
+def described(*rollouts: Rollout) -> IdsAlone:
+    description = describe_ids(rollouts)
+    assert description is not None
+    return description
 
 
-def names(found: IdsAlone) -> list[str]:
-    return [seen.family.name for seen in found.families]
+def names(description: IdsAlone) -> list[str]:
+    return [seen.family.name for seen in description.families]
 
 
 def test_counts_are_of_what_was_seen() -> None:
-    found = said(call([5, 6, 7], [8, 9]), call([5, 6, 20], [9]))
-    assert (found.sequences, found.ids, found.distinct, found.smallest, found.largest) == (2, 9, 6, 5, 20)
-    assert found.opening == (5, 6)
-    assert (found.turns, found.ends) == (2, ((9, 2),))
-    assert found.families == ()
+    description = described(call([5, 6, 7], [8, 9]), call([5, 6, 20], [9]))
+    assert (
+        description.sequences,
+        description.ids,
+        description.distinct,
+        description.smallest,
+        description.largest,
+    ) == (2, 9, 6, 5, 20)
+    assert description.opening == (5, 6)
+    assert (description.turns, description.ends) == (2, ((9, 2),))
+    assert description.families == ()
 
 
 def test_rows_without_ids_say_nothing() -> None:
@@ -62,42 +68,44 @@ def test_rows_without_ids_say_nothing() -> None:
 def test_a_training_row_ends_its_sampled_turns_where_the_mask_says() -> None:
     mask = np.array([False, True, True, False, True])
     row = TrainingRow(as_ids([1, 2, 3, 4, 5], "ids"), mask, None)
-    found = said(Rollout(Place("log", 0), "generic", training_row=row))
-    assert found.ends == ((3, 1), (5, 1))
+    description = described(Rollout(Place("log", 0), "generic", training_row=row))
+    assert description.ends == ((3, 1), (5, 1))
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_chat_of_a_family_may_be_of_it_and_nothing_else_is_said(family: IdFamily) -> None:
     for opening in range(len(family.opens)):
-        found = names(said(call(chat(family, opening), [family.size - 1])))
-        assert family.name in found
-        others = {one.name for one in FAMILIES if one.marks == family.marks and one.size >= family.size}
-        assert set(found) <= others
+        family_names = names(described(call(chat(family, opening), [family.size - 1])))
+        assert family.name in family_names
+        others = {other.name for other in FAMILIES if other.marks == family.marks and other.size >= family.size}
+        assert set(family_names) <= others
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_family_is_not_named_without_its_marks_or_beyond_its_vocabulary(family: IdFamily) -> None:
     for mark in family.marks:
-        ids = [one for one in chat(family) if one != mark]
-        assert family.name not in names(said(call(ids, [11])))
-    assert family.name not in names(said(call(chat(family), [family.size])))
-    assert family.name not in names(said(call([13, *chat(family)], [11])))
+        ids = [token_id for token_id in chat(family) if token_id != mark]
+        assert family.name not in names(described(call(ids, [11])))
+    assert family.name not in names(described(call(chat(family), [family.size])))
+    assert family.name not in names(described(call([13, *chat(family)], [11])))
 
 
 def test_a_family_needs_nearly_all_sequences() -> None:
     family = FAMILIES[0]
     good, bad = call(chat(family), [7]), call([9, 9], [9])
-    assert names(said(*[good] * 9, bad)) == [family.name]
-    assert names(said(*[good] * 8, bad, bad)) == []
+    assert names(described(*[good] * 9, bad)) == [family.name]
+    assert names(described(*[good] * 8, bad, bad)) == []
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize("family", [one for one in FAMILIES if one.name in LOCAL], ids=lambda family: family.name)
+@pytest.mark.parametrize(
+    "family", [each for each in FAMILIES if each.name in LOCAL], ids=lambda family: family.name
+)
 def test_what_is_known_of_a_family_is_what_its_tokenizer_says(family: IdFamily) -> None:
     file = SHARED / LOCAL[family.name] / "tokenizer.json"
     if not file.is_file():
         pytest.skip("the tokenizer is not beside this checkout")
     whole = json.loads(file.read_text(encoding="utf-8"))
-    added = {one["id"]: one["content"] for one in whole["added_tokens"]}
-    assert {one: added.get(one) for one in family.marks} == dict(family.marks)
+    added = {entry["id"]: entry["content"] for entry in whole["added_tokens"]}
+    assert {token_id: added.get(token_id) for token_id in family.marks} == dict(family.marks)
     assert max(*added, *whole["model"]["vocab"].values()) < family.size

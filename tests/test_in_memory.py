@@ -69,8 +69,8 @@ def seen(scan: Scan, file: object) -> tuple[list[Any], dict[str, Any]]:
             result.place.item,
             result.rollout.format if result.rollout is not None else None,
             [
-                (one.code, one.severity, one.place.row, one.place.item, one.fingerprint, one.hit, one.headline)
-                for one in result.findings
+                (f.code, f.severity, f.place.row, f.place.item, f.fingerprint, f.hit, f.headline)
+                for f in result.findings
             ],
             result.skips,
             result.counts,
@@ -79,9 +79,9 @@ def seen(scan: Scan, file: object) -> tuple[list[Any], dict[str, Any]]:
         for result in scan
     ]
     summary = scan.summary
-    said = [line.replace(str(file), NAME) for line in summary.notices if "not read" not in line]
+    notices = [line.replace(str(file), NAME) for line in summary.notices if "not read" not in line]
     return results, {
-        "notices": said,
+        "notices": notices,
         "taken": list(summary.taken.values()),
         "unread": list(summary.unread.values()),
         **{name: getattr(summary, name) for name in ("rollouts", "turns", "tokens", "generated_tokens")},
@@ -233,12 +233,12 @@ def test_chunks_hold_each_row_once_however_large_they_are() -> None:
         whole = [(raw.index, repr(raw.value)) for raw in open_log(path)]  # type: ignore[arg-type]
         assert len(whole) == open_log(path).count() == len(logs)  # type: ignore[arg-type]
         for size in (1, 3000, 1 << 30):
-            found, first = [], 0
+            numbered, first = [], 0
             for chunk in chunks_of(open_log(path), size):  # type: ignore[arg-type]
                 reading = ChunkReader(chunk)
-                found += [(first + raw.index, repr(raw.value)) for raw in reading]
+                numbered += [(first + raw.index, repr(raw.value)) for raw in reading]
                 first += reading.size
-            assert found == whole
+            assert numbered == whole
 
 
 # What rows may hold
@@ -254,7 +254,7 @@ def test_a_row_shares_its_plain_values_with_what_is_read() -> None:
 
 @pytest.mark.parametrize("of", ["numpy", "torch", "bfloat16", "tuple"])
 def test_arrays_and_tensors_are_read_as_lists_of_numbers(of: str) -> None:
-    def made(values: list[float]) -> Any:
+    def container(values: list[float]) -> Any:
         if of == "tuple":
             return tuple(values)
         if of == "numpy":
@@ -263,7 +263,7 @@ def test_arrays_and_tensors_are_read_as_lists_of_numbers(of: str) -> None:
         return torch.tensor(values, dtype=torch.bfloat16 if of == "bfloat16" and 0.5 in values else None)
 
     plain = [CLEAN, BROKEN]
-    rows = [{name: made(values) for name, values in row.items()} for row in plain]  # type: ignore[arg-type]
+    rows = [{name: container(values) for name, values in row.items()} for row in plain]  # type: ignore[arg-type]
     assert scanned(rows, Settings()) == scanned(plain, Settings())
     run = repair_rollouts(rows, None, Settings())
     assert run.repaired[0] is rows[0]
@@ -319,10 +319,10 @@ def test_values_of_other_types_are_read_as_a_log_would_hold_them() -> None:
 def test_a_value_that_no_log_can_hold_makes_its_row_unreadable_and_no_other() -> None:
     rows = [CLEAN, {**CLEAN, "env": object()}, None, CLEAN]
     scan = scan_rollouts(rows, Settings())
-    said = {f.place.row: f.hit.message for result in scan for f in result.findings if f.code == "REC001"}
-    assert said.keys() == {1, 2}
-    assert "column 'env' holds a value of type builtins.object" in said[1]
-    assert said[2].startswith("the row is null")
+    messages = {f.place.row: f.hit.message for result in scan for f in result.findings if f.code == "REC001"}
+    assert messages.keys() == {1, 2}
+    assert "column 'env' holds a value of type builtins.object" in messages[1]
+    assert messages[2].startswith("the row is null")
     assert scan.summary.rollouts == 2
 
 
@@ -331,9 +331,9 @@ def test_a_tensor_that_is_no_array_makes_its_row_unreadable_and_no_other() -> No
     tensors = [torch.eye(2).to_sparse(), torch.ones(2, device="meta")]
     rows = [{**CLEAN, "state": tensor} for tensor in tensors]
     scan = scan_rollouts([*rows, CLEAN], Settings())
-    said = {f.place.row: f.hit.message for result in scan for f in result.findings if f.code == "REC001"}
-    assert said.keys() == {0, 1}
-    assert all("column 'state' holds a tensor that is not an array (" in line for line in said.values())
+    messages = {f.place.row: f.hit.message for result in scan for f in result.findings if f.code == "REC001"}
+    assert messages.keys() == {0, 1}
+    assert all("column 'state' holds a tensor that is not an array (" in line for line in messages.values())
     assert repair_rollouts([*rows, BROKEN], None, Settings()).repaired[0] is rows[0]
 
 
@@ -394,8 +394,8 @@ def test_a_polars_column_of_a_type_that_arrow_does_not_have_is_refused_by_name()
         ),
     }
     for kind, column in columns.items():
-        said = f"the column 'extra' has the type {kind}, which Arrow does not have"
-        with pytest.raises(SetupError, match=re.escape(said)):
+        message = f"the column 'extra' has the type {kind}, which Arrow does not have"
+        with pytest.raises(SetupError, match=re.escape(message)):
             scan_rollouts(frame.with_columns(extra=column), Settings())
 
 
@@ -476,7 +476,7 @@ def test_several_logs_have_names() -> None:
     assert type(repaired) is datasets.DatasetDict
     assert list(repaired) == ["train", "test"]
     frames = repair_rollouts([table, table], None, Settings()).repaired
-    assert [type(one) for one in frames] == [pa.Table, pa.Table]
+    assert [type(frame) for frame in frames] == [pa.Table, pa.Table]
 
 
 def test_a_baseline_accepts_findings_of_rows_in_memory(tmp_path: Path) -> None:
@@ -494,18 +494,18 @@ def test_rollouts_are_read_from_memory() -> None:
 
 
 def test_rows_that_come_once_are_read_once_and_scanned_as_often_as_asked() -> None:
-    asked = 0
+    reads = 0
 
     def rows() -> Iterator[dict[str, Any]]:
-        nonlocal asked
+        nonlocal reads
         for row in (CLEAN, BROKEN):
-            asked += 1
+            reads += 1
             yield row
 
     scan = scan_rollouts(rows(), Settings())
-    assert asked <= 1  # creating a scan reads no more than shows what it is
+    assert reads <= 1  # creating a scan reads no more than shows what it is
     assert seen(scan, NAME) == seen(scan, NAME)
-    assert asked == 2
+    assert reads == 2
 
 
 # What is refused
@@ -539,17 +539,17 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("what", [what for what in REFUSED if what != "mixed"])
 def test_anything_else_is_refused_in_one_line_that_says_what_is_accepted(what: str) -> None:
-    value, said = REFUSED[what]
-    for call in (scan_rollouts, repair_rollouts, gate_rollouts, lambda one: list(read_rollouts(one))):
+    value, message = REFUSED[what]
+    for call in (scan_rollouts, repair_rollouts, gate_rollouts, lambda rows: list(read_rollouts(rows))):
         with pytest.raises(SetupError) as error:
             call(value)  # type: ignore[operator]
-        assert said in str(error.value)
+        assert message in str(error.value)
         assert "Pass" in str(error.value) or "give each" in str(error.value)
 
 
 @pytest.mark.parametrize("settings", ["org/model", {"tokenizer": "org/model"}])
 def test_settings_of_another_type_are_refused_in_one_line(settings: Any) -> None:
-    for call in (scan_rollouts, gate_rollouts, lambda one, given: list(read_rollouts(one, given))):
+    for call in (scan_rollouts, gate_rollouts, lambda rows, settings: list(read_rollouts(rows, settings))):
         with pytest.raises(SetupError, match="not Settings"):
             call([CLEAN], settings)  # type: ignore[operator]
     with pytest.raises(SetupError, match="not Settings"):
@@ -623,17 +623,17 @@ def test_repaired_objects_are_those_that_the_repaired_file_holds(name: str, tmp_
     before, log, out = copy.deepcopy(rows), tmp_path / "log.jsonl", tmp_path / "out.jsonl"
     log.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
     wanted = repair_rollouts(log, out, TOY)
-    outcomes = [(one.cured, one.repaired, one.rows) for one in wanted]
+    outcomes = [(outcome.cured, outcome.repaired, outcome.rows) for outcome in wanted]
     run = repair_rollouts(rows, None, TOY)
-    mine = list(run)
-    assert [(one.cured, one.repaired, one.rows) for one in mine] == outcomes
-    untouched = [(one.place.row, one.repaired) for one in mine]
+    in_memory = list(run)
+    assert [(outcome.cured, outcome.repaired, outcome.rows) for outcome in in_memory] == outcomes
+    untouched = [(outcome.place.row, outcome.repaired) for outcome in in_memory]
     assert plain(run.repaired) == [orjson.loads(line) for line in out.read_bytes().splitlines()]
     assert (run.before.findings, run.after.findings) == (wanted.before.findings, wanted.after.findings)
     assert run.failing == wanted.failing
     assert rows == before
-    kept = [rows[row] for row, repaired in untouched if not repaired]
-    assert all(any(row is one for one in run.repaired) for row in kept)
+    whole = [rows[row] for row, repaired in untouched if not repaired]
+    assert all(any(row is repaired for repaired in run.repaired) for row in whole)
 
 
 @pytest.mark.parametrize(

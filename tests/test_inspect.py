@@ -68,25 +68,25 @@ def own(tmp_path: Path) -> Path:
     return written(tmp_path / "own.jsonl", own_rows())
 
 
-def relations(found: Inspection, scope: str = "") -> set[tuple[str, tuple[str, ...]]]:
-    return {(str(relation.kind), relation.paths) for relation in found.relations.get(scope, ())}
+def relations(inspection: Inspection, scope: str = "") -> set[tuple[str, tuple[str, ...]]]:
+    return {(str(relation.kind), relation.paths) for relation in inspection.relations.get(scope, ())}
 
 
-def roles(found: Inspection) -> Mapping[str, tuple[str, str]]:
-    return {path: (str(guess.role), guess.alignment) for path, guess in found.roles.items()}
+def roles(inspection: Inspection) -> Mapping[str, tuple[str, str]]:
+    return {path: (str(guess.role), guess.alignment) for path, guess in inspection.roles.items()}
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
 def test_every_example_log_is_told_explained_and_written_as_one_object(log: Path) -> None:
     code, out, err = run("inspect", log, "-f", "json", "-t", TOKENIZER)
     assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert [taken["format"] for taken in found["taken_for"]] == [log.stem]
-    assert found["rows"] == sum(taken["rows"] for taken in found["taken_for"])
-    assert found["taken_for"][0]["told_by"]
-    paths = [column["path"] for column in found["columns"]]
+    page = json.loads(out)
+    assert [entry["format"] for entry in page["taken_for"]] == [log.stem]
+    assert page["rows"] == sum(entry["rows"] for entry in page["taken_for"])
+    assert page["taken_for"][0]["told_by"]
+    paths = [column["path"] for column in page["columns"]]
     assert len(paths) == len(set(paths)) > 0
-    assert all(path in paths for relation in found["relations"] for path in relation["paths"])
+    assert all(path in paths for relation in page["relations"] for path in relation["paths"])
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
@@ -101,27 +101,27 @@ def test_the_page_of_every_example_log_fits_and_names_its_format_and_what_to_pas
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
 def test_the_keys_that_a_signature_names_are_in_the_example_log(log: Path) -> None:
-    (form,) = (one for one in all_formats() if one.name == log.stem)
+    (form,) = (known_form for known_form in all_formats() if known_form.name == log.stem)
     rows = [raw.value for raw in open_log(log) if raw.value is not None]
     assert form.signature.key_patterns, "a signature names keys"
-    told = {matched_keys(form, row) for row in rows}
+    keys = {matched_keys(form, row) for row in rows}
     if form.name == "generic":
-        assert all(told)
+        assert all(keys)
         return
     lacking = [near_formats(row, (form,), None) for row in rows]
-    assert any(one and one[0].fits and not one[0].lacks for one in lacking), form.signature
+    assert any(near and near[0].fits and not near[0].lacks for near in lacking), form.signature
 
 
 def test_the_two_formats_of_one_shape_name_each_other_with_the_key_that_is_missing() -> None:
     row = next(raw.value for raw in open_log(ROOT / "fixtures" / "formats" / "tito_sample.jsonl") if raw.value)
     assert pick_format(row).name == "tito_sample"
-    near = {one.format: one for one in near_formats(row, all_formats(), "tito_sample")}
+    near = {near_format.format: near_format for near_format in near_formats(row, all_formats(), "tito_sample")}
     assert near["slime"].lacks == ("response_length",)
     assert near["slime"].has == ("tokens", "loss_mask")
     assert not near["slime"].fits
     row = {**row, "response_length": 7, "loss_mask": [1] * 7, "rollout_log_probs": [-0.5] * 7}
     assert pick_format(row).name == "slime"
-    near = {one.format: one for one in near_formats(row, all_formats(), "slime")}
+    near = {near_format.format: near_format for near_format in near_formats(row, all_formats(), "slime")}
     assert near["tito_sample"].excess == ("response_length",)
 
 
@@ -159,9 +159,9 @@ def test_a_row_is_told_by_the_first_way_whose_required_keys_it_has(
 
 
 def test_roles_and_relations_of_own_columns_come_from_values_and_lengths(own: Path) -> None:
-    found = inspect_log(own)
-    assert [taken.format for taken in found.formats] == [None]
-    assert roles(found) == {
+    inspection = inspect_log(own)
+    assert [shape.format for shape in inspection.formats] == [None]
+    assert roles(inspection) == {
         "uid": ("scalar", ""),
         "extra": ("object", ""),
         "extra.question": ("prompt ids", ""),
@@ -177,7 +177,7 @@ def test_roles_and_relations_of_own_columns_come_from_values_and_lengths(own: Pa
         "chat[].role": ("text", ""),
         "chat[].content": ("text", ""),
     }
-    assert relations(found) == {
+    assert relations(inspection) == {
         ("equal", ("extra.answer", "compact")),
         ("equal", ("extra.everything", "trained", "behaviour", "critic")),
         ("sum", ("extra.question", "extra.answer", "extra.everything")),
@@ -185,8 +185,8 @@ def test_roles_and_relations_of_own_columns_come_from_values_and_lengths(own: Pa
         ("sampled", ("extra.answer", "trained")),
         ("length", ("n_tokens", "extra.everything")),
     }
-    (mask,) = found.masks
-    (sentinel,) = (one for one in found.sentinels if one.path == "behaviour")
+    (mask,) = inspection.masks
+    (sentinel,) = (column for column in inspection.sentinels if column.path == "behaviour")
     assert mask.encodings == {"bool": 12}
     assert (sentinel.mask, sentinel.value, sentinel.share, sentinel.inside) == ("trained", 0.0, 1.0, 0)
 
@@ -215,33 +215,37 @@ def test_what_is_pasted_reads_the_log_as_it_was_shown(own: Path, tmp_path: Path)
 def test_a_row_in_which_a_relation_breaks_is_named_and_hides_it_nowhere_else(tmp_path: Path) -> None:
     rows = own_rows()
     rows[7]["behaviour"].pop()
-    found = inspect_log(written(tmp_path / "broken.jsonl", rows))
-    (equal,) = (one for one in found.relations[""] if one.kind is RelationKind.EQUAL and "behaviour" in one.paths)
+    inspection = inspect_log(written(tmp_path / "broken.jsonl", rows))
+    (equal,) = (
+        relation
+        for relation in inspection.relations[""]
+        if relation.kind is RelationKind.EQUAL and "behaviour" in relation.paths
+    )
     assert (equal.items, equal.of, equal.except_row) == (11, 12, 7)
-    assert found.roles["behaviour"].role is Role.LOGPROBS
-    assert found.trial is not None
-    assert found.trial.misfits == {"logprobs": 1}
+    assert inspection.roles["behaviour"].role is Role.LOGPROBS
+    assert inspection.trial is not None
+    assert inspection.trial.misfits == {"logprobs": 1}
     assert "(11 of 12, not in row 7)" in " ".join(run("inspect", tmp_path / "broken.jsonl")[1].split())
 
 
 def test_columns_inside_calls_and_samples_are_related_call_by_call_and_sample_by_sample(tmp_path: Path) -> None:
     calls = [{"prompt_ids": [9] * n, "out_ids": [7, 8] * n, "lp": [-0.5, -0.25] * n} for n in (3, 4, 5)]
-    found = inspect_log(written(tmp_path / "calls.jsonl", [{"steps": calls}] * 2))
-    assert relations(found, "steps[]") == {("equal", ("steps[].out_ids", "steps[].lp"))}
-    assert roles(found)["steps[].out_ids"] == ("completion ids", "call")
-    assert roles(found)["steps"] == ("calls", "")
+    inspection = inspect_log(written(tmp_path / "calls.jsonl", [{"steps": calls}] * 2))
+    assert relations(inspection, "steps[]") == {("equal", ("steps[].out_ids", "steps[].lp"))}
+    assert roles(inspection)["steps[].out_ids"] == ("completion ids", "call")
+    assert roles(inspection)["steps"] == ("calls", "")
     group = {"seqs": [[5, 6, 7], [5, 6]], "weights": [[0, 1, 1], [0, 1]]}
-    found = inspect_log(written(tmp_path / "group.jsonl", [group, group]))
-    assert relations(found, "[*]") == {("equal", ("seqs[]", "weights[]"))}
-    assert roles(found)["weights[]"] == ("mask", "full")
+    inspection = inspect_log(written(tmp_path / "group.jsonl", [group, group]))
+    assert relations(inspection, "[*]") == {("equal", ("seqs[]", "weights[]"))}
+    assert roles(inspection)["weights[]"] == ("mask", "full")
     assert "one list per sample" in " ".join(run("inspect", tmp_path / "group.jsonl")[1].split())
 
 
 def test_one_number_a_row_is_a_logprob_by_its_name_only(tmp_path: Path) -> None:
     rows = [{"seq": [5, 6, 7 + n], "lp": [-0.5] * 3, "adv": [-0.1 * n - 0.1] * 3} for n in range(3)]
-    found = inspect_log(written(tmp_path / "constant.jsonl", rows))
-    assert roles(found)["lp"] == ("logprobs", "full")
-    assert roles(found)["adv"] == ("per token", "full")
+    inspection = inspect_log(written(tmp_path / "constant.jsonl", rows))
+    assert roles(inspection)["lp"] == ("logprobs", "full")
+    assert roles(inspection)["adv"] == ("per token", "full")
 
 
 def test_a_mask_of_labels_and_a_sentinel_of_null_are_named(tmp_path: Path) -> None:
@@ -249,9 +253,9 @@ def test_a_mask_of_labels_and_a_sentinel_of_null_are_named(tmp_path: Path) -> No
         {"seq": [5, 6, 7 + n, 8], "target": [-100, -100, 7 + n, 8], "lp": [None, None, -0.5, -0.25 - n]}
         for n in range(3)
     ]
-    found = inspect_log(written(tmp_path / "labels.jsonl", rows))
-    (mask,) = found.masks
-    (sentinel,) = found.sentinels
+    inspection = inspect_log(written(tmp_path / "labels.jsonl", rows))
+    (mask,) = inspection.masks
+    (sentinel,) = inspection.sentinels
     assert mask.path == "target"
     assert mask.encodings == {"labels": 3}
     assert (mask.trained, mask.tokens) == (6, 12)
@@ -267,21 +271,21 @@ def test_a_parquet_file_shows_the_types_of_its_schema(tmp_path: Path) -> None:
         }
     )
     parquet.write_table(table, tmp_path / "log.parquet")
-    found = inspect_log(tmp_path / "log.parquet")
-    types = {column.path: column.storage_type for column in found.columns}
+    inspection = inspect_log(tmp_path / "log.parquet")
+    types = {column.path: column.storage_type for column in inspection.columns}
     assert types == {
         "seq": "list<element: int32>",
         "meta": "struct<lp: list<element: float>>",
         "meta.lp": "list<element: float>",
         "chat": "string",
     }
-    assert found.roles["chat"].role is Role.MESSAGES
-    assert found.mapping["token_ids"] == "seq"
+    assert inspection.roles["chat"].role is Role.MESSAGES
+    assert inspection.mapping["token_ids"] == "seq"
 
 
 def test_only_so_many_rows_are_looked_at_and_the_page_says_so(own: Path) -> None:
-    found = inspect_log(own, rows=5)
-    assert (found.rows, found.stopped) == (5, True)
+    inspection = inspect_log(own, rows=5)
+    assert (inspection.rows, inspection.stopped) == (5, True)
     assert "· the first 5 rows" in run("inspect", own, "--rows", "5")[1]
     assert not inspect_log(own, rows=12).stopped
 
@@ -371,12 +375,12 @@ def test_what_files_were_read_as_does_not_depend_on_the_number_of_processes(tmp_
     scan.chunk_bytes = 4_000
     for _ in scan:
         pass
-    (taken,) = scan.summary.taken.values()
-    assert {name: (one.rows, one.first_row) for name, one in taken.items()} == {
+    (formats,) = scan.summary.taken.values()
+    assert {name: (reading.rows, reading.first_row) for name, reading in formats.items()} == {
         "generic": (117, 0),
         "tito_call": (3, 30),
     }
-    assert taken["tito_call"].told_by == ("input_ids", "output_ids", "logprobs", "finish_reason")
+    assert formats["tito_call"].told_by == ("input_ids", "output_ids", "logprobs", "finish_reason")
 
 
 def test_a_log_of_own_columns_goes_from_a_red_scan_over_inspect_to_a_gate(

@@ -38,21 +38,21 @@ PARAMETERS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def judged(found: Inspection, right: dict[str, str], optional: set[str]) -> str:
+def judged(inspection: Inspection, right: dict[str, str], optional: set[str]) -> str:
     """How a suggestion compares with the right one: found, unsure or wrong."""
-    if any(right.get(ours) != theirs for ours, theirs in found.mapping.items()):
+    if any(right.get(ours) != theirs for ours, theirs in inspection.mapping.items()):
         return "wrong"
-    missing = right.keys() - found.mapping.keys() - optional
-    return "unsure" if missing or not all(choice.sure for choice in found.logprobs) else "found"
+    missing = right.keys() - inspection.mapping.keys() - optional
+    return "unsure" if missing or not all(choice.sure for choice in inspection.logprobs) else "found"
 
 
 def test_a_decoy_is_never_suggested_and_own_columns_are_nearly_always_found(tmp_path: Path) -> None:
     shares: Counter[str] = Counter()
     for seed in range(examples(25, 1_000)):
         log = own_log(seed)
-        found = inspect_log(written(tmp_path / "log.jsonl", log.rows))
-        assert not log.decoys & set(found.mapping.values()), seed
-        shares[judged(found, log.right, log.optional)] += 1
+        inspection = inspect_log(written(tmp_path / "log.jsonl", log.rows))
+        assert not log.decoys & set(inspection.mapping.values()), seed
+        shares[judged(inspection, log.right, log.optional)] += 1
     assert shares["wrong"] == 0, shares
     assert shares["found"] >= 0.98 * shares.total(), shares
 
@@ -64,9 +64,9 @@ def test_columns_of_no_meaning_are_told_by_their_values(tmp_path: Path) -> None:
         nameless = {path: f"c{number}" for number, path in enumerate(log.right.values()) if "." not in path}
         rows = [{nameless.get(key, key): value for key, value in row.items()} for row in log.rows]
         right = {ours: nameless.get(theirs, theirs) for ours, theirs in log.right.items()}
-        found = inspect_log(written(tmp_path / "log.jsonl", rows))
-        assert not log.decoys & set(found.mapping.values()), seed
-        shares[judged(found, right, log.optional)] += 1
+        inspection = inspect_log(written(tmp_path / "log.jsonl", rows))
+        assert not log.decoys & set(inspection.mapping.values()), seed
+        shares[judged(inspection, right, log.optional)] += 1
     assert shares["wrong"] <= 0.01 * shares.total(), shares
     assert shares["found"] >= 0.9 * shares.total(), shares
 
@@ -77,11 +77,11 @@ def test_the_lists_of_settings_in_real_rollouts_are_no_rows_of_tokens(tmp_path: 
     for log in sorted(SHARED.glob("*/retok.jsonl.gz")):
         with gzip.open(log, "rt") as lines:
             rows = [{**json.loads(line), **PARAMETERS} for line in islice(lines, 40)]
-        found = inspect_log(written(tmp_path / "log.jsonl", rows))
-        assert "token_ids" not in found.mapping
-        assert set(found.mapping) <= {"calls", "messages", "tools", "model"}
-        assert found.trial is not None
-        assert found.trial.training_rows == 0
+        inspection = inspect_log(written(tmp_path / "log.jsonl", rows))
+        assert "token_ids" not in inspection.mapping
+        assert set(inspection.mapping) <= {"calls", "messages", "tools", "model"}
+        assert inspection.trial is not None
+        assert inspection.trial.training_rows == 0
 
 
 @pytest.mark.parametrize("log", sorted(FORMATS.glob("*.jsonl")), ids=lambda log: log.name)
@@ -89,17 +89,17 @@ def test_parameters_beside_the_columns_of_a_format_are_never_suggested(log: Path
     rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     for number, row in enumerate(rows):
         row.update(PARAMETERS, uid=number)
-    found = inspect_log(written(tmp_path / "log.jsonl", rows))
-    suggested = {path.partition(".")[0] for path in found.mapping.values()}
+    inspection = inspect_log(written(tmp_path / "log.jsonl", rows))
+    suggested = {path.partition(".")[0] for path in inspection.mapping.values()}
     assert not suggested & PARAMETERS.keys()
 
 
 def test_a_mapping_that_was_suggested_was_scanned_with_the_rows_that_were_looked_at(tmp_path: Path) -> None:
     log = own_log(1)
-    found = inspect_log(written(tmp_path / "log.jsonl", log.rows), rows=4)
-    assert found.trial is not None
-    assert found.trial.scan is not None
-    assert found.trial.scan.rollouts == found.trial.rows == 4
+    inspection = inspect_log(written(tmp_path / "log.jsonl", log.rows), rows=4)
+    assert inspection.trial is not None
+    assert inspection.trial.scan is not None
+    assert inspection.trial.scan.rollouts == inspection.trial.rows == 4
 
 
 def page_of(log: Path) -> str:
@@ -118,28 +118,32 @@ def own_rows(count: int = 6) -> list[dict[str, Any]]:
 
 
 def test_prompt_and_completion_are_told_by_the_objects_around_them(tmp_path: Path) -> None:
-    rows = [{"req": {"ids": one["prompt"]}, "res": {"ids": one["answer"], "lp": one["lp"]}} for one in own_rows()]
-    found = inspect_log(written(tmp_path / "log.jsonl", rows))
-    assert found.mapping == {"prompt_ids": "req.ids", "completion_ids": "res.ids", "completion_logprobs": "res.lp"}
+    rows = [{"req": {"ids": row["prompt"]}, "res": {"ids": row["answer"], "lp": row["lp"]}} for row in own_rows()]
+    inspection = inspect_log(written(tmp_path / "log.jsonl", rows))
+    assert inspection.mapping == {
+        "prompt_ids": "req.ids",
+        "completion_ids": "res.ids",
+        "completion_logprobs": "res.lp",
+    }
 
 
 def test_of_two_nameless_lists_the_one_with_logprobs_was_sampled(tmp_path: Path) -> None:
-    rows = [{"a": one["prompt"], "b": one["answer"], "c": one["lp"]} for one in own_rows()]
-    found = inspect_log(written(tmp_path / "log.jsonl", rows))
-    assert found.mapping == {"prompt_ids": "a", "completion_ids": "b", "completion_logprobs": "c"}
+    rows = [{"a": row["prompt"], "b": row["answer"], "c": row["lp"]} for row in own_rows()]
+    inspection = inspect_log(written(tmp_path / "log.jsonl", rows))
+    assert inspection.mapping == {"prompt_ids": "a", "completion_ids": "b", "completion_logprobs": "c"}
 
 
 def test_rows_of_several_samples_are_said_to_be_packed(tmp_path: Path) -> None:
     pairs = [own_rows(6)[number : number + 2] for number in range(4)]
     packed = [
         {
-            "toks": [*one["answer"], *two["answer"]],
-            "lps": [*one["lp"], *two["lp"]],
-            "train_on": [0, 0, *[1] * (len(one["lp"]) - 2), 0, 0, *[1] * (len(two["lp"]) - 2)],
-            "parts": [len(one["answer"]), len(two["answer"])],
-            "places": [*range(len(one["answer"])), *range(len(two["answer"]))],
+            "toks": [*first["answer"], *two["answer"]],
+            "lps": [*first["lp"], *two["lp"]],
+            "train_on": [0, 0, *[1] * (len(first["lp"]) - 2), 0, 0, *[1] * (len(two["lp"]) - 2)],
+            "parts": [len(first["answer"]), len(two["answer"])],
+            "places": [*range(len(first["answer"])), *range(len(two["answer"]))],
         }
-        for one, two in pairs
+        for first, two in pairs
     ]
     for name, canonical in (("parts", "seq_lens"), ("places", "position_ids")):
         rows = [{key: row[key] for key in ("toks", "lps", "train_on", name)} for row in packed]
@@ -151,15 +155,15 @@ def test_rows_of_several_samples_are_said_to_be_packed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", ["own", "packed", "text", "calls"])
 def test_a_page_ends_with_a_command_that_runs(shape: str, tmp_path: Path) -> None:
-    made = {
-        "own": [{"a": one["prompt"], "b": one["answer"], "c": one["lp"]} for one in own_rows()],
-        "packed": [{"toks": one["answer"], "lps": one["lp"]} for one in own_rows()],
+    logs = {
+        "own": [{"a": row["prompt"], "b": row["answer"], "c": row["lp"]} for row in own_rows()],
+        "packed": [{"toks": row["answer"], "lps": row["lp"]} for row in own_rows()],
         "text": [{"text": "no ids here", "n": n} for n in range(3)],
         "calls": [
-            {"calls": [{"prompt_ids": one["prompt"], "completion_ids": one["answer"]}]} for one in own_rows()
+            {"calls": [{"prompt_ids": row["prompt"], "completion_ids": row["answer"]}]} for row in own_rows()
         ],
     }
-    page = run("inspect", written(tmp_path / "log.jsonl", made[shape]))[1].rstrip().splitlines()
+    page = run("inspect", written(tmp_path / "log.jsonl", logs[shape]))[1].rstrip().splitlines()
     command = shlex.split(page[-1])
     assert command[0] == "tito-audit"
     assert run(*command[1:])[0] in (0, 1)
@@ -195,8 +199,8 @@ def look(tmp_path: Path, **columns: str) -> tuple[Inspection, str]:
 
 
 def test_the_sampler_is_known_by_the_name_of_its_column_and_the_others_are_measured(tmp_path: Path) -> None:
-    found, page = look(tmp_path, ref_lp="far", old_lp="near", rollout_lp="same")
-    (choice,) = found.logprobs
+    inspection, page = look(tmp_path, ref_lp="far", old_lp="near", rollout_lp="same")
+    (choice,) = inspection.logprobs
     assert choice.sure
     assert [column.path for column in choice.columns] == ["rollout_lp", "ref_lp", "old_lp"]
     assert [column.author for column in choice.columns] == [Author.SAMPLER, Author.REFERENCE, Author.TRAINER]
@@ -204,40 +208,40 @@ def test_the_sampler_is_known_by_the_name_of_its_column_and_the_others_are_measu
     assert far is not None
     assert near is not None
     assert 0.001 < near < 0.005 < 0.2 < far < 0.6
-    assert found.mapping["logprobs"] == "rollout_lp"
+    assert inspection.mapping["logprobs"] == "rollout_lp"
     assert "--map logprobs=old_lp" in page
 
 
 def test_a_column_without_values_at_untrained_tokens_is_the_samplers(tmp_path: Path) -> None:
-    found, _ = look(tmp_path, lp_a="near everywhere", lp_b="same")
-    assert found.logprobs[0].sure
-    assert found.mapping["logprobs"] == "lp_b"
+    inspection, _ = look(tmp_path, lp_a="near everywhere", lp_b="same")
+    assert inspection.logprobs[0].sure
+    assert inspection.mapping["logprobs"] == "lp_b"
 
 
 def test_of_three_without_a_name_the_farthest_is_not_taken_and_the_choice_is_unclear(tmp_path: Path) -> None:
-    found, page = look(tmp_path, lp_a="far", lp_b="same", lp_c="near")
-    assert not found.logprobs[0].sure
-    assert found.mapping["logprobs"] == "lp_b"
+    inspection, page = look(tmp_path, lp_a="far", lp_b="same", lp_c="near")
+    assert not inspection.logprobs[0].sure
+    assert inspection.mapping["logprobs"] == "lp_b"
     assert "lp_a is the farthest from the others" in page
 
 
 def test_columns_of_the_same_values_are_said_to_be_copies(tmp_path: Path) -> None:
-    found, page = look(tmp_path, rollout_lp="same", old_lp="same")
-    assert found.logprobs[0].sure
-    assert found.logprobs[0].columns[1].difference == 0
+    inspection, page = look(tmp_path, rollout_lp="same", old_lp="same")
+    assert inspection.logprobs[0].sure
+    assert inspection.logprobs[0].columns[1].difference == 0
     assert "the same values" in page
 
 
 def test_names_that_values_contradict_are_doubted(tmp_path: Path) -> None:
-    found, page = look(tmp_path, rollout_lp="same", old_lp="far", ref_lp="near")
-    assert not found.logprobs[0].sure
+    inspection, page = look(tmp_path, rollout_lp="same", old_lp="far", ref_lp="near")
+    assert not inspection.logprobs[0].sure
     assert "swapped" in page
 
 
 def test_the_flag_that_is_named_takes_the_other_column(tmp_path: Path) -> None:
     log = written(tmp_path / "log.jsonl", rows_of(rollout_lp="same", old_lp="near"))
-    found = inspect_log(log, settings=Settings(columns={"token_ids": "toks", "logprobs": "old_lp"}))
-    assert next(column.path for column in found.logprobs[0].columns if column.taken) == "old_lp"
+    inspection = inspect_log(log, settings=Settings(columns={"token_ids": "toks", "logprobs": "old_lp"}))
+    assert next(column.path for column in inspection.logprobs[0].columns if column.taken) == "old_lp"
 
 
 def test_logprobs_of_other_rows_or_of_other_tokens_are_no_alternatives(tmp_path: Path) -> None:
@@ -266,6 +270,6 @@ def test_the_keys_of_a_logit_bias_are_no_columns(tmp_path: Path) -> None:
         {"toks": [5, 6, 7, n], "lp": [-0.5, -1.0, -1.5, -n - 0.1], "logit_bias": {"17": 1, "4": n}}
         for n in range(3)
     ]
-    found = inspect_log(written(tmp_path / "log.jsonl", rows))
-    assert [column.path for column in found.columns] == ["toks", "lp", "logit_bias"]
-    assert found.roles["logit_bias"].role is Role.OBJECT
+    inspection = inspect_log(written(tmp_path / "log.jsonl", rows))
+    assert [column.path for column in inspection.columns] == ["toks", "lp", "logit_bias"]
+    assert inspection.roles["logit_bias"].role is Role.OBJECT

@@ -95,12 +95,12 @@ def test_too_many_failing_rows_stop_training_after_they_are_kept(tmp_path: Path)
     gate.check(0, rows(2))
     with pytest.raises(
         GateError, match=r"^step 1: 3 of 8 rows fail \(38 %\), more than max_rate=0.25 allows; "
-    ) as said:
+    ) as stopped:
         gate.check(1, rows(3))
-    assert said.value.metrics["tito/failing_rows"] == 3
+    assert stopped.value.metrics["tito/failing_rows"] == 3
     assert len(log.read_text().splitlines()) == 5
-    again = pickle.loads(pickle.dumps(said.value))  # as Ray sends it
-    assert (str(again), again.step) == (str(said.value), 1)
+    again = pickle.loads(pickle.dumps(stopped.value))  # as Ray sends it
+    assert (str(again), again.step) == (str(stopped.value), 1)
 
 
 def test_processes_stop_together_and_write_apart(tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ def test_equal_rows_of_a_group_are_no_fault() -> None:
 def test_rows_of_any_format_have_the_findings_of_their_scan() -> None:
     log = Path(__file__).resolve().parents[1] / "fixtures" / "formats" / "generic.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines() if line.strip()]
-    found = [f.code for f in BatchAuditor(Settings()).audit_rows(lines).findings]
-    assert found == [f.code for result in scan_rollouts(log, Settings(join=False)) for f in result.findings]
+    codes = [f.code for f in BatchAuditor(Settings()).audit_rows(lines).findings]
+    assert codes == [f.code for result in scan_rollouts(log, Settings(join=False)) for f in result.findings]
 
 
 @pytest.mark.parametrize(
@@ -195,10 +195,10 @@ def test_a_version_that_an_adapter_does_not_fit_is_refused_at_import(
     ):
         adapter(name)
     installed(monkeypatch, tmp_path, package, "99.1", package.replace("-", "_"))
-    with pytest.raises(SetupError) as said:
+    with pytest.raises(SetupError) as refused:
         adapter(name)
     assert (
-        str(said.value)
+        str(refused.value)
         == f"The gate for {package} fits {package} from {lowest} on, below {below}; 99.1 is installed."
     )
 
@@ -415,10 +415,10 @@ def test_a_fault_stops_a_run_of_trl_at_its_step(fault: str, model: Path) -> None
     assert run["stopped"]["step"] == 2
     assert len(run["losses"]) == 2  # nothing was trained on it
     assert run["gate"][-1]["tito/failing_rows"] > 0
-    assert FAULTS[fault] in {finding["code"] for kept in run["quarantined"] for finding in kept["findings"]}
+    assert FAULTS[fault] in {finding["code"] for line in run["quarantined"] for finding in line["findings"]}
     settings = Settings(fail_on="warning", tokenizer=str(model / "model"), ignore=("REC009",))
     codes = [{finding.code for finding in result.findings} for result in scan_rollouts(run["log"], settings)]
-    assert codes == [{finding["code"] for finding in kept["findings"]} for kept in run["quarantined"]]
+    assert codes == [{finding["code"] for finding in line["findings"]} for line in run["quarantined"]]
     assert FAULTS[fault] in command("show", run["log"], "--row", "0", "-t", model / "model")[1]
 
 
@@ -428,7 +428,7 @@ def test_failing_rows_leave_the_loss_of_trl_and_the_run_goes_on(model: Path) -> 
     assert run["losses"][2:] == [0.0] * 6
     counts = [entry["tito/masked_rows"] for entry in run["gate"] if "tito/rows" in entry]
     assert counts == [0.0, 8.0, 8.0, 8.0]
-    assert {kept["step"] for kept in run["quarantined"]} == {2, 4, 6}
+    assert {line["step"] for line in run["quarantined"]} == {2, 4, 6}
 
 
 def test_a_rollout_function_of_trl_is_audited_before_its_batch_is_made(model: Path) -> None:

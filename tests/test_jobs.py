@@ -178,9 +178,9 @@ def test_the_chunks_of_an_arrow_file_hold_each_row_once(tmp_path: Path, new: Any
     bad = pa.array([b"\xff" if i == 20 else b"ok" for i in range(40)]).cast(pa.string(), safe=False)
     words = pa.array(["one", "two"] * 20).dictionary_encode()
     for name, extra in (("plain", None), ("bad", bad), ("words", words)):
-        path, held = tmp_path / name, table if extra is None else table.append_column("more", extra)
-        with new(path, held.schema) as writer:
-            writer.write_table(held, max_chunksize=batch)
+        path, written_table = tmp_path / name, table if extra is None else table.append_column("more", extra)
+        with new(path, written_table.schema) as writer:
+            writer.write_table(written_table, max_chunksize=batch)
         expected = whole(path, limit)
         assert len(expected) == 40
         assert [row.index for row in expected] == list(range(40))
@@ -232,14 +232,14 @@ def test_tasks_and_answers_larger_than_a_pipe_pass() -> None:
 
 
 def test_few_tasks_are_taken_ahead() -> None:
-    taken = 0
+    number = 0
 
     def tasks() -> Iterator[tuple[int, int]]:
-        nonlocal taken
-        for taken in range(1000):
-            yield taken, taken
+        nonlocal number
+        for number in range(1000):
+            yield number, number
 
-    ahead = [taken - tag for tag, _ in ForkedProcesses(2).map(lambda task: b"x" * 100_000, tasks())]
+    ahead = [number - tag for tag, _ in ForkedProcesses(2).map(lambda task: b"x" * 100_000, tasks())]
     assert max(ahead) <= 3 * 2 + 1
 
 
@@ -247,7 +247,7 @@ def children() -> list[int]:
     listed = Path(f"/proc/self/task/{os.getpid()}/children")
     if not listed.exists():
         pytest.skip("this system does not list the children of a process")
-    return [int(one) for one in listed.read_text().split()]
+    return [int(child) for child in listed.read_text().split()]
 
 
 def test_a_process_ends_while_others_work_on_the_last_tasks(tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_each_process_has_its_own_cores_where_there_are_enough() -> None:
     for jobs in {1, len(cores)}:
         seen = [answer for _, answer in ForkedProcesses(jobs).map(work, numbered(range(4 * jobs)))]
         assert set().union(*filter(None, seen)) == cores
-        assert len({frozenset(one or ()) for one in seen}) == jobs
+        assert len({frozenset(cores or ()) for cores in seen}) == jobs
     assert all(answer == cores for _, answer in ForkedProcesses(len(cores) + 1).map(work, numbered(range(4))))
     assert 1 <= usable_cores() <= len(cores)
 
@@ -383,15 +383,15 @@ def test_a_pipe_is_read_by_one_and_audited_by_several(tmp_path: Path) -> None:
         "run.chunk_bytes = 500; print(sum(len(one.findings) for one in run), run.summary.rollouts)"
     )
     done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True, cwd=ROOT)
-    found = sum(len(result.findings) for result in scanned(tmp_path / "log")[0])
-    assert done.stdout.split() == [str(found).encode(), b"100"]
+    expected = sum(len(result.findings) for result in scanned(tmp_path / "log")[0])
+    assert done.stdout.split() == [str(expected).encode(), b"100"]
 
 
 def test_with_jobs_a_rollout_is_its_place_and_format(tmp_path: Path) -> None:
     log = written(tmp_path / "log.jsonl", [CLEAN] * 3)
-    (one, *_) = scan_rollouts(log)
-    assert one.rollout is not None
-    assert one.rollout.training_row is not None
+    (first, *_) = scan_rollouts(log)
+    assert first.rollout is not None
+    assert first.rollout.training_row is not None
     for chunk in (None, 100):
         scan = scan_rollouts(log, Settings(jobs=2))
         scan.chunk_bytes = chunk
@@ -442,14 +442,14 @@ def workers_of(pid: int) -> list[int]:
     listed = Path(f"/proc/{pid}/task/{pid}/children")
     end = time.monotonic() + LONG
     while time.monotonic() < end:
-        found = [int(one) for one in listed.read_text().split()]
-        if len(found) == 2:
-            return found
+        workers = [int(worker) for worker in listed.read_text().split()]
+        if len(workers) == 2:
+            return workers
         time.sleep(0.01)
     raise AssertionError("no processes were started")
 
 
-def held(seconds: float, *words: str) -> list[str]:
+def command_pausing(seconds: float, *words: str) -> list[str]:
     """The command, whose processes need so many seconds more for each task."""
     return [sys.executable, "-m", "tests.held", str(seconds), *words]
 
@@ -500,7 +500,7 @@ def printed_by(run: subprocess.Popen[str]) -> tuple[str, str]:
 @pytest.mark.parametrize("who", ["worker", "parent"])
 def test_a_signal_ends_all_processes_with_one_message(long: Path, who: str) -> None:
     children()
-    words = held(LONG, "scan", str(long), "--jobs", "2")
+    words = command_pausing(LONG, "scan", str(long), "--jobs", "2")
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True, start_new_session=True
     ) as run:
@@ -539,7 +539,7 @@ def test_processes_end_when_the_reader_goes_away(long: Path) -> None:
 
 def test_processes_end_when_their_parent_is_killed(long: Path) -> None:
     children()
-    words = held(0.5, "scan", str(long), "--jobs", "2")
+    words = command_pausing(0.5, "scan", str(long), "--jobs", "2")
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as run:
         workers = workers_of(run.pid)
         run.kill()
@@ -548,19 +548,19 @@ def test_processes_end_when_their_parent_is_killed(long: Path) -> None:
 
 
 def test_a_first_result_is_there_before_it_is_asked_for() -> None:
-    said: list[str] = []
+    events: list[str] = []
 
     def results() -> Iterator[int]:
         try:
             for number in range(3):
-                said.append(f"result {number}")
+                events.append(f"result {number}")
                 yield number
         finally:
-            said.append("closed")
+            events.append("closed")
 
     started = compute_first(with_progress(results(), RunProgress()))
-    assert said == ["result 0"]
+    assert events == ["result 0"]
     assert next(started) == 0
     started.close()
-    assert said == ["result 0", "closed"]
+    assert events == ["result 0", "closed"]
     assert list(compute_first(with_progress(iter(()), RunProgress()))) == []

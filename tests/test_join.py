@@ -45,7 +45,7 @@ def rows_of(name: str) -> list[Wire]:
     return [json.loads(line) for line in (FORMATS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def found(log: Path, *, chunk: int | None = None, **settings: Any) -> tuple[Found, list[str]]:
+def findings_of(log: Path, *, chunk: int | None = None, **settings: Any) -> tuple[Found, list[str]]:
     """What is found in each row, and the notices."""
     scan = scan_rollouts(log, Settings(tokenizer=TOY, **settings))
     scan.chunk_bytes = chunk
@@ -60,7 +60,7 @@ def found(log: Path, *, chunk: int | None = None, **settings: Any) -> tuple[Foun
 
 def split(name: str) -> tuple[list[Wire], list[Wire], list[Wire]]:
     """Rows of a fixture with an id; the same without their messages; and the messages."""
-    whole, log, said = [], [], []
+    whole, log, messages = [], [], []
     for number, row in enumerate(rows_of(name)):
         row = {"uid": number, **{key: value for key, value in row.items() if key != "id"}}
         bare, text = dict(row), {"uid": number}
@@ -73,8 +73,8 @@ def split(name: str) -> tuple[list[Wire], list[Wire], list[Wire]]:
         if row.get("messages") is None or bare.keys() - {"uid"}:
             whole.append(row)
             log.append(bare)
-            said.append(text)
-    return whole, log, said
+            messages.append(text)
+    return whole, log, messages
 
 
 # A log and its messages
@@ -82,14 +82,14 @@ def split(name: str) -> tuple[list[Wire], list[Wire], list[Wire]]:
 
 @pytest.mark.parametrize("name", ["generic", "slime", "atropos_item", "atropos_group", "vllm"])
 def test_a_log_joined_with_its_messages_says_what_the_whole_log_says(name: str, tmp_path: Path) -> None:
-    whole, log, said = split(name)
-    random.Random(1).shuffle(said)
-    expected, _ = found(written(tmp_path / "whole.jsonl", whole))
-    told = written(tmp_path / "said.jsonl", said)
-    without, _ = found(written(tmp_path / "log.jsonl", log))
-    joined, notices = found(tmp_path / "log.jsonl", messages=str(told))
+    whole, log, messages = split(name)
+    random.Random(1).shuffle(messages)
+    expected, _ = findings_of(written(tmp_path / "whole.jsonl", whole))
+    path = written(tmp_path / "said.jsonl", messages)
+    without, _ = findings_of(written(tmp_path / "log.jsonl", log))
+    joined, notices = findings_of(tmp_path / "log.jsonl", messages=str(path))
     text_only = [
-        key for key, findings in without.items() if any(one[2] == "row cannot be read" for one in findings)
+        key for key, findings in without.items() if any(finding[2] == "row cannot be read" for finding in findings)
     ]
     for key in text_only:
         del expected[key], joined[key]
@@ -108,10 +108,10 @@ def miles(tmp_path: Path) -> tuple[Path, Path, Path]:
 
 
 def test_columns_of_miles_are_audited_with_the_messages_beside_them(tmp_path: Path) -> None:
-    log, said, tools = miles(tmp_path)
-    rollouts = list(read_rollouts(log, Settings(messages=str(said), tools=str(tools))))
-    assert [len(one.messages) for one in rollouts] == [7, 7, 2, 7, 7]
-    assert all(one.tools and one.tools[0]["function"]["name"] == "weather" for one in rollouts)
+    log, path, tools = miles(tmp_path)
+    rollouts = list(read_rollouts(log, Settings(messages=str(path), tools=str(tools))))
+    assert [len(rollout.messages) for rollout in rollouts] == [7, 7, 2, 7, 7]
+    assert all(rollout.tools and rollout.tools[0]["function"]["name"] == "weather" for rollout in rollouts)
     table = pq.read_table(log).to_pylist()
     messages = {row["sample_index"]: row["messages"] for row in rows_of("miles_trajectory")}
     by_id = {row["sample_index"]: row for row in table}
@@ -119,24 +119,24 @@ def test_columns_of_miles_are_audited_with_the_messages_beside_them(tmp_path: Pa
     whole = [{**by_id[i], "uid": i, "messages": messages[i], "tools": chat} for i in by_id]
     for row in whole:
         row["loss_mask"] = row["loss_mask"] if row["loss_mask"] is not None else [1] * row["response_length"]
-    expected, _ = found(written(tmp_path / "whole.jsonl", whole), format="generic")
-    joined, notices = found(log, messages=str(said), tools=str(tools))
+    expected, _ = findings_of(written(tmp_path / "whole.jsonl", whole), format="generic")
+    joined, notices = findings_of(log, messages=str(path), tools=str(tools))
     assert joined == expected
     assert any("joined on sample_index: 5 of 5 rollouts" in notice for notice in notices)
 
 
 def test_messages_that_call_tools_nobody_lists_are_not_given_to_a_template(tmp_path: Path) -> None:
-    log, said, _ = miles(tmp_path)
-    joined, notices = found(log, messages=str(said))
-    alone, _ = found(log)
+    log, messages, _ = miles(tmp_path)
+    joined, notices = findings_of(log, messages=str(messages))
+    alone, _ = findings_of(log)
     assert joined == alone
     assert any("1 of 5 rollouts" in notice and "--tools FILE" in notice for notice in notices)
 
 
 def test_samples_of_miles_are_told_apart_by_rollout_and_by_occurrence(tmp_path: Path) -> None:
-    columns, said = tmp_path / "dashboard_columns", tmp_path / "trajectory"
+    columns, messages = tmp_path / "dashboard_columns", tmp_path / "trajectory"
     columns.mkdir()
-    said.mkdir()
+    messages.mkdir()
     table = pq.read_table(FORMATS / "miles_columns.parquet")
     lines = rows_of("miles_trajectory")
     index = pa.array([0, 0, 1, 2, 3], pa.int32())
@@ -146,17 +146,17 @@ def test_samples_of_miles_are_told_apart_by_rollout_and_by_occurrence(tmp_path: 
         {**line, "sample_index": i, "sample_occurrence": n, "prompt": "7"}
         for line, i, n in zip(lines, index.to_pylist(), occurrences, strict=True)
     ]
-    written(said / "7.jsonl", numbered)
+    written(messages / "7.jsonl", numbered)
     pq.write_table(table, columns / "rollout_eval_7.parquet")
     other = [{"role": "user", "content": "another rollout"}, {"role": "assistant", "content": "yes"}]
-    written(said / "eval_7.jsonl", [{**line, "messages": other} for line in lines])
+    written(messages / "eval_7.jsonl", [{**line, "messages": other} for line in lines])
     tools = str(miles(tmp_path)[2])
-    rollouts = list(read_rollouts(columns, Settings(messages=str(said), tools=tools)))
-    told = {(Path(one.place.file).name, one.place.row): len(one.messages) for one in rollouts}
-    assert [told["rollout_7.parquet", row] for row in range(5)] == [7, 7, 2, 7, 7]
-    assert [told["rollout_eval_7.parquet", row] for row in range(5)] == [2] * 5
+    rollouts = list(read_rollouts(columns, Settings(messages=str(messages), tools=tools)))
+    lengths = {(Path(rollout.place.file).name, rollout.place.row): len(rollout.messages) for rollout in rollouts}
+    assert [lengths["rollout_7.parquet", row] for row in range(5)] == [7, 7, 2, 7, 7]
+    assert [lengths["rollout_eval_7.parquet", row] for row in range(5)] == [2] * 5
     one_sided = tmp_path / "trajectory" / "7.jsonl"
-    _, notices = found(columns / "rollout_eval_7.parquet", messages=str(one_sided), tools=tools)
+    _, notices = findings_of(columns / "rollout_eval_7.parquet", messages=str(one_sided), tools=tools)
     assert any("0 of 5 rollouts" in notice and "5 found no row with their id" in notice for notice in notices)
 
 
@@ -204,23 +204,23 @@ def by_rollout(results: Found, rows: Sequence[Wire], key: str) -> Found:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_capture_joined_with_its_rollouts_says_what_rollouts_with_ids_say(seed: int, tmp_path: Path) -> None:
     whole, lines, rollouts = captured(seed)
-    expected, _ = found(written(tmp_path / "whole.jsonl", whole))
-    said = written(tmp_path / "rollouts.jsonl", rollouts)
-    joined, notices = found(written(tmp_path / "mixed.tokens.jsonl", lines), messages=str(said))
+    expected, _ = findings_of(written(tmp_path / "whole.jsonl", whole))
+    path = written(tmp_path / "rollouts.jsonl", rollouts)
+    joined, notices = findings_of(written(tmp_path / "mixed.tokens.jsonl", lines), messages=str(path))
     assert by_rollout(joined, lines, "rollout_id") == by_rollout(expected, whole, "_ng_rollout_id")
-    assert {"SEQ301", "SEQ302", "TPL204"} <= {one[0] for findings in joined.values() for one in findings}
+    assert {"SEQ301", "SEQ302", "TPL204"} <= {finding[0] for findings in joined.values() for finding in findings}
     words = f"{len(lines)} lines were read as the calls of {len(whole)} rollouts"
     assert any(words in notice for notice in notices)
 
 
 def test_a_rollout_row_without_an_id_is_known_by_task_rollout_and_attempt(tmp_path: Path) -> None:
     _, lines, rollouts = captured()
-    row = next(one for one in rollouts if one["id"] == "clean")
+    row = next(candidate for candidate in rollouts if candidate["id"] == "clean")
     name = row.pop("_ng_rollout_id")
     calls = [{**line, "rollout_id": "4-2-a1"} for line in lines if line["rollout_id"] == name]
     row |= {"_ng_task_index": 4, "_ng_rollout_index": 2, "_ng_attempt_index": 1}
-    said = written(tmp_path / "rollouts.jsonl", [row])
-    (rollout,) = read_rollouts(written(tmp_path / "a.tokens.jsonl", calls), Settings(messages=str(said)))
+    path = written(tmp_path / "rollouts.jsonl", [row])
+    (rollout,) = read_rollouts(written(tmp_path / "a.tokens.jsonl", calls), Settings(messages=str(path)))
     assert len(rollout.turns) == 3
     assert [turn.message_index for turn in rollout.turns] == [2, 4, 6]
     assert rollout.messages[2].tool_calls
@@ -270,7 +270,7 @@ def test_many_calls_are_chained_without_recursion() -> None:
 
 def test_a_retry_knows_what_it_was_sent(tmp_path: Path) -> None:
     _, lines, rollouts = captured()
-    row = next(one for one in rollouts if one["id"] == "clean")
+    row = next(candidate for candidate in rollouts if candidate["id"] == "clean")
     calls = [line for line in lines if line["rollout_id"] == row["_ng_rollout_id"]]
     second = next(line for line in calls if line["model_call_id"] == "c1")
     lost = {
@@ -281,14 +281,14 @@ def test_a_retry_knows_what_it_was_sent(tmp_path: Path) -> None:
         "output_items": [],
     }
     lost["generation_log_probs"] = [-0.1, -0.2]
-    said = written(tmp_path / "rollouts.jsonl", [row])
+    path = written(tmp_path / "rollouts.jsonl", [row])
     log = written(tmp_path / "a.tokens.jsonl", [*calls, lost])
-    (rollout,) = read_rollouts(log, Settings(messages=str(said)))
+    (rollout,) = read_rollouts(log, Settings(messages=str(path)))
     assert [turn.message_index for turn in rollout.turns] == [2, None, 4, 6]
     retry = rollout.turns[1]
     assert retry.prompt_messages == rollout.messages[:4]
-    joined, _ = found(log, messages=str(said))
-    assert {one[0] for one in joined[0, 0]} == {"SEQ304"}
+    joined, _ = findings_of(log, messages=str(path))
+    assert {finding[0] for finding in joined[0, 0]} == {"SEQ304"}
 
 
 # Ids
@@ -303,23 +303,23 @@ def one_call(number: object, text: str = "It is 4.") -> tuple[Wire, Wire]:
     }
 
 
-def notices_of(tmp_path: Path, log: Sequence[Wire], said: Sequence[Wire], **settings: Any) -> str:
-    _, notices = found(
-        written(tmp_path / "log.jsonl", log), messages=str(written(tmp_path / "said.jsonl", said)), **settings
+def notices_of(tmp_path: Path, log: Sequence[Wire], messages: Sequence[Wire], **settings: Any) -> str:
+    _, notices = findings_of(
+        written(tmp_path / "log.jsonl", log), messages=str(written(tmp_path / "said.jsonl", messages)), **settings
     )
     return "\n".join(notices)
 
 
 def test_ids_are_alike_however_whole_numbers_are_typed(tmp_path: Path) -> None:
-    logs, said = zip(*(one_call(value) for value in (1, "2", 3.0)), strict=True)
-    said = tuple({**row, "uid": value} for row, value in zip(said, ("1", 2, "3"), strict=True))
-    assert "3 of 3 rollouts found their messages" in notices_of(tmp_path, logs, said)
+    logs, chats = zip(*(one_call(value) for value in (1, "2", 3.0)), strict=True)
+    chats = tuple({**row, "uid": value} for row, value in zip(chats, ("1", 2, "3"), strict=True))
+    assert "3 of 3 rollouts found their messages" in notices_of(tmp_path, logs, chats)
 
 
 def test_what_finds_no_partner_is_said_with_its_first_place(tmp_path: Path) -> None:
-    (one, said), (other, _), (none, _) = one_call("a"), one_call("b"), one_call(None)
+    (first, chat), (other, _), (none, _) = one_call("a"), one_call("b"), one_call(None)
     stray, nameless = one_call("c")[1], one_call(None)[1]
-    text = notices_of(tmp_path, [one, other, none], [said, stray, nameless, {"uid": "d", "messages": None}])
+    text = notices_of(tmp_path, [first, other, none], [chat, stray, nameless, {"uid": "d", "messages": None}])
     assert "joined on uid: 1 of 3 rollouts found their messages" in text
     assert f"1 found no row with their id (first {tmp_path / 'log.jsonl'}:1)" in text
     assert f"1 without an id (first {tmp_path / 'log.jsonl'}:2)" in text
@@ -336,71 +336,71 @@ def test_ids_that_never_meet_are_shown(tmp_path: Path) -> None:
 
 
 def test_one_id_twice_in_the_file_ends_the_run_with_both_places(tmp_path: Path) -> None:
-    log, said = one_call(7)
+    log, chat = one_call(7)
     with pytest.raises(SetupError, match=r"said\.jsonl:0 and .*said\.jsonl:2 have the same id \(uid: 7\)"):
-        notices_of(tmp_path, [log], [said, one_call(8)[1], {**said, "uid": "7"}])
+        notices_of(tmp_path, [log], [chat, one_call(8)[1], {**chat, "uid": "7"}])
 
 
 def test_one_id_twice_in_the_log_is_said(tmp_path: Path) -> None:
-    log, said = one_call(7)
-    text = notices_of(tmp_path, [log, one_call(8)[0], log], [said])
+    log, chat = one_call(7)
+    text = notices_of(tmp_path, [log, one_call(8)[0], log], [chat])
     assert "found for more than one row of the log: 1 times" in text
     assert f"(first {tmp_path / 'log.jsonl'}:2)" in text
 
 
 def test_columns_to_join_on_are_named_with_on(tmp_path: Path) -> None:
-    log, said = one_call("x")
-    del said["uid"]
+    log, chat = one_call("x")
+    del chat["uid"]
     log |= {"info": {"task": "t", "try": 3}}
-    said |= {"task": "t", "n": 3}
+    chat |= {"task": "t", "n": 3}
     on = {"info.task": "task", "info.try": "n"}
-    assert "joined on info.task = task + info.try = n: 1 of 1" in notices_of(tmp_path, [log], [said], on=on)
-    text = notices_of(tmp_path, [log], [{**said, "uid": None}], on={"uid": "uid"})
+    assert "joined on info.task = task + info.try = n: 1 of 1" in notices_of(tmp_path, [log], [chat], on=on)
+    text = notices_of(tmp_path, [log], [{**chat, "uid": None}], on={"uid": "uid"})
     assert "0 of 1 rollouts" in text
     assert "1 without an id, of its 1 rows" in text
     with pytest.raises(SetupError, match=r"Settings\(on=\{\"uid\": …\}\): .*said\.jsonl has no such column"):
-        notices_of(tmp_path, [log], [said], on={"uid": "uid"})
+        notices_of(tmp_path, [log], [chat], on={"uid": "uid"})
     with pytest.raises(SetupError, match="no id column in common"):
-        notices_of(tmp_path, [{"calls": log["calls"]}], [said])
+        notices_of(tmp_path, [{"calls": log["calls"]}], [chat])
 
 
 def test_messages_of_a_row_s_own_stay(tmp_path: Path) -> None:
-    log, said = one_call(1)
-    said = {**said, "messages": [{"role": "user", "content": "other"}, {"role": "assistant", "content": "words"}]}
+    log, chat = one_call(1)
+    chat = {**chat, "messages": [{"role": "user", "content": "other"}, {"role": "assistant", "content": "words"}]}
     own = {**log, **one_call(1)[1]}
     (rollout,) = read_rollouts(
-        written(tmp_path / "log.jsonl", [own]), Settings(messages=str(written(tmp_path / "said.jsonl", [said])))
+        written(tmp_path / "log.jsonl", [own]), Settings(messages=str(written(tmp_path / "said.jsonl", [chat])))
     )
     assert rollout.messages[0].text != "other"
-    assert "1 with messages of their own, which were kept" in notices_of(tmp_path, [own], [said])
+    assert "1 with messages of their own, which were kept" in notices_of(tmp_path, [own], [chat])
 
 
 def test_a_partner_that_cannot_be_read_costs_its_messages_only(tmp_path: Path) -> None:
-    log, said = one_call(1)
-    broken = {**said, "messages": [{"content": "no role"}]}
-    without, _ = found(written(tmp_path / "log.jsonl", [log]))
-    joined, notices = found(tmp_path / "log.jsonl", messages=str(written(tmp_path / "said.jsonl", [broken])))
+    log, chat = one_call(1)
+    broken = {**chat, "messages": [{"content": "no role"}]}
+    without, _ = findings_of(written(tmp_path / "log.jsonl", [log]))
+    joined, notices = findings_of(tmp_path / "log.jsonl", messages=str(written(tmp_path / "said.jsonl", [broken])))
     assert joined == without
     assert any("found a row that cannot be read" in notice for notice in notices)
 
 
 @pytest.mark.parametrize("form", ["jsonl.gz", "parquet", "json"])
 def test_messages_may_be_in_a_file_of_any_kind(form: str, tmp_path: Path) -> None:
-    logs, said = zip(*(one_call(number) for number in range(5)), strict=True)
-    said = said[::-1]
+    logs, chats = zip(*(one_call(number) for number in range(5)), strict=True)
+    chats = chats[::-1]
     path = tmp_path / f"said.{form}"
     if form == "parquet":
         pq.write_table(
-            pa.Table.from_pylist([{**row, "messages": json.dumps(row["messages"])} for row in said]), path
+            pa.Table.from_pylist([{**row, "messages": json.dumps(row["messages"])} for row in chats]), path
         )
     elif form == "json":
-        path.write_text(json.dumps(said), encoding="utf-8")
+        path.write_text(json.dumps(chats), encoding="utf-8")
     else:
-        path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in said).encode()))
-    expected, _ = found(
-        written(tmp_path / "log.jsonl", logs), messages=str(written(tmp_path / "plain.jsonl", said))
+        path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in chats).encode()))
+    expected, _ = findings_of(
+        written(tmp_path / "log.jsonl", logs), messages=str(written(tmp_path / "plain.jsonl", chats))
     )
-    joined, notices = found(tmp_path / "log.jsonl", messages=str(path))
+    joined, notices = findings_of(tmp_path / "log.jsonl", messages=str(path))
     assert joined == expected
     assert any("5 of 5 rollouts found their messages" in notice for notice in notices)
 
@@ -408,12 +408,12 @@ def test_messages_may_be_in_a_file_of_any_kind(form: str, tmp_path: Path) -> Non
 def test_rows_that_cannot_be_kept_for_a_second_reading_are_refused_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, said = one_call(1)
+    log, chat = one_call(1)
     path = tmp_path / "said.jsonl.gz"
-    path.write_bytes(gzip.compress((json.dumps(said) + "\n").encode()))
+    path.write_bytes(gzip.compress((json.dumps(chat) + "\n").encode()))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(StorageError, match="name another folder with TMPDIR"):
-        found(written(tmp_path / "log.jsonl", [log]), messages=str(path))
+        findings_of(written(tmp_path / "log.jsonl", [log]), messages=str(path))
 
 
 # Tools
@@ -429,7 +429,7 @@ def test_tools_are_one_list_for_all_or_rows_with_an_id(tmp_path: Path) -> None:
 
     def names(tools: Path) -> list[list[str]]:
         rollouts = read_rollouts(path, Settings(tools=str(tools)))
-        return [[tool["function"]["name"] for tool in one.tools] for one in rollouts]
+        return [[tool["function"]["name"] for tool in rollout.tools] for rollout in rollouts]
 
     (tmp_path / "list.json").write_text(json.dumps(flat))
     (tmp_path / "object.json").write_text(json.dumps({"tools": flat}, indent=1))
@@ -443,7 +443,7 @@ def test_tools_are_one_list_for_all_or_rows_with_an_id(tmp_path: Path) -> None:
         [],
         ["own"],
     ]
-    _, notices = found(path, tools=str(tmp_path / "rows.jsonl"))
+    _, notices = findings_of(path, tools=str(tmp_path / "rows.jsonl"))
     assert any(
         "0 of 2 rollouts found their tools" in notice and "1 with tools of their own" in notice
         for notice in notices
@@ -458,8 +458,8 @@ def test_tools_are_one_list_for_all_or_rows_with_an_id(tmp_path: Path) -> None:
 
 
 def test_a_repair_is_helped_by_messages_and_writes_only_the_log_s_own_columns(tmp_path: Path) -> None:
-    log, said, tools = miles(tmp_path)
-    settings = Settings(tokenizer=TOY, messages=str(said), tools=str(tools))
+    log, messages, tools = miles(tmp_path)
+    settings = Settings(tokenizer=TOY, messages=str(messages), tools=str(tools))
     out = tmp_path / "out.parquet"
     run = repair_rollouts(log, out, settings, RepairSettings(provenance=False))
     assert [dict(outcome.cured) for outcome in run if outcome.repaired] == [{"realign": ("MSK401", "MSK402")}]
@@ -513,12 +513,12 @@ def test_rollouts_that_are_left_out_of_a_capture_go_to_the_quarantine_line_by_li
     settings = Settings(tokenizer=TOY, messages=str(written(tmp_path / "rollouts.jsonl", rollouts)))
     gone = [o for o in repair_rollouts(log, out, settings, RepairSettings(quarantine=str(bad))) if o.quarantined]
     assert gone
-    kept, taken = ([json.loads(line) for line in path.read_text().splitlines()] for path in (out, bad))
-    assert sorted(row["model_call_id"] + row["rollout_id"] for row in [*kept, *taken]) == sorted(
+    saved, quarantined = ([json.loads(line) for line in path.read_text().splitlines()] for path in (out, bad))
+    assert sorted(row["model_call_id"] + row["rollout_id"] for row in [*saved, *quarantined]) == sorted(
         line["model_call_id"] + line["rollout_id"] for line in lines
     )
-    assert {row["rollout_id"] for row in kept}.isdisjoint({row["rollout_id"] for row in taken})
-    assert len({row["rollout_id"] for row in taken}) == len(gone) < len(whole)
+    assert {row["rollout_id"] for row in saved}.isdisjoint({row["rollout_id"] for row in quarantined})
+    assert len({row["rollout_id"] for row in quarantined}) == len(gone) < len(whole)
 
 
 def test_a_line_of_a_capture_that_cannot_be_read_is_a_finding_and_stays(tmp_path: Path) -> None:
@@ -539,9 +539,9 @@ def test_one_line_of_a_capture_shows_its_whole_rollout(tmp_path: Path) -> None:
     whole, lines, rollouts = captured()
     name = next(row["_ng_rollout_id"] for row in whole if row["id"] == "clean")
     rows = [number for number, line in enumerate(lines) if line["rollout_id"] == name]
-    log, said = written(tmp_path / "a.tokens.jsonl", lines), written(tmp_path / "rollouts.jsonl", rollouts)
+    log, messages = written(tmp_path / "a.tokens.jsonl", lines), written(tmp_path / "rollouts.jsonl", rollouts)
     for row in rows:
-        command = ["show", str(log), "--row", str(row), "-t", TOY, "--messages", str(said)]
+        command = ["show", str(log), "--row", str(row), "-t", TOY, "--messages", str(messages)]
         shown = CliRunner().invoke(app, command)
         assert shown.exit_code == 0, shown.output
         assert f"a.tokens.jsonl:{rows[0]}" in shown.output.replace("\n", "")
@@ -550,21 +550,21 @@ def test_one_line_of_a_capture_shows_its_whole_rollout(tmp_path: Path) -> None:
 
 
 def test_the_command_line_joins_and_refuses_in_words(tmp_path: Path) -> None:
-    log, said = one_call(1)
+    log, chat = one_call(1)
     path = written(tmp_path / "log.jsonl", [log])
-    told = written(tmp_path / "said.jsonl", [{**said, "other": 1}])
+    renamed = written(tmp_path / "said.jsonl", [{**chat, "other": 1}])
 
     def run(*options: str) -> tuple[int, str]:
         done = CliRunner().invoke(app, ["scan", str(path), "-t", TOY, *options])
         return done.exit_code, " ".join(done.output.split())
 
-    assert "1 of 1 rollouts found their messages" in run("--messages", str(told))[1]
-    assert "joined on uid = other" in run("--messages", str(told), "--on", "uid=other")[1]
+    assert "1 of 1 rollouts found their messages" in run("--messages", str(renamed))[1]
+    assert "joined on uid = other" in run("--messages", str(renamed), "--on", "uid=other")[1]
     for options, words in (
         (("--on", "uid"), "nothing is joined"),
-        (("--on", "=uid", "--messages", str(told)), "a column is missing"),
+        (("--on", "=uid", "--messages", str(renamed)), "a column is missing"),
         (("--messages", str(tmp_path / "no.jsonl")), "no such file"),
-        (("--messages", str(told), "--on", "uid=nothing"), "has no such column"),
+        (("--messages", str(renamed), "--on", "uid=nothing"), "has no such column"),
         (("--tools", str(path)), "neither a tool"),
     ):
         code, output = run(*options)
@@ -577,4 +577,4 @@ def test_a_file_that_holds_no_row_is_refused(tmp_path: Path) -> None:
     log, _ = one_call(1)
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(SetupError, match="none of its rows can be read"):
-        found(written(tmp_path / "log.jsonl", [log]), messages=str(tmp_path / "empty.jsonl"))
+        findings_of(written(tmp_path / "log.jsonl", [log]), messages=str(tmp_path / "empty.jsonl"))

@@ -54,8 +54,8 @@ def words(value: object) -> str:
 @cache
 def tried(model: str) -> tuple[Wire, ...]:
     """The conversations that are tried."""
-    tasks = some(sorted({task_of(one) for one in recorded(model)}), TASKS)
-    return tuple(one for one in recorded(model) if task_of(one) in tasks)
+    tasks = some(sorted({task_of(conversation) for conversation in recorded(model)}), TASKS)
+    return tuple(conversation for conversation in recorded(model) if task_of(conversation) in tasks)
 
 
 def task_of(conversation: Wire) -> str:
@@ -67,12 +67,12 @@ def expected(model: str, lacks: tuple[str, ...]) -> Found:
     """What is found in the conversations as one log, whose rows have all of their calls."""
     with TemporaryDirectory() as folder:
         log = whole(tried(model), lacks, Path(folder) / "whole.jsonl")
-        report = report_of(log, *told(model))
+        report = report_of(log, *tokenizer_options(model))
     assert report["summary"]["rollouts"] == len(tried(model))
     return found_in(report, {(str(log), row): (row, 0) for row in range(len(tried(model)))}, exactly=False)
 
 
-def told(model: str) -> tuple[object, ...]:
+def tokenizer_options(model: str) -> tuple[object, ...]:
     return "-t", SHARED / "tokenizers" / model
 
 
@@ -85,7 +85,7 @@ def unread(form: Form, model: str) -> set[int]:
     """Conversations whose messages this form does not show: in a gateway's trace, calls of unknown tools."""
     if form.name != "gateway":
         return set()
-    return {number for number, one in enumerate(tried(model)) if calls_other_tools(one)}
+    return {number for number, conversation in enumerate(tried(model)) if calls_other_tools(conversation)}
 
 
 def calls_other_tools(conversation: Wire) -> bool:
@@ -98,8 +98,8 @@ def calls_other_tools(conversation: Wire) -> bool:
     return not named <= offered
 
 
-def but(found: Found, left_out: set[int]) -> Found:
-    return {number: findings for number, findings in found.items() if number not in left_out}
+def but(findings: Found, left_out: set[int]) -> Found:
+    return {number: findings for number, findings in findings.items() if number not in left_out}
 
 
 # By a key
@@ -114,7 +114,7 @@ def test_calls_joined_by_a_stated_key_say_what_whole_conversations_say(
     calls = calls_of(tried(model))
     key = form.key or "session_id"
     logs, placed = spread(rows_of(form, calls, key=key), tmp_path, files, files=files)
-    report = report_of(*logs, *told(model), "--session", key)
+    report = report_of(*logs, *tokenizer_options(model), "--session", key)
     left_out = unread(form, model)
     assert found_in(report, placed, left_out) == but(expected(model, form.lacks), left_out)
     assert report["summary"]["rollouts"] == len(tried(model))
@@ -132,7 +132,7 @@ def test_five_recorded_conversations_call_tools_that_nobody_offered() -> None:
 def test_calls_that_name_their_conversation_are_joined_over_files(form: Form, model: str, tmp_path: Path) -> None:
     calls = calls_of(tried(model))
     logs, placed = spread(rows_of(form, calls, key=form.key or "session_id"), tmp_path, 2)
-    report = report_of(*logs, *told(model))
+    report = report_of(*logs, *tokenizer_options(model))
     left_out = unread(form, model)
     assert found_in(report, placed, left_out) == but(expected(model, form.lacks), left_out)
     assert report["summary"]["rollouts"] == len(tried(model))
@@ -145,7 +145,7 @@ def test_calls_that_name_nothing_are_joined_over_files_by_their_history(
 ) -> None:
     calls = calls_of(tried(model))
     logs, placed = spread(rows_of(form, calls, key=None), tmp_path, 3)
-    report = report_of(*logs, *told(model))
+    report = report_of(*logs, *tokenizer_options(model))
     ambiguous = alike_in_messages(calls) if form.has_messages else alike_in_ids(calls)
     left_out = unread(form, model) | ambiguous
     assert found_in(report, placed, left_out) == but(expected(model, form.lacks), left_out)
@@ -154,10 +154,10 @@ def test_calls_that_name_nothing_are_joined_over_files_by_their_history(
 
 
 NAMES: dict[str, Callable[[Call, Wire], str]] = {
-    "task": lambda call, one: task_of(one),
-    "run": lambda call, one: "run-0",
-    "category": lambda call, one: str(one["category"]),
-    "call": lambda call, one: f"{call.conversation}-{call.turn}",
+    "task": lambda call, conversation: task_of(conversation),
+    "run": lambda call, conversation: "run-0",
+    "category": lambda call, conversation: str(conversation["category"]),
+    "call": lambda call, conversation: f"{call.conversation}-{call.turn}",
 }
 """What a column may name instead of a conversation."""
 
@@ -173,7 +173,7 @@ def test_a_name_of_more_or_less_than_a_conversation_joins_and_parts_nothing(
         for call in calls
     ]
     logs, placed = spread(rows, tmp_path, 6)
-    report, ambiguous = report_of(*logs, *told(model)), alike_in_messages(calls)
+    report, ambiguous = report_of(*logs, *tokenizer_options(model)), alike_in_messages(calls)
     assert found_in(report, placed, ambiguous) == but(expected(model, ()), ambiguous)
 
 
@@ -183,7 +183,7 @@ def test_calls_that_are_only_ids_are_joined_in_any_order(seed: int, tmp_path: Pa
     model, form = MODELS[1], FORMS[-2]
     calls = calls_of(recorded(model))
     logs, _ = spread(rows_of(form, calls, key=None), tmp_path, 3 + seed)
-    summary = report_of(*logs, *told(model), "--select", "SEQ")["summary"]
+    summary = report_of(*logs, *tokenizer_options(model), "--select", "SEQ")["summary"]
     assert (summary["rollouts"], summary["turns"]) == (len(recorded(model)), len(calls))
 
 
@@ -199,9 +199,9 @@ def test_calls_are_joined_alike_from_any_files_by_any_number_of_processes(
     calls = calls_of(tried(model))
     assert not alike_in_ids(calls)
     logs, placed = spread(rows_of(form, calls, key=key), tmp_path, 4, kind=kind)
-    alone = report_of(*logs, *told(model), "--jobs", "1")
+    alone = report_of(*logs, *tokenizer_options(model), "--jobs", "1")
     assert found_in(alone, placed) == expected(model, form.lacks)
-    two = report_of(*logs, *told(model), "--jobs", "2")
+    two = report_of(*logs, *tokenizer_options(model), "--jobs", "2")
     assert two["findings"] == alone["findings"]
     assert two["summary"]["notices"] == alone["summary"]["notices"]
 
@@ -217,8 +217,8 @@ def test_calls_in_the_order_of_their_files_backwards_are_joined(tmp_path: Path) 
         for turn, part in zip(turns, parts, strict=True)
     ]
     left_out = alike_in_messages(calls)
-    found = found_in(report_of(*logs, *told(model)), places_of(logs, parts), left_out)
-    assert found == but(expected(model, ()), left_out)
+    findings = found_in(report_of(*logs, *tokenizer_options(model)), places_of(logs, parts), left_out)
+    assert findings == but(expected(model, ()), left_out)
 
 
 @pytest.mark.parametrize("key", ["session_id", None])
@@ -226,9 +226,9 @@ def test_without_joining_each_call_is_a_rollout(key: str | None, tmp_path: Path)
     model = MODELS[0]
     calls = calls_of(tried(model))
     logs, _ = spread(rows_of(FORMS[0], calls, key=key), tmp_path, 5)
-    report = report_of(*logs, *told(model), "--no-join")
+    report = report_of(*logs, *tokenizer_options(model), "--no-join")
     assert report["summary"]["rollouts"] == report["summary"]["turns"] == len(calls)
-    assert not [one for one in report["findings"] if one["code"].startswith("SEQ")]
+    assert not [finding for finding in report["findings"] if finding["code"].startswith("SEQ")]
     assert report["summary"]["notices"] == []
 
 
@@ -245,15 +245,15 @@ def alike_in_ids(calls: Sequence[Call]) -> set[int]:
 
     That is so where a template rewrites an answer from its first token, and the same prompt was answered twice.
     """
-    found = shared(calls, lambda call: (tuple(call.prompt), tuple(call.sampled)))
+    numbers = shared(calls, lambda call: (tuple(call.prompt), tuple(call.sampled)))
     seen = [packed(call.seen) for call in calls]
     for at, call in enumerate(calls):
         if call.turn:
             own = packed(call.prompt[: common(call.prompt, calls[at - 1].seen)])
-            others = (one for one, ids in zip(calls, seen, strict=True) if ids.startswith(own))
+            others = (other for other, ids in zip(calls, seen, strict=True) if ids.startswith(own))
             if any(o.conversation != call.conversation and len(o.prompt) < len(call.prompt) for o in others):
-                found.add(call.conversation)
-    return found
+                numbers.add(call.conversation)
+    return numbers
 
 
 def packed(ids: Sequence[int]) -> bytes:
@@ -268,15 +268,15 @@ def common(left: Sequence[int], right: Sequence[int]) -> int:
 
 def shared(calls: Sequence[Call], of: Callable[[Call], object]) -> set[int]:
     """Conversations with a call that has this in common with a call of another one."""
-    known: dict[object, set[int]] = {}
+    sharing: dict[object, set[int]] = {}
     for call in calls:
-        known.setdefault(of(call), set()).add(call.conversation)
-    return {one for conversations in known.values() if len(conversations) > 1 for one in conversations}
+        sharing.setdefault(of(call), set()).add(call.conversation)
+    return {number for conversations in sharing.values() if len(conversations) > 1 for number in conversations}
 
 
 def test_few_recorded_conversations_cannot_be_told_apart() -> None:
     """All the exceptions made above, of 72, 233 and 209 conversations."""
     calls = [calls_of(recorded(model)) for model in MODELS]
     assert [len(recorded(model)) for model in MODELS] == [72, 233, 209]
-    assert [len(alike_in_messages(one)) for one in calls] == [0, 0, 12]
-    assert [len(alike_in_ids(one)) for one in calls] == [0, 1, 28]
+    assert [len(alike_in_messages(corpus)) for corpus in calls] == [0, 0, 12]
+    assert [len(alike_in_ids(corpus)) for corpus in calls] == [0, 1, 28]

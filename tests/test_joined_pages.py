@@ -43,13 +43,13 @@ def hints(text: str, command: str) -> list[list[str]]:
 def test_commands_to_paste_join_as_their_run_did(log: Path, joining: list[str]) -> None:
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     broken = written(log, [{**line, "completion_logprobs": [-0.5, -0.5]} for line in lines])
-    found = run("scan", broken, *joining)[1]
-    (pasted,) = hints(found, "show")
+    output = run("scan", broken, *joining)[1]
+    (pasted,) = hints(output, "show")
     assert pasted[-len(joining) :] == joining if joining else pasted[-2] == "--row"
     code, page, _ = run(*pasted)
     assert code == 0
     assert ("calls that were joined" in " ".join(page.split())) == (joining != ["--no-join"])
-    (pasted,) = hints(found, "repair")
+    (pasted,) = hints(output, "repair")
     assert pasted == ["repair", str(log), "-o", "OUT", *joining]
     html = run("scan", broken, *joining, "-f", "html")[1]
     assert ("data-joining=" in html) == bool(joining)

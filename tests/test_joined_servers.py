@@ -70,8 +70,8 @@ def spaced(record: Wire, separators: tuple[str, str]) -> Wire:
 
     def again(message: Wire) -> Wire:
         calls = [
-            {**one, "function": {**one["function"], "arguments": respaced(one["function"]["arguments"])}}
-            for one in message.get("tool_calls") or ()
+            {**call, "function": {**call["function"], "arguments": respaced(call["function"]["arguments"])}}
+            for call in message.get("tool_calls") or ()
         ]
         return {**message, "tool_calls": calls} if calls else message
 
@@ -97,26 +97,26 @@ def logged(rows: list[Wire], folder: Path, key: str | None, files: int) -> tuple
     return logs, placed
 
 
-def whole(rows: list[Wire], folder: Path, *told: object) -> dict[int, Counter[tuple[object, ...]]]:
+def whole(rows: list[Wire], folder: Path, *options: object) -> dict[int, Counter[tuple[object, ...]]]:
     """What is found in the conversations as the log of sessions that they were recorded in."""
     log = written(folder / "sessions.jsonl", rows)
-    return found_in(report_of(log, *told), {(str(log), at): (at, 0) for at in range(len(rows))}, exactly=False)
+    return found_in(report_of(log, *options), {(str(log), at): (at, 0) for at in range(len(rows))}, exactly=False)
 
 
-def broken(found: Mapping[int, Counter[tuple[object, ...]]]) -> dict[str, int]:
+def broken(findings: Mapping[int, Counter[tuple[object, ...]]]) -> dict[str, int]:
     """How many findings say that a prompt does not start with what was before, by code."""
-    codes = Counter(str(one[1]) for findings in found.values() for one in findings.elements())
+    codes = Counter(str(finding[1]) for findings in findings.values() for finding in findings.elements())
     return {code: count for code, count in codes.items() if code.startswith("SEQ")}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_calls_of_a_session_break_where_the_session_breaks(case: str, tmp_path: Path) -> None:
-    name, told, breaks = CASES[case]
+    name, options, breaks = CASES[case]
     rows = sessions(name)
-    expected = whole(rows, tmp_path, *told)
+    expected = whole(rows, tmp_path, *options)
     assert broken(expected) == breaks
     logs, placed = logged(rows, tmp_path, "session_id", files=2)
-    report = report_of(*logs, *told, "--session", "session_id")
+    report = report_of(*logs, *options, "--session", "session_id")
     assert found_in(report, placed) == expected
     assert report["summary"]["rollouts"] == len(rows)
 
@@ -126,13 +126,13 @@ def test_calls_of_a_session_break_where_the_session_breaks(case: str, tmp_path: 
 
 @pytest.mark.parametrize(("case", "key"), crossed(list(CASES), [*NAMES, None]))
 def test_calls_of_a_server_are_joined_over_files(case: str, key: str | None, tmp_path: Path) -> None:
-    name, told, breaks = CASES[case]
+    name, options, breaks = CASES[case]
     rows = sessions(name)
     logs, placed = logged(rows, tmp_path, key, files=3)
-    report = report_of(*logs, *told)
-    found = found_in(report, placed)
-    assert found == whole(rows, tmp_path, *told)
-    assert broken(found) == breaks
+    report = report_of(*logs, *options)
+    findings = found_in(report, placed)
+    assert findings == whole(rows, tmp_path, *options)
+    assert broken(findings) == breaks
     assert report["summary"]["rollouts"] == len(rows)
 
 
@@ -143,12 +143,12 @@ def test_calls_of_a_server_are_joined_over_files(case: str, key: str | None, tmp
 def test_an_answer_is_known_whatever_the_spaces_in_its_tool_calls(
     case: str, ids: bool, separators: tuple[str, str], key: str | None, tmp_path: Path
 ) -> None:
-    name, told, _ = CASES[case]
+    name, options, _ = CASES[case]
     change = partial(spaced, separators=separators)
     rows = sessions(name, change if ids else lambda record: without_ids(change(record)))
     logs, placed = logged(rows, tmp_path, key, files=2)
-    report = report_of(*logs, *told)
-    assert found_in(report, placed) == whole(rows, tmp_path, *told)
+    report = report_of(*logs, *options)
+    assert found_in(report, placed) == whole(rows, tmp_path, *options)
     assert (report["summary"]["rollouts"], report["summary"]["turns"]) == (1, 4)
 
 
@@ -159,24 +159,24 @@ def test_an_answer_is_known_whatever_the_spaces_in_its_tool_calls(
 def test_calls_without_ids_are_joined_by_their_messages_or_their_text(
     case: str, change: Change, key: str | None, tmp_path: Path
 ) -> None:
-    name, told, _ = CASES[case]
+    name, options, _ = CASES[case]
     rows = sessions(name, change)
     logs, placed = logged(rows, tmp_path, key, files=3)
-    report = report_of(*logs, *told)
-    assert found_in(report, placed) == whole(rows, tmp_path, *told)
+    report = report_of(*logs, *options)
+    assert found_in(report, placed) == whole(rows, tmp_path, *options)
     assert (report["summary"]["rollouts"], report["summary"]["turns"]) == (6, 36)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_name_that_each_call_has_for_itself_joins_nothing_and_parts_nothing(case: str, tmp_path: Path) -> None:
     """Gateways number calls in `trace_id`; then only their history shows what belongs together."""
-    name, told, _ = CASES[case]
+    name, options, _ = CASES[case]
     rows = sessions(name)
     for row in rows:
         row["records"] = [
-            {"trace_id": f"{row['session_id']}-{at}", **one} for at, one in enumerate(row["records"])
+            {"trace_id": f"{row['session_id']}-{at}", **record} for at, record in enumerate(row["records"])
         ]
     logs, placed = logged(rows, tmp_path, None, files=2)
-    report = report_of(*logs, *told)
-    assert found_in(report, placed) == whole(sessions(name), tmp_path, *told)
+    report = report_of(*logs, *options)
+    assert found_in(report, placed) == whole(sessions(name), tmp_path, *options)
     assert report["summary"]["rollouts"] == len(rows)

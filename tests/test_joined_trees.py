@@ -37,24 +37,24 @@ def grown(seed: int, *, lost: bool = True) -> tuple[Family, ...]:
     return tuple(families(seed, MANY, lost=lost))
 
 
-def rows_of(made: Iterable[Family], form: Form, *, key: str | None) -> list[tuple[Call, Wire]]:
+def rows_of(trees: Iterable[Family], form: Form, *, key: str | None) -> list[tuple[Call, Wire]]:
     return [
-        (one.call, {**({key: family.name} if key else {}), **form(one.call)})
-        for family in made
-        for one in family.calls
+        (node.call, {**({key: family.name} if key else {}), **form(node.call)})
+        for family in trees
+        for node in family.calls
     ]
 
 
 def groups(report: Wire) -> list[Group]:
     """The conversations of a report, whose first calls are turn 0, told by what was planted in each call."""
-    found: list[list[int]] = []
-    for one in report["findings"]:
-        if not one["turn"]:
-            found.append([])
-        match = NUMBER.search(one["message"])
+    numbers_by_conversation: list[list[int]] = []
+    for finding in report["findings"]:
+        if not finding["turn"]:
+            numbers_by_conversation.append([])
+        match = NUMBER.search(finding["message"])
         assert match is not None
-        found[-1].append(int(match[1].replace(",", "")))
-    return [group(numbers) for numbers in found]
+        numbers_by_conversation[-1].append(int(match[1].replace(",", "")))
+    return [group(numbers) for numbers in numbers_by_conversation]
 
 
 def group(numbers: Iterable[int]) -> Group:
@@ -62,54 +62,54 @@ def group(numbers: Iterable[int]) -> Group:
 
 
 def together(calls: Iterable[Linked]) -> Group:
-    return group(one.number for one in calls)
+    return group(node.number for node in calls)
 
 
-def whole(made: Iterable[Family]) -> Counter[Group]:
+def whole(trees: Iterable[Family]) -> Counter[Group]:
     """Each family as one conversation."""
-    return Counter(together(family.calls) for family in made)
+    return Counter(together(family.calls) for family in trees)
 
 
-def shown(made: Iterable[Family]) -> Counter[Group]:
+def shown(trees: Iterable[Family]) -> Counter[Group]:
     """What the rows of families show to belong together: each first call with all that follow it."""
-    found = Counter[Group]()
-    for family in made:
+    counts = Counter[Group]()
+    for family in trees:
         roots: dict[int, list[Linked]] = {}
-        for one in family.calls:
-            roots.setdefault(id(one.root), []).append(one)
-        found.update(map(together, roots.values()))
-    return found
+        for node in family.calls:
+            roots.setdefault(id(node.root), []).append(node)
+        counts.update(map(together, roots.values()))
+    return counts
 
 
-def plain(made: Iterable[Family]) -> list[Family]:
-    return [family for family in made if not family.ambiguous]
+def plain(trees: Iterable[Family]) -> list[Family]:
+    return [family for family in trees if not family.ambiguous]
 
 
-def doubtful(made: Iterable[Family]) -> set[int]:
+def doubtful(trees: Iterable[Family]) -> set[int]:
     """The numbers of all calls in families whose first row is there twice."""
-    return {one.number for family in made if family.ambiguous for one in family.calls}
+    return {node.number for family in trees if family.ambiguous for node in family.calls}
 
 
 def stands_at(report: Wire, placed: Placed, numbers: dict[tuple[int, int], int]) -> None:
     """Each call is reported at a row that holds it."""
-    for one in report["findings"]:
-        match = NUMBER.search(one["message"])
+    for finding in report["findings"]:
+        match = NUMBER.search(finding["message"])
         assert match is not None
-        assert numbers[placed[one["file"], one["row"]]] == int(match[1].replace(",", ""))
+        assert numbers[placed[finding["file"], finding["row"]]] == int(match[1].replace(",", ""))
 
 
-def numbers_of(made: Iterable[Family]) -> dict[tuple[int, int], int]:
-    return {(one.call.conversation, one.call.turn): one.number for family in made for one in family.calls}
+def numbers_of(trees: Iterable[Family]) -> dict[tuple[int, int], int]:
+    return {(node.call.conversation, node.call.turn): node.number for family in trees for node in family.calls}
 
 
 @pytest.mark.parametrize(("seed", "form"), crossed(SEEDS, FORMS), ids=words)
 def test_calls_of_one_session_are_one_conversation(seed: int, form: Form, tmp_path: Path) -> None:
-    made = grown(seed)
-    logs, placed = spread(rows_of(made, form, key="session_id"), tmp_path, seed)
+    trees = grown(seed)
+    logs, placed = spread(rows_of(trees, form, key="session_id"), tmp_path, seed)
     report = report_of(*logs, *PLANTED, "--session", "session_id")
-    assert Counter(groups(report)) == whole(made)
-    stands_at(report, placed, numbers_of(made))
-    assert report["summary"]["rollouts"] == len(made)
+    assert Counter(groups(report)) == whole(trees)
+    stands_at(report, placed, numbers_of(trees))
+    assert report["summary"]["rollouts"] == len(trees)
 
 
 # Without being told
@@ -119,93 +119,94 @@ def test_calls_of_one_session_are_one_conversation(seed: int, form: Form, tmp_pa
 def test_calls_that_name_their_conversation_are_joined_as_they_were_made(
     seed: int, form: Form, tmp_path: Path
 ) -> None:
-    made = grown(seed)
-    logs, placed = spread(rows_of(made, form, key="session_id"), tmp_path, seed)
+    trees = grown(seed)
+    logs, placed = spread(rows_of(trees, form, key="session_id"), tmp_path, seed)
     report = report_of(*logs, *PLANTED)
-    assert Counter(groups(report)) == whole(made)
-    stands_at(report, placed, numbers_of(made))
+    assert Counter(groups(report)) == whole(trees)
+    stands_at(report, placed, numbers_of(trees))
 
 
 @pytest.mark.parametrize(("seed", "form"), crossed(SEEDS, FORMS), ids=words)
 def test_calls_that_name_nothing_are_joined_as_far_as_their_history_shows(
     seed: int, form: Form, tmp_path: Path
 ) -> None:
-    made = grown(seed)
-    logs, placed = spread(rows_of(made, form, key=None), tmp_path, seed)
+    trees = grown(seed)
+    logs, placed = spread(rows_of(trees, form, key=None), tmp_path, seed)
     report = report_of(*logs, *PLANTED)
-    unsure = doubtful(made)
+    unsure = doubtful(trees)
     assert unsure
-    found = [one for one in groups(report) if not {number for number, _ in one} & unsure]
-    assert Counter(found) == shown(plain(made))
-    stands_at(report, placed, numbers_of(made))
+    sure = [numbers for numbers in groups(report) if not {number for number, _ in numbers} & unsure]
+    assert Counter(sure) == shown(plain(trees))
+    stands_at(report, placed, numbers_of(trees))
 
 
-@pytest.mark.parametrize(("told", "form"), crossed(list(TOLD), FORMS), ids=words)
-def test_calls_of_different_conversations_are_never_joined(form: Form, told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("key", "form"), crossed(list(TOLD), FORMS), ids=words)
+def test_calls_of_different_conversations_are_never_joined(form: Form, key: str, tmp_path: Path) -> None:
     """Not where a row is there twice, nor where two conversations began with the same prompt."""
-    made = grown(0)
-    family = {one.number: number for number, family in enumerate(made) for one in family.calls}
-    logs, _ = spread(rows_of(made, form, key=None), tmp_path, 1)
-    for one in groups(report_of(*logs, *TOLD[told])):
-        assert len({family[number] for number, _ in one}) == 1
+    trees = grown(0)
+    family = {node.number: number for number, family in enumerate(trees) for node in family.calls}
+    logs, _ = spread(rows_of(trees, form, key=None), tmp_path, 1)
+    for numbers in groups(report_of(*logs, *TOLD[key])):
+        assert len({family[number] for number, _ in numbers}) == 1
 
 
 @pytest.mark.parametrize("form", [generic, ids_only], ids=lambda form: form.__name__)
 def test_the_order_of_rows_their_files_and_processes_change_nothing(form: Form, tmp_path: Path) -> None:
-    made = plain(grown(1))
-    expected = shown(made)
+    trees = plain(grown(1))
+    expected = shown(trees)
     for seed, (files, kind, jobs) in enumerate([(1, "jsonl", 1), (5, "jsonl.gz", 2), (2, "parquet", 1)]):
         folder = tmp_path / str(seed)
         folder.mkdir()
-        logs, placed = spread(rows_of(made, form, key=None), folder, seed, files=files, kind=kind)
+        logs, placed = spread(rows_of(trees, form, key=None), folder, seed, files=files, kind=kind)
         report = report_of(*logs, *PLANTED, "--jobs", jobs)
         assert Counter(groups(report)) == expected
-        stands_at(report, placed, numbers_of(made))
+        stands_at(report, placed, numbers_of(trees))
 
 
 def test_what_a_break_is_stays_the_same_where_calls_name_nothing(tmp_path: Path) -> None:
     """SEQ301 to SEQ305 of conversations whose rows show where they belong, by key and by history."""
-    made = plain(grown(0, lost=False))
+    trees = plain(grown(0, lost=False))
     select = ("-t", TOY, "--select", "SEQ,LPR504")
-    found = []
+    reports = []
     for key in ("session_id", None):
         folder = tmp_path / str(key)
         folder.mkdir()
-        logs, placed = spread(rows_of(made, generic, key=key), folder, 7)
+        logs, placed = spread(rows_of(trees, generic, key=key), folder, 7)
         report = report_of(*logs, *select)
-        assert Counter(groups_of_planted(report)) == whole(made)
+        assert Counter(groups_of_planted(report)) == whole(trees)
         names = ("code", "severity", "cause", "turn", "start", "end", "message")
-        found.append(
+        reports.append(
             Counter(
-                (placed[one["file"], one["row"]], *(one[name] for name in names)) for one in report["findings"]
+                (placed[finding["file"], finding["row"]], *(finding[name] for name in names))
+                for finding in report["findings"]
             )
         )
-    assert found[0] == found[1]
-    codes = {str(one[1]) for one in found[0]}
+    assert reports[0] == reports[1]
+    codes = {str(finding[1]) for finding in reports[0]}
     assert {"SEQ301", "SEQ303", "SEQ304"} <= codes
 
 
 def groups_of_planted(report: Wire) -> list[Group]:
-    return groups({"findings": [one for one in report["findings"] if one["code"] == "LPR504"]})
+    return groups({"findings": [finding for finding in report["findings"] if finding["code"] == "LPR504"]})
 
 
 def test_the_notice_says_how_many_rows_became_how_many_conversations(tmp_path: Path) -> None:
-    made = grown(0)
-    rows = rows_of(made, generic, key="session_id")
+    trees = grown(0)
+    rows = rows_of(trees, generic, key="session_id")
     logs, _ = spread(rows, tmp_path, 1)
-    (said,) = [one for one in report_of(*logs, *PLANTED)["summary"]["notices"] if "session_id" in one]
-    alone = sum(len(family.calls) == 1 for family in made)
-    assert re.search(rf"\b({len(rows)}|{len(rows) - alone}) rows\b", said)
-    assert re.search(rf"\b({len(made)}|{len(made) - alone}) conversations\b", said)
+    (notice,) = [each for each in report_of(*logs, *PLANTED)["summary"]["notices"] if "session_id" in each]
+    alone = sum(len(family.calls) == 1 for family in trees)
+    assert re.search(rf"\b({len(rows)}|{len(rows) - alone}) rows\b", notice)
+    assert re.search(rf"\b({len(trees)}|{len(trees) - alone}) conversations\b", notice)
 
 
 def test_calls_behind_many_events_that_are_none_are_joined(tmp_path: Path) -> None:
-    made = plain(grown(0))[:10]
+    trees = plain(grown(0))[:10]
     other = [{"event_type": "reward", "rollout_id": "r", "attempt_id": "a", "data": {"value": 1.0}}] * 40
-    rows = [event(one.call) for family in made for one in family.calls]
+    rows = [event(node.call) for family in trees for node in family.calls]
     log = written(tmp_path / "events.jsonl", [*other, *rows])
     report = report_of(log, *PLANTED)
-    assert Counter(groups(report)) == Counter(together(family.calls) for family in made)
+    assert Counter(groups(report)) == Counter(together(family.calls) for family in trees)
 
 
 # Logs without anything to join
@@ -215,10 +216,10 @@ def test_calls_behind_many_events_that_are_none_are_joined(tmp_path: Path) -> No
 def test_samples_of_one_prompt_are_reported_as_without_joining(
     form: Form, key: str | None, tmp_path: Path
 ) -> None:
-    made = [Family(one.name, one.calls[:1]) for one in grown(2)]
-    prompts = Counter(tuple(one.calls[0].call.prompt) for one in made)
+    trees = [Family(family.name, family.calls[:1]) for family in grown(2)]
+    prompts = Counter(tuple(family.calls[0].call.prompt) for family in trees)
     assert max(prompts.values()) > 2
-    logs, _ = spread(rows_of(made, form, key=key), tmp_path, 1)
+    logs, _ = spread(rows_of(trees, form, key=key), tmp_path, 1)
     select = ("-t", TOY)
     assert plainly(report_of(*logs, *select)) == plainly(report_of(*logs, *select, "--no-join"))
 
@@ -234,14 +235,15 @@ def test_a_call_whose_forerunner_is_not_in_the_log_is_not_joined_to_another_samp
     form: Form, tmp_path: Path
 ) -> None:
     """Of two samples of a prompt one is there; the other was lost, and what followed it is there."""
-    made = grown(3)
-    lost = [family for number, family in enumerate(made) if number % 2]
-    kept = [family for number, family in enumerate(made) if not number % 2]
+    trees = grown(3)
+    lost = [family for number, family in enumerate(trees) if number % 2]
+    whole_families = [family for number, family in enumerate(trees) if not number % 2]
     orphans = [
-        Family(one.name, [call for call in one.calls[1:] if call.parent is one.calls[0]][:1]) for one in lost
+        Family(family.name, [call for call in family.calls[1:] if call.parent is family.calls[0]][:1])
+        for family in lost
     ]
-    heads = [Family(family.name, family.calls[:1]) for family in kept]
-    left = {tuple(one.calls[0].call.prompt) for one in heads}
-    assert sum(tuple(one.calls[0].call.prompt) in left for one in lost) > 3
+    heads = [Family(family.name, family.calls[:1]) for family in whole_families]
+    left = {tuple(family.calls[0].call.prompt) for family in heads}
+    assert sum(tuple(family.calls[0].call.prompt) in left for family in lost) > 3
     logs, _ = spread(rows_of([*heads, *orphans], form, key=None), tmp_path, 1)
     assert plainly(report_of(*logs, "-t", TOY)) == plainly(report_of(*logs, "-t", TOY, "--no-join"))

@@ -37,16 +37,16 @@ def test_every_entry_takes_the_spelling_that_whole_lists_give_it(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_text, "PART_SIZE", at_once)
-        found = list(
+        runs = list(
             match_entries(
                 EntrySpellings(len(was), lambda a, b: was[a:b]), EntrySpellings(len(now), lambda a, b: now[a:b])
             )
         )
-    taken: list[int | None] = []
-    for index, origin, count in found:
-        assert index == len(taken)
-        taken += [None] if origin is None else range(origin, origin + count)
-    assert taken == slow(was, now)
+    origins: list[int | None] = []
+    for index, origin, count in runs:
+        assert index == len(origins)
+        origins += [None] if origin is None else range(origin, origin + count)
+    assert origins == slow(was, now)
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
@@ -61,7 +61,9 @@ def test_a_list_is_rewritten_alike_in_parts_and_at_once(
         assert rewrite_json(text, [Edit(("list",), new)]) == whole
     # In a list that mixes them, 0 and 0.0 are equal.
     values = json.loads(whole)["list"], new
-    read, wanted = ([one if one is None or one is True else str(float(one)) for one in part] for part in values)
+    read, wanted = (
+        [number if number is None or number is True else str(float(number)) for number in part] for part in values
+    )
     assert read == wanted
 
 

@@ -114,8 +114,8 @@ class Truth:
         )
 
 
-def same(one: object, other: object) -> bool:
-    return one == other or (one != one and other != other)
+def same(value: object, other: object) -> bool:
+    return value == other or (value != value and other != other)
 
 
 @st.composite
@@ -151,9 +151,9 @@ ROWS = truths().flatmap(lambda truth: st.tuples(st.just(truth), slides(truth)))
 
 
 def judged(truth: Truth, row: TrainingRow) -> Judgement:
-    found = judge_spans(row, truth.sampled_spans())
-    assert found is not None
-    return found
+    judged_row = judge_spans(row, truth.sampled_spans())
+    assert judged_row is not None
+    return judged_row
 
 
 # The slow reference
@@ -226,21 +226,21 @@ def explains_answer(
 def test_what_stands_is_what_trying_everything_leaves(case: tuple[Truth, Slide]) -> None:
     truth, slide = case
     row = truth.row(slide)
-    found = judged(truth, row)
-    assume(found.values is not None and same(found.values.fill, truth.fill))
-    assert found.is_plausible == may_be_right(truth, row)
-    for fit in found.fits if found.explains_mask else ():
+    verdict_of_row = judged(truth, row)
+    assume(verdict_of_row.values is not None and same(verdict_of_row.values.fill, truth.fill))
+    assert verdict_of_row.is_plausible == may_be_right(truth, row)
+    for fit in verdict_of_row.fits if verdict_of_row.explains_mask else ():
         assert explains(truth, row, fit.slide), fit.slide
-    if found.exact:  # the simplest of all readings, so no other is looked for
+    if verdict_of_row.exact:  # the simplest of all readings, so no other is looked for
         return
     tried = (
         Slide(far, shift, first, last)
         for far in range(-MAX_SLIDE, MAX_SLIDE + 1)
         for shift in range(-MAX_SLIDE, MAX_SLIDE + 1)
-        for first, last in shapes(len(truth.spans), of_row=found.is_plausible)
+        for first, last in shapes(len(truth.spans), of_row=verdict_of_row.is_plausible)
         if far or shift
     )
-    standing = {(fit.slide.mask, fit.slide.logprobs) for fit in found.fits}
+    standing = {(fit.slide.mask, fit.slide.logprobs) for fit in verdict_of_row.fits}
     for each in tried:
         if explains(truth, row, each) and moves(truth, row, each):
             assert (each.mask, each.logprobs) in standing, each
@@ -270,10 +270,10 @@ def moves(truth: Truth, row: TrainingRow, slide: Slide) -> bool:
 @settings(max_examples=examples(80, 800), deadline=None)
 @given(truths())
 def test_a_right_row_of_any_convention_is_never_faulty(truth: Truth) -> None:
-    found = judged(truth, truth.row())
-    assert found.is_plausible
-    assert found.fit is None
-    assert found.slide == Slide()
+    result = judged(truth, truth.row())
+    assert result.is_plausible
+    assert result.fit is None
+    assert result.slide == Slide()
 
 
 @settings(max_examples=examples(80, 800), deadline=None)
@@ -282,21 +282,21 @@ def test_a_slide_that_is_named_is_the_true_one_and_is_put_back(case: tuple[Truth
     truth, slide = case
     row = truth.row(slide)
     evidence = truth.evidence(row)
-    found = judgement(evidence)
-    assert found is not None
-    if found.fit is None or found.values is None or not found.explains_mask:
+    result = judgement(evidence)
+    assert result is not None
+    if result.fit is None or result.values is None or not result.explains_mask:
         return
     trained, _ = places_of(truth, row)
     assume(trained)
-    assert found.slide.mask in (slide.mask, 0)  # nothing of a slid answer may be trained
-    assert found.slide.logprobs in (slide.logprobs, 0)
+    assert result.slide.mask in (slide.mask, 0)  # nothing of a slid answer may be trained
+    assert result.slide.logprobs in (slide.logprobs, 0)
     mask, values = truth.columns
     back = restored_mask(evidence)
-    if found.slide.mask:
+    if result.slide.mask:
         assert back is not None
         assert not (back & ~mask).any()
-    if found.slide.logprobs:
-        logprobs, lost = restored_logprobs(row, found)
+    if result.slide.logprobs:
+        logprobs, lost = restored_logprobs(row, result)
         on = (row.loss_mask if back is None else back) & ~lost & mask
         np.testing.assert_array_equal(logprobs[on], values[on])
 
@@ -310,11 +310,11 @@ def test_a_row_slid_in_the_plain_convention_between_other_tokens_is_always_named
     spans = tuple((start, end, True) for start, end, _ in truth.spans)
     truth = replace(truth, spans=spans, logprobs=np.minimum(truth.logprobs, -0.01))
     assume((far or shift) and spans[-1][1] + 8 < len(truth.ids))
-    found = judged(truth, truth.row(Slide(far, shift)))
-    assert not found.is_plausible
-    assert Slide(far, shift) in {fit.slide for fit in found.fits}
+    result = judged(truth, truth.row(Slide(far, shift)))
+    assert not result.is_plausible
+    assert Slide(far, shift) in {fit.slide for fit in result.fits}
     if truth.fill != 0.0 or (far >= 0 and shift >= 0):
-        assert found.slide == Slide(far, shift), found.fits
+        assert result.slide == Slide(far, shift), result.fits
 
 
 @settings(max_examples=examples(60, 400), deadline=None)
@@ -322,17 +322,17 @@ def test_a_row_slid_in_the_plain_convention_between_other_tokens_is_always_named
 def test_moving_a_column_that_may_lie_right_is_harm(case: tuple[Truth, Slide], far: int) -> None:
     truth, slide = case
     before = truth.evidence(truth.row(slide))
-    found, old = judgement(before), before.rollout.training_row
-    assert found is not None
+    result, old = judgement(before), before.rollout.training_row
+    assert result is not None
     assert old is not None
     assert old.loss_mask is not None
     assert old.logprobs is not None
     assert find_harm(before, before) is None
-    if not found.is_plausible or found.values is None:
+    if not result.is_plausible or result.values is None:
         return
     moved = truth._slid(old.logprobs, far, Slide(), truth.fill)
     inside = np.zeros(len(old.loss_mask), np.bool_)
-    for span, end in zip(found.spans, found.ends, strict=True):
+    for span, end in zip(result.spans, result.ends, strict=True):
         inside[span.start : span.ends[-1] if end is None else end] = True
     changed = old.loss_mask & inside & ~np.isclose(moved, old.logprobs, equal_nan=True)
     after = replace(before, rollout=replace(before.rollout, training_row=replace(old, logprobs=moved)), memo={})
@@ -346,9 +346,9 @@ ONE = Truth(np.array([9] * 10 + [5, 6, 7, 8, END], np.int32), ((10, 14, True),),
 
 
 def verdict(truth: Truth, row: TrainingRow, stated: Conventions = NO_CONVENTIONS) -> Verdict:
-    said = witness(truth.evidence(row, stated))
-    assert said is not None
-    return said.verdict
+    reading = witness(truth.evidence(row, stated))
+    assert reading is not None
+    return reading.verdict
 
 
 def test_a_certain_first_token_whose_end_keeps_its_logprob_is_open_or_clean_and_never_faulty() -> None:
@@ -362,11 +362,11 @@ def test_a_certain_first_token_whose_end_keeps_its_logprob_is_open_or_clean_and_
 def test_a_null_in_front_of_the_only_answer_is_undecided_where_the_row_ends_with_it() -> None:
     """Either the values lie one place late and the last fell off, or the first was never recorded."""
     truth = replace(ONE, fill=float("nan"))
-    found = judged(truth, truth.row(Slide(0, 1)))
-    assert not found.is_plausible
-    assert found.may_lack_values
-    assert found.is_ambiguous
-    assert {fit.slide.logprobs for fit in found.fits} == {1}
+    result = judged(truth, truth.row(Slide(0, 1)))
+    assert not result.is_plausible
+    assert result.may_lack_values
+    assert result.is_ambiguous
+    assert {fit.slide.logprobs for fit in result.fits} == {1}
 
 
 def test_what_is_stated_narrows_the_readings() -> None:
@@ -374,14 +374,14 @@ def test_what_is_stated_narrows_the_readings() -> None:
     row = ONE.row(Slide(1, 0))
     assert verdict(ONE, row) is Verdict.CLEAN
     whole = Conventions(FirstConvention.WHOLE)
-    found = judge_spans(row, ONE.sampled_spans(), whole)
-    assert found is not None
-    assert found.slide == Slide(1, 0)
+    result = judge_spans(row, ONE.sampled_spans(), whole)
+    assert result is not None
+    assert result.slide == Slide(1, 0)
     left = replace(ONE, first=(FirstConvention.LEFT_OUT, 1))
     assert verdict(left, left.row(), Conventions(FirstConvention.LEFT_OUT, 1)) is Verdict.CLEAN
-    said = witness(left.evidence(left.row(), whole))
-    assert said is not None
-    assert said.contradicts == ("--convention first",)
+    reading = witness(left.evidence(left.row(), whole))
+    assert reading is not None
+    assert reading.contradicts == ("--convention first",)
     untrained = witness(ONE.evidence(ONE.row(), Conventions(end=EndConvention.UNTRAINED)))
     assert untrained is not None
     assert untrained.contradicts == ("--convention end",)
@@ -395,9 +395,9 @@ def test_a_slide_is_assumed_where_the_row_allows_it_and_nowhere_else() -> None:
     right = judge_spans(ONE.row(), ONE.sampled_spans(), stated)
     assert right is not None
     assert right.is_plausible
-    said = witness(ONE.evidence(ONE.row(), stated))
-    assert said is not None
-    assert said.contradicts == ("--assume",)
+    reading = witness(ONE.evidence(ONE.row(), stated))
+    assert reading is not None
+    assert reading.contradicts == ("--assume",)
 
 
 @pytest.mark.parametrize(
@@ -407,9 +407,9 @@ def test_a_slide_is_assumed_where_the_row_allows_it_and_nowhere_else() -> None:
 def test_a_right_row_tells_what_it_leaves_out_of_the_loss(first: tuple[FirstConvention, int], tokens: int) -> None:
     for end, kind in (("trained", AnswerEnds.TRAINED), ("kept", AnswerEnds.KEPT), ("filled", AnswerEnds.OPEN)):
         truth = replace(ONE, first=first, end=end)
-        said = witness(truth.evidence(truth.row()))
-        assert said is not None
-        assert (said.first, said.ends) == (tokens, kind)
+        reading = witness(truth.evidence(truth.row()))
+        assert reading is not None
+        assert (reading.first, reading.ends) == (tokens, kind)
 
 
 def test_finish_reasons_say_which_turn_ends_were_sampled() -> None:
@@ -442,12 +442,12 @@ def test_values_rolled_over_the_end_of_a_row_all_come_back(truth: Truth, places:
     row = build_training_row(
         ids, mask=("loss_mask", mask.astype(np.int64)), logprobs=("logprobs", np.roll(values, places))
     )
-    found = judge_spans(row, truth.sampled_spans())
-    assert found is not None
-    assert not found.is_plausible
-    if found.fit is None:
+    result = judge_spans(row, truth.sampled_spans())
+    assert result is not None
+    assert not result.is_plausible
+    if result.fit is None:
         return
-    assert found.slide == Slide(0, places)
-    logprobs, lost = restored_logprobs(row, found)
+    assert result.slide == Slide(0, places)
+    logprobs, lost = restored_logprobs(row, result)
     assert not (lost & mask).any()
     np.testing.assert_array_equal(logprobs, values)

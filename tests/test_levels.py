@@ -51,7 +51,7 @@ def names_of(record: int) -> list[str]:
     return [name for name, fact in all_facts().items() if fact.bit & record]
 
 
-def told(row: Json) -> list[str]:
+def sentences(row: Json) -> list[str]:
     """`L2 weights sampling` of each rollout of a row: its level, and what lacks for the next."""
     try:
         records = lacking(row)
@@ -75,7 +75,10 @@ def log_of(*rows: Json, name: str = "log.jsonl") -> LogRecord:
 
 def test_each_row_of_each_fixture_has_its_level() -> None:
     table = {
-        name: {str(label_of(name, number)): " | ".join(told(row)) for number, row in enumerate(fixture_rows(name))}
+        name: {
+            str(label_of(name, number)): " | ".join(sentences(row))
+            for number, row in enumerate(fixture_rows(name))
+        }
         for name in NAMES
     }
     text = json.dumps(table, indent=1, ensure_ascii=False) + "\n"
@@ -137,7 +140,7 @@ def lifted(name: str) -> Json:
     """A row of a format with all that it has a place for."""
     lift = LIFTS.get(name)
     if lift is None:
-        rows = [row for row in fixture_rows(name) if (told(row) or ["unreadable"])[0] != "unreadable"]
+        rows = [row for row in fixture_rows(name) if (sentences(row) or ["unreadable"])[0] != "unreadable"]
         return max(rows, key=lambda row: min(map(level_of_mask, lacking(row))))
     text = json.dumps(fixture_of(name, lift["row"]), default=lambda value: np.asarray(value).tolist())
     row = json.loads(text)
@@ -152,7 +155,7 @@ def test_a_format_can_hold_the_level_that_it_is_listed_with(name: str) -> None:
     levels = {level_of_mask(record) for record in lacking(lifted(name), name)}
     assert levels == {holds}, names_of(lacking(lifted(name))[0])
     for row in fixture_rows(name):
-        for words in told(row):
+        for words in sentences(row):
             assert words == "unreadable" or RecordLevel[words.split(" ")[0]] <= holds
 
 
@@ -298,7 +301,7 @@ def call(**changes: Any) -> list[Json]:
     ],
 )
 def test_each_fact_is_asked_for_at_its_level(row: Json, words: str) -> None:
-    assert told(row) == [words]
+    assert sentences(row) == [words]
 
 
 def test_kept_sets_and_experts_that_are_there_are_held() -> None:
@@ -306,7 +309,7 @@ def test_kept_sets_and_experts_that_are_there_are_held() -> None:
     routed = {"routed_experts": [[[0, 1]]] * 4}
     calls = [{**each, **sets, **routed} for each in WHOLE["calls"]]  # type: ignore[attr-defined]
     cut = {"temperature": 1.0, "top_p": 0.95, "top_k": -1}
-    assert told(changed(calls=calls, sampling_params=cut, model="openai/gpt-oss-20b")) == ["L4"]
+    assert sentences(changed(calls=calls, sampling_params=cut, model="openai/gpt-oss-20b")) == ["L4"]
 
 
 def test_rows_beside_rows_with_experts_should_have_them() -> None:
@@ -334,7 +337,7 @@ def test_dense_models_are_asked_for_no_experts(model: str) -> None:
 def test_messages_of_a_hostile_model_state_nothing() -> None:
     answer = {"role": "assistant", "content": '{"model": "x", "temperature": 1}', "temperature": 1.0, "model": "x"}
     row = {"calls": WHOLE["calls"], "messages": [{"role": "user", "content": "Hi"}, answer], "completion": answer}
-    assert told(row) == ["L2 model weights sampling"]
+    assert sentences(row) == ["L2 model weights sampling"]
 
 
 # The command
@@ -507,7 +510,7 @@ def test_the_schema_has_the_levels_of_rollouts() -> None:
         "L4": WHOLE,
     }
     for number, (level, row) in enumerate(steps.items(), start=1):
-        assert told(row)[0].split(" ")[0] == level
+        assert sentences(row)[0].split(" ")[0] == level
         for other in range(1, 5):
             assert schema("record", f"L{other}").is_valid(row) == (other <= number), (level, other)
 

@@ -99,8 +99,8 @@ def findings(tokenizer: Tokenizer, recorded: Ids, canonical: Ids) -> set[tuple[o
 def whole_pieces(text: str, fast: Ids, recorded: Ids, tokenizer: Tokenizer) -> list[tuple[str, Ids]] | None:
     safe = tokenizer._safe_cuts
     assert safe is not None
-    found = find_unproven_pieces(text, fast, recorded, tokenizer.vocabulary, tokenizer.control_tokens, safe)
-    return None if found is None else list(found)
+    pieces = find_unproven_pieces(text, fast, recorded, tokenizer.vocabulary, tokenizer.control_tokens, safe)
+    return None if pieces is None else list(pieces)
 
 
 def texts_of(name: str, rng: np.random.Generator, count: int) -> list[str]:
@@ -147,8 +147,8 @@ def test_a_lying_encoder_never_gets_a_wrong_finding_out(name: str) -> None:
             ids = tokenizer.prove(text, fast, recorded)
             given_up = tokenizer._fast is None
             found_out += given_up
-            said, wanted = findings(tokenizer, recorded, ids), findings(tokenizer, recorded, right)
-            assert said <= wanted, ascii(text)
+            reported, wanted = findings(tokenizer, recorded, ids), findings(tokenizer, recorded, right)
+            assert reported <= wanted, ascii(text)
             if given_up:
                 assert ids.tolist() == right.tolist()
             elif ids.tolist() != right.tolist():
@@ -218,8 +218,8 @@ def test_with_cuts_everywhere_the_pieces_are_the_tokens_that_have_not_their_plac
         for share in (0.02, 0.2, 0.7):
             fast, recorded = respelled("toy_bpe", right, rng, share), respelled("toy_bpe", right, rng, share)
             there = set(placed(tokenizer, recorded))
-            wanted = [one for one in placed(tokenizer, fast) if one not in there]
-            asked = find_unproven_pieces(
+            wanted = [token for token in placed(tokenizer, fast) if token not in there]
+            pieces = find_unproven_pieces(
                 text,
                 fast,
                 recorded,
@@ -227,8 +227,8 @@ def test_with_cuts_everywhere_the_pieces_are_the_tokens_that_have_not_their_plac
                 tokenizer.control_tokens,
                 Everywhere(),  # type: ignore[arg-type]
             )
-            assert asked is not None
-            assert [(piece, ids.tolist()) for piece, ids in asked] == [
+            assert pieces is not None
+            assert [(piece, ids.tolist()) for piece, ids in pieces] == [
                 (text[start:end], [token]) for start, end, token in wanted
             ]
 
@@ -237,7 +237,7 @@ def test_a_token_that_crosses_what_the_log_has_is_asked_about_though_the_log_end
     tokenizer = kind("toy_bpe")
     right = tokenizer.encode(" Skinny S")
     fast = np.concatenate((right[-1:], tokenizer.encode("kinny"), right[-1:]))
-    asked = find_unproven_pieces(
+    pieces = find_unproven_pieces(
         " Skinny S",
         fast,
         right,
@@ -245,8 +245,8 @@ def test_a_token_that_crosses_what_the_log_has_is_asked_about_though_the_log_end
         tokenizer.control_tokens,
         Everywhere(),  # type: ignore[arg-type]
     )
-    assert asked is not None
-    assert "".join(text for text, _ in asked) == " Skinny"
+    assert pieces is not None
+    assert "".join(text for text, _ in pieces) == " Skinny"
 
 
 def test_of_a_text_with_one_difference_one_word_is_asked_about() -> None:
@@ -256,18 +256,18 @@ def test_of_a_text_with_one_difference_one_word_is_asked_about() -> None:
     at = next(i for i, token in enumerate(right.tolist()) if pieces.piece(token) == " Skinny")
     spelled = np.array(spellings("toy_bpe", b" Skinny")[0], np.int32)
     recorded = np.concatenate((right[:at], spelled, right[at + 1 :]))
-    asked = whole_pieces(CHAT, right, recorded, tokenizer)
-    assert asked is not None
-    assert [(text, ids.tolist()) for text, ids in asked] == [(" Skinny", [int(right[at])])]
+    unproven = whole_pieces(CHAT, right, recorded, tokenizer)
+    assert unproven is not None
+    assert [(text, ids.tolist()) for text, ids in unproven] == [(" Skinny", [int(right[at])])]
 
 
 def test_what_the_log_does_not_reach_is_asked_about_to_the_end() -> None:
     tokenizer = kind("toy_bpe")
     right = tokenizer.encode(CHAT)
-    asked = whole_pieces(CHAT, right, right[:-9], tokenizer)
-    assert asked is not None
-    assert sum(len(ids) for _, ids in asked) >= 9
-    assert CHAT.endswith("".join(text for text, _ in asked))
+    pieces = whole_pieces(CHAT, right, right[:-9], tokenizer)
+    assert pieces is not None
+    assert sum(len(ids) for _, ids in pieces) >= 9
+    assert CHAT.endswith("".join(text for text, _ in pieces))
 
 
 def test_there_are_no_pieces_where_it_is_not_plain_what_differs() -> None:
@@ -325,18 +325,18 @@ def changed_start(text: str) -> str:
 
 def test_of_a_long_answer_whose_start_changed_the_reference_encodes_the_start() -> None:
     tokenizer = believed(kind("toy_bpe"))
-    asked: list[str] = []
+    encoded: list[str] = []
     encode = tokenizer._reference.encode_batch
-    tokenizer._reference.encode_batch = lambda texts: (asked.extend(texts), encode(texts))[1]  # type: ignore[method-assign]
+    tokenizer._reference.encode_batch = lambda texts: (encoded.extend(texts), encode(texts))[1]  # type: ignore[method-assign]
     recorded = encode([changed_start("Thoughts first. ")])[0]
     for start in ("", "Other thoughts before it. "):
         text = changed_start(start)
         right = encode([text])[0]
         assert tokenizer.prove(text, right, recorded).tolist() == right.tolist()
-        assert 0 < sum(map(len, asked)) < len(text) / 10
-        asked.clear()
+        assert 0 < sum(map(len, encoded)) < len(text) / 10
+        encoded.clear()
         tokenizer.prove(text, right, recorded)  # as a later prompt holds both
-        assert sum(map(len, asked)) <= len("\n")
+        assert sum(map(len, encoded)) <= len("\n")
 
 
 def test_what_was_accepted_beside_one_record_is_not_beside_another() -> None:

@@ -57,9 +57,9 @@ def log_of_witnesses(*witnesses: Witness) -> record.Testimony:
     return testimony
 
 
-def found(*witnesses: Witness, codes: frozenset[str] = CODES) -> list[tuple[str, str, str]]:
+def findings_of(*witnesses: Witness, codes: frozenset[str] = CODES) -> list[tuple[str, str, str]]:
     findings = whole_log_findings("log", log_of_witnesses(*witnesses), codes)
-    return [(one.code, one.severity.word, one.hit.cause) for one in findings]
+    return [(finding.code, finding.severity.word, finding.hit.cause) for finding in findings]
 
 
 def only(*witnesses: Witness) -> Finding:
@@ -71,9 +71,9 @@ def only(*witnesses: Witness) -> Finding:
 
 
 def test_rows_that_show_how_they_were_written_need_no_log_to_say_it() -> None:
-    assert found(right(), right()) == []
-    assert found(faulty(LATE), faulty(LATE), right()) == []
-    assert found(faulty(LATE, EARLY), right(LATE)) == [], "which slide it is was not proven"
+    assert findings_of(right(), right()) == []
+    assert findings_of(faulty(LATE), faulty(LATE), right()) == []
+    assert findings_of(faulty(LATE, EARLY), right(LATE)) == [], "which slide it is was not proven"
     assert whole_log_findings("log", record.Testimony(), CODES) == ()
 
 
@@ -104,7 +104,7 @@ def test_a_row_whose_mask_of_ones_hid_a_proven_fault_may_have_it_once_that_is_re
 
 def test_a_row_that_one_row_of_its_log_proves_late_is_not_late_for_it() -> None:
     """However many rows are late, one that shows that it is right has no finding."""
-    assert found(*[faulty(LATE)] * 40, right()) == []
+    assert findings_of(*[faulty(LATE)] * 40, right()) == []
 
 
 def test_rows_that_leave_it_open_are_a_note_and_counted() -> None:
@@ -118,8 +118,8 @@ def test_rows_that_leave_it_open_are_a_note_and_counted() -> None:
     summary = Summary()
     count_open(testimony, summary)
     assert summary.open_rows == 2
-    assert found(unsettled(SLID), right()) == [("MSK401", "note", "undecided")]
-    assert found(unsettled(SLID), unsettled(LATE)) == [
+    assert findings_of(unsettled(SLID), right()) == [("MSK401", "note", "undecided")]
+    assert findings_of(unsettled(SLID), unsettled(LATE)) == [
         ("LPR502", "note", "undecided"),
         ("MSK401", "note", "undecided"),
     ]
@@ -128,16 +128,16 @@ def test_rows_that_leave_it_open_are_a_note_and_counted() -> None:
 def test_a_log_whose_first_tokens_would_all_be_certain_is_a_note() -> None:
     """One token that every answer begins with may well be certain; three different ones are not by chance."""
     same = [right(LATE, simplest=(LATE,), certain=(5,))] * 20
-    assert found(*same) == []
+    assert findings_of(*same) == []
     different = [right(LATE, simplest=(LATE,), certain=(token,)) for token in range(3)]
-    assert found(*different) == [("LPR502", "note", "undecided")]
-    assert found(*different, right()) == [], "a row that rules it out"
+    assert findings_of(*different) == [("LPR502", "note", "undecided")]
+    assert findings_of(*different, right()) == [], "a row that rules it out"
     assert log_of_witnesses(*different).open_rows == 3
 
 
 def test_a_convention_of_the_whole_log_is_one_note_and_of_some_rows_a_warning() -> None:
-    left, kept = right(first=1), right(ends=AnswerEnds.KEPT)
-    assert found(left, left) == [("MSK402", "note", "first tokens left out")]
+    left, with_ends = right(first=1), right(ends=AnswerEnds.KEPT)
+    assert findings_of(left, left) == [("MSK402", "note", "first tokens left out")]
     assert (
         "the first token of each answer is left out of the loss in all 2 rows that show it"
         in only(left, left).hit.message
@@ -146,14 +146,14 @@ def test_a_convention_of_the_whole_log_is_one_note_and_of_some_rows_a_warning() 
     assert (finding.severity, finding.place.row) == (Severity.WARNING, 2)
     assert finding.hit.message.endswith("left out of the loss in 1 of 3 rows: row 2; not in the others")
     assert only(left, left, right()).hit.message.endswith("in 2 of 3 rows: all but row 2")
-    assert found(kept, kept) == [("MSK404", "note", "sampled, not trained")]
-    assert found(kept, right()) == [("MSK404", "warning", "sampled, not trained")]
+    assert findings_of(with_ends, with_ends) == [("MSK404", "note", "sampled, not trained")]
+    assert findings_of(with_ends, right()) == [("MSK404", "warning", "sampled, not trained")]
 
 
 def test_ends_that_may_have_been_appended_are_a_note_if_no_row_trains_one() -> None:
     appended = right(ends=AnswerEnds.OPEN)
-    assert found(appended, appended) == [("MSK404", "note", "not trained")]
-    assert found(appended, right()) == []
+    assert findings_of(appended, appended) == [("MSK404", "note", "not trained")]
+    assert findings_of(appended, right()) == []
 
 
 def test_rows_that_contradict_what_the_run_states_are_named() -> None:
@@ -163,8 +163,8 @@ def test_rows_that_contradict_what_the_run_states_are_named() -> None:
 
 
 def test_what_was_not_asked_for_is_not_said() -> None:
-    assert found(unsettled(LATE), codes=frozenset({"MSK401"})) == []
-    assert found(right(first=1), codes=frozenset()) == []
+    assert findings_of(unsettled(LATE), codes=frozenset({"MSK401"})) == []
+    assert findings_of(right(first=1), codes=frozenset()) == []
 
 
 def test_many_rows_are_named_by_the_first_of_them() -> None:
@@ -202,8 +202,12 @@ def test_a_log_speaks_behind_its_rows_whatever_processes_read_it(tmp_path: Path,
     logs = [log_of(tmp_path / "a.jsonl", [5, 6, 5] * 20), log_of(tmp_path / "b.jsonl", [7, 6])]
     logs += [log_of(tmp_path / "c.jsonl", [7, 8])]
     results, summary = scanned(logs, jobs, None if jobs == 1 else 300)
-    said = [(number, one.place, one.findings[0].hit.cause) for number, one in enumerate(results) if one.of_log]
-    assert said == [(60, Place(logs[0], 1), BESIDE), (65, Place(logs[2], 1), "undecided")]
+    of_log = [
+        (number, result.place, result.findings[0].hit.cause)
+        for number, result in enumerate(results)
+        if result.of_log
+    ]
+    assert of_log == [(60, Place(logs[0], 1), BESIDE), (65, Place(logs[2], 1), "undecided")]
     assert results[60].findings[0].hit.message.startswith("20 rows may also have the logprobs 1 place late")
     assert (summary.rollouts, summary.rows_unreadable) == (64, 0)
     assert (summary.open_rows, summary.open_beside_faults) == (1, 20)
@@ -218,8 +222,10 @@ def test_a_log_speaks_of_the_rows_that_were_read(tmp_path: Path) -> None:
         limit: [f.hit.cause for r in scanned([log], limit=limit)[0] for f in r.findings] for limit in (2, None)
     }
     assert causes == {2: [], None: [BESIDE]}
-    assert not [one for one in scanned([log], row=0)[0] if one.of_log], "a row that was picked out is not the log"
-    assert not [one for one in scanned([log], select=("TOK",))[0] if one.of_log]
+    assert not [result for result in scanned([log], row=0)[0] if result.of_log], (
+        "a row that was picked out is not the log"
+    )
+    assert not [result for result in scanned([log], select=("TOK",))[0] if result.of_log]
 
 
 @pytest.mark.usefixtures("speaking")
@@ -233,14 +239,14 @@ def test_a_gate_counts_a_finding_of_a_log_once_and_of_no_rollout(tmp_path: Path)
     list(gate_rollouts(log, strict, GateSettings(baseline=baseline, update_baseline=True)))
     log_of(tmp_path / "a.jsonl", [5, 5, 5, 6, 5])
     again = gate_rollouts(log, strict, GateSettings(baseline=baseline))
-    assert [finding.known for one in again for finding in one.findings] == [True]
+    assert [finding.known for result in again for finding in result.findings] == [True]
     assert again.summary.gate is not None
     assert not again.summary.gate.failed
     log_of(tmp_path / "a.jsonl", [7, 7])
     gone = gate_rollouts(log, strict, GateSettings(baseline=baseline))
     list(gone)
     assert gone.summary.gate is not None
-    assert [one.code for one in gone.summary.gate.fixed] == ["LPR502"]
+    assert [entry.code for entry in gone.summary.gate.fixed] == ["LPR502"]
 
 
 @pytest.mark.usefixtures("speaking")

@@ -82,7 +82,7 @@ def row(
 
 def log_of(folder: Path, rows: Sequence[Any], name: str = "log.jsonl") -> str:
     (folder / "toy.jinja").write_text(TEMPLATE)
-    (folder / name).write_text("".join(json.dumps(one) + "\n" for one in rows))
+    (folder / name).write_text("".join(json.dumps(record) + "\n" for record in rows))
     return str(folder / name)
 
 
@@ -91,8 +91,8 @@ def flags(folder: Path) -> tuple[str, ...]:
 
 
 def findings(*arguments: object) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(run("scan", *arguments, "-f", "json")[1])["findings"]
-    return found
+    listed: list[dict[str, Any]] = json.loads(run("scan", *arguments, "-f", "json")[1])["findings"]
+    return listed
 
 
 WITH = [TOOL]
@@ -124,11 +124,11 @@ CAUSES: dict[str, tuple[str, Callable[[int], dict[str, Any]], str, str]] = {
 def test_what_differs_in_every_prompt_is_said_once_with_the_flags_to_pass(tmp_path: Path, cause: str) -> None:
     code, written, words, more = CAUSES[cause]
     log = log_of(tmp_path, [written(number) for number in range(ROWS)])
-    found = findings(log, *flags(tmp_path))
+    reported = findings(log, *flags(tmp_path))
     severity = "note" if code == "TPL210" else "warning"
-    assert [(one["code"], one["severity"]) for one in found] == [(code, severity)], found
-    assert words in found[0]["message"]
-    assert f"pass -t {BPE} --chat-template {tmp_path / 'toy.jinja'} {more}" in found[0]["message"]
+    assert [(finding["code"], finding["severity"]) for finding in reported] == [(code, severity)], reported
+    assert words in reported[0]["message"]
+    assert f"pass -t {BPE} --chat-template {tmp_path / 'toy.jinja'} {more}" in reported[0]["message"]
     assert findings(log, *flags(tmp_path), *more.split()) == []
 
 
@@ -143,41 +143,45 @@ def test_rows_that_differ_from_most_are_told_one_by_one(tmp_path: Path) -> None:
     """The other rows of an adopted log, and the odd ones of a log that is right."""
     for usual, odd in ((WITH, None), (None, WITH)):
         rows = [row(number, THEN, odd if number in (7, 12) else usual) for number in range(ROWS)]
-        found = findings(log_of(tmp_path, rows), *flags(tmp_path))
-        assert [one["code"] for one in found if one["where"] == "log"] == ["REC011" if usual is None else "TPL210"]
-        assert {one["row"] for one in found if one["where"] != "log"} == {7, 12}
+        reported = findings(log_of(tmp_path, rows), *flags(tmp_path))
+        assert [finding["code"] for finding in reported if finding["where"] == "log"] == [
+            "REC011" if usual is None else "TPL210"
+        ]
+        assert {finding["row"] for finding in reported if finding["where"] != "log"} == {7, 12}
         if usual is WITH:
-            assert {one["code"] for one in found} == {"TPL210", "TPL212"}
+            assert {finding["code"] for finding in reported} == {"TPL210", "TPL212"}
 
 
 def test_a_row_of_another_day_in_a_right_log_is_a_date(tmp_path: Path) -> None:
     rows = [row(number, THEN if number == 3 else None, WITH) for number in range(8)]
-    found = findings(log_of(tmp_path, rows), *flags(tmp_path))
-    assert {(one["code"], one["row"]) for one in found} == {("TPL210", 3)}
-    assert "the prompt was written on 2024-07-26" in found[0]["message"]
+    reported = findings(log_of(tmp_path, rows), *flags(tmp_path))
+    assert {(finding["code"], finding["row"]) for finding in reported} == {("TPL210", 3)}
+    assert "the prompt was written on 2024-07-26" in reported[0]["message"]
 
 
 def test_few_rows_prove_nothing_of_their_log(tmp_path: Path) -> None:
     rows = [row(number, THEN, WITH) for number in range(2)]
-    found = findings(log_of(tmp_path, rows), *flags(tmp_path))
-    assert {(one["code"], one["where"]) for one in found} == {("TPL210", "prompt")}
+    reported = findings(log_of(tmp_path, rows), *flags(tmp_path))
+    assert {(finding["code"], finding["where"]) for finding in reported} == {("TPL210", "prompt")}
 
 
 def test_prompts_that_nothing_explains_stay_as_they_are(tmp_path: Path) -> None:
     rows = [row(number, tools=WITH) for number in range(8)]
-    for one in rows:
-        for call in one["calls"]:
+    for record in rows:
+        for call in record["calls"]:
             call["prompt_token_ids"] = toy.toy_tokenizer().encode("No template wrote this.").tolist()
-    found = findings(log_of(tmp_path, rows), *flags(tmp_path))
-    assert found
-    assert not [one for one in found if one["code"] in ("REC011", "TPL210") or one["where"] == "log"]
+    reported = findings(log_of(tmp_path, rows), *flags(tmp_path))
+    assert reported
+    assert not [
+        finding for finding in reported if finding["code"] in ("REC011", "TPL210") or finding["where"] == "log"
+    ]
 
 
 def test_who_ignores_it_has_the_log_audited_as_given(tmp_path: Path) -> None:
     rows = [row(number, tools=WITH, enable_thinking=False) for number in range(ROWS)]
-    found = findings(log_of(tmp_path, rows), *flags(tmp_path), "--ignore", "REC011")
-    assert {one["row"] for one in found} == set(range(ROWS))
-    assert not [one for one in found if one["where"] == "log"]
+    reported = findings(log_of(tmp_path, rows), *flags(tmp_path), "--ignore", "REC011")
+    assert {finding["row"] for finding in reported} == set(range(ROWS))
+    assert not [finding for finding in reported if finding["where"] == "log"]
 
 
 # Every way to run it
@@ -186,7 +190,7 @@ def test_who_ignores_it_has_the_log_audited_as_given(tmp_path: Path) -> None:
 def test_a_sample_a_limit_and_a_row_do_not_change_what_the_log_was_written_with(tmp_path: Path) -> None:
     log = log_of(tmp_path, [row(number, THEN, WITH) for number in range(40)])
     for more in (("--limit", "1"), ("--sample", "0.2")):
-        assert [one["code"] for one in findings(log, *flags(tmp_path), *more)] == ["TPL210"]
+        assert [finding["code"] for finding in findings(log, *flags(tmp_path), *more)] == ["TPL210"]
 
 
 def test_a_pipe_is_not_looked_at(tmp_path: Path) -> None:
@@ -198,18 +202,18 @@ def test_a_pipe_is_not_looked_at(tmp_path: Path) -> None:
     settings = Settings(tokenizer=BPE, chat_template=str(tmp_path / "toy.jinja"))
     results = list(scan_rollouts(str(pipe), settings))
     feeder.join(10)
-    assert not [one for one in results if one.of_log]
-    assert {finding.code for one in results for finding in one.findings} == {"TPL210"}
+    assert not [result for result in results if result.of_log]
+    assert {finding.code for result in results for finding in result.findings} == {"TPL210"}
 
 
 def test_a_baseline_knows_it_by_what_the_log_was_written_with(tmp_path: Path) -> None:
     log = log_of(tmp_path, [row(number, THEN, WITH) for number in range(6)])
-    known = "--baseline", str(tmp_path / "known.json"), "--fail-on", "note"
-    assert run("scan", log, *flags(tmp_path), *known, "--update-baseline")[0] == 0
+    gate = "--baseline", str(tmp_path / "known.json"), "--fail-on", "note"
+    assert run("scan", log, *flags(tmp_path), *gate, "--update-baseline")[0] == 0
     log_of(tmp_path, [row(number, THEN, WITH) for number in range(ROWS)])
-    assert run("scan", log, *flags(tmp_path), *known)[0] == 0
+    assert run("scan", log, *flags(tmp_path), *gate)[0] == 0
     log_of(tmp_path, [row(number, datetime(2024, 7, 27), WITH) for number in range(6)])
-    assert run("scan", log, *flags(tmp_path), *known)[0] == 1
+    assert run("scan", log, *flags(tmp_path), *gate)[0] == 1
 
 
 def test_a_repair_sees_what_a_scan_sees(tmp_path: Path) -> None:
@@ -219,7 +223,7 @@ def test_a_repair_sees_what_a_scan_sees(tmp_path: Path) -> None:
     for jobs in (1, 2) if can_fork() else (1,):
         repair = repair_rollouts(log, out, replace(settings, jobs=jobs), RepairSettings(force=True))
         outcomes = list(repair)
-        assert not [one for outcome in outcomes for one in outcome.before if one.findings]
+        assert not [result for outcome in outcomes for result in outcome.before if result.findings]
         assert [json.loads(line) for line in out.read_text().splitlines()] == rows
         assert repair.failing == 1, "the written log is told the same"
         assert repair.before.findings["REC011"] == repair.after.findings["REC011"]
@@ -240,9 +244,9 @@ def test_a_row_is_shown_as_it_was_written_with_that_said(tmp_path: Path) -> None
 def test_reports_say_it_before_what_rows_show(tmp_path: Path, report: str) -> None:
     rows = [row(number, None, None if number in (4, 9) else WITH, enable_thinking=False) for number in range(ROWS)]
     out = run("scan", log_of(tmp_path, rows), *flags(tmp_path), "-f", report, "--fail-on", "note")[1]
-    said = out.find("were rendered with enable_thinking=false")
-    assert said > 0
-    assert said < out.find("are missing from the prompt") or report in ("html", "sarif")
+    place = out.find("were rendered with enable_thinking=false")
+    assert place > 0
+    assert place < out.find("are missing from the prompt") or report in ("html", "sarif")
 
 
 # A template that rewrites history
@@ -255,17 +259,19 @@ THINKS = TEMPLATE.replace(
 
 def test_a_template_that_strips_reasoning_is_one_note_for_the_log(tmp_path: Path) -> None:
     rows = [row(number, tools=WITH) for number in range(ROWS)]
-    for number, one in enumerate(rows):
-        one["messages"][1]["reasoning_content"] = "It rains." if number % 2 else None
+    for number, record in enumerate(rows):
+        record["messages"][1]["reasoning_content"] = "It rains." if number % 2 else None
     log = log_of(tmp_path, rows)
     (tmp_path / "toy.jinja").write_text(THINKS)
-    notes = [one for one in findings(log, *flags(tmp_path)) if one["code"] == "TPL213"]
-    assert [(one["severity"], one["where"], one["row"]) for one in notes] == [("note", "log", 1)]
-    said = "for 4 of the first 8 conversations: rendered up to the answer in message 1 of row 1 it writes"
-    assert said in notes[0]["message"]
+    notes = [finding for finding in findings(log, *flags(tmp_path)) if finding["code"] == "TPL213"]
+    assert [(note["severity"], note["where"], note["row"]) for note in notes] == [("note", "log", 1)]
+    words = "for 4 of the first 8 conversations: rendered up to the answer in message 1 of row 1 it writes"
+    assert words in notes[0]["message"]
     named = f"`tito-audit template {BPE} --chat-template {tmp_path / 'toy.jinja'}` shows"
     assert named in notes[0]["message"]
-    assert not [one for one in findings(log, *flags(tmp_path), "--ignore", "TPL213") if one["code"] == "TPL213"]
+    assert not [
+        finding for finding in findings(log, *flags(tmp_path), "--ignore", "TPL213") if finding["code"] == "TPL213"
+    ]
 
 
 # Real logs, where they are at hand
@@ -288,7 +294,7 @@ REAL: dict[str, tuple[str, str | None, Mapping[str, Any], tuple[str, ...]]] = {
 }
 
 
-def first_calls(folder: Path, template: str | None, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+def first_calls(folder: Path, template: str | None, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The first calls of real conversations, their prompts rendered by Jinja alone."""
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
@@ -300,9 +306,9 @@ def first_calls(folder: Path, template: str | None, given: Mapping[str, Any]) ->
     with gzip.open(SHARED / "rollouts" / "smollm2" / "tito.jsonl.gz", "rt", encoding="utf-8") as lines:
         for line in islice(lines, 8):
             messages = json.loads(line)["messages"]
-            at = next(place for place, one in enumerate(messages) if one["role"] == "assistant")
+            at = next(place for place, message in enumerate(messages) if message["role"] == "assistant")
             text = source.render(
-                messages=messages[:at], add_generation_prompt=True, tools=None, **special, **given
+                messages=messages[:at], add_generation_prompt=True, tools=None, **special, **arguments
             )
             ids = {"prompt_token_ids": encode(text).tolist(), "generation_token_ids": encode("Yes.").tolist()}
             rows.append({"messages": [*messages[:at], {"role": "assistant", "content": "Yes."}], "calls": [ids]})
@@ -313,19 +319,21 @@ def first_calls(folder: Path, template: str | None, given: Mapping[str, Any]) ->
 @pytest.mark.skipif(not (SHARED / "rollouts").is_dir(), reason="no shared/rollouts beside the checkout")
 @pytest.mark.parametrize("case", some(sorted(REAL), 3))
 def test_real_conversations_are_told_how_they_were_rendered(tmp_path: Path, case: str) -> None:
-    name, template, given, wanted = REAL[case]
+    name, template, arguments, wanted = REAL[case]
     folder = SHARED / "tokenizers" / name
     log, more = tmp_path / "log.jsonl", list[str]()
-    log.write_text("".join(json.dumps(one) + "\n" for one in first_calls(folder, template, given)))
+    log.write_text("".join(json.dumps(record) + "\n" for record in first_calls(folder, template, arguments)))
     if template is not None:
         (tmp_path / "its.jinja").write_text(template)
         more = ["--chat-template", str(tmp_path / "its.jinja")]
-    found = findings(log, "-t", str(folder), *more)
-    told = [one["code"] for one in found if one["severity"] != "note" or one["code"] == "TPL210"]
-    assert tuple(told) == wanted
+    reported = findings(log, "-t", str(folder), *more)
+    codes = [
+        finding["code"] for finding in reported if finding["severity"] != "note" or finding["code"] == "TPL210"
+    ]
+    assert tuple(codes) == wanted
     if wanted:
-        words = shlex.split(found[0]["message"].rpartition("; pass ")[2])
-        assert not [one for one in findings(log, *words) if one["severity"] != "note"]
+        words = shlex.split(reported[0]["message"].rpartition("; pass ")[2])
+        assert not [finding for finding in findings(log, *words) if finding["severity"] != "note"]
 
 
 @pytest.mark.shared
@@ -333,8 +341,8 @@ def test_real_conversations_are_told_how_they_were_rendered(tmp_path: Path, case
 def test_a_llama_log_scanned_with_the_qwen_tokenizer_says_so_first(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     rows = first_calls(SHARED / "tokenizers" / "llama-3.1", None, {})
-    log.write_text("".join(json.dumps(one) + "\n" for one in rows))
-    found = findings(log, "-t", str(SHARED / "tokenizers" / "qwen3"))
-    assert (found[0]["code"], found[0]["where"]) == ("REC007", "log")
-    assert f"`tito-audit identify {log}` tries those on this machine" in found[0]["message"]
-    assert not [one for one in found[1:] if one["severity"] == "error"]
+    log.write_text("".join(json.dumps(record) + "\n" for record in rows))
+    reported = findings(log, "-t", str(SHARED / "tokenizers" / "qwen3"))
+    assert (reported[0]["code"], reported[0]["where"]) == ("REC007", "log")
+    assert f"`tito-audit identify {log}` tries those on this machine" in reported[0]["message"]
+    assert not [finding for finding in reported[1:] if finding["severity"] == "error"]

@@ -30,23 +30,23 @@ def answer(prompt, output, logprobs, tops=None):
 @given(PAIRS, st.integers(1, 5), st.floats(0, 3), st.floats(0, 0.5))
 def test_each_number_is_what_a_slow_count_gives(pairs, prompt, atol, rtol):
     ids, a, b = zip(*pairs, strict=True)
-    found = check_logprobs_close(
+    check = check_logprobs_close(
         answer([7] * prompt, ids, a), score([7] * prompt + list(ids), b, prompt), atol=atol, rtol=rtol
     )
     gaps = [y - x for x, y in zip(a, b, strict=True)]
-    assert found.tokens == len(pairs)
-    assert found.outside == sum(abs(y - x) > atol + rtol * abs(y) for x, y in zip(a, b, strict=True))
-    assert found.close == (found.outside == 0)
-    assert found.mean == pytest.approx(sum(map(abs, gaps)) / len(gaps))
-    assert found.largest == max(map(abs, gaps))
-    assert found.k1 == pytest.approx(-sum(gaps) / len(gaps))
-    assert found.k3 == pytest.approx(sum(math.exp(gap) - 1 - gap for gap in gaps) / len(gaps), rel=1e-9, abs=1e-9)
-    assert [edge for edge, _ in found.above] == list(THRESHOLDS)
-    for edge, share in found.above:
+    assert check.tokens == len(pairs)
+    assert check.outside == sum(abs(y - x) > atol + rtol * abs(y) for x, y in zip(a, b, strict=True))
+    assert check.close == (check.outside == 0)
+    assert check.mean == pytest.approx(sum(map(abs, gaps)) / len(gaps))
+    assert check.largest == max(map(abs, gaps))
+    assert check.k1 == pytest.approx(-sum(gaps) / len(gaps))
+    assert check.k3 == pytest.approx(sum(math.exp(gap) - 1 - gap for gap in gaps) / len(gaps), rel=1e-9, abs=1e-9)
+    assert [edge for edge, _ in check.above] == list(THRESHOLDS)
+    for edge, share in check.above:
         assert share == pytest.approx(sum(abs(gap) > edge for gap in gaps) / len(gaps))
     ordered = sorted(range(len(gaps)), key=lambda at: -abs(gaps[at]))
-    assert [gap.position - prompt for gap in found.worst] == [at for at in ordered[:5] if gaps[at]]
-    for gap in found.worst:
+    assert [gap.position - prompt for gap in check.worst] == [at for at in ordered[:5] if gaps[at]]
+    for gap in check.worst:
         at = gap.position - prompt
         assert (gap.token_id, gap.a, gap.b) == (ids[at], a[at], b[at])
 
@@ -54,20 +54,20 @@ def test_each_number_is_what_a_slow_count_gives(pairs, prompt, atol, rtol):
 def test_only_what_both_sides_scored_is_compared():
     ids = [1, 2, 3, 4, 5]
     early, late = score(ids, [-1, -2, -3, -4]), score(ids, [-3.5, -4], 3)
-    assert (found := check_logprobs_close(early, late)).tokens == 2
-    assert (found.largest, found.worst[0].position) == (0.5, 3)
-    assert check_logprobs_close(late, early).k1 == -found.k1
+    assert (check := check_logprobs_close(early, late)).tokens == 2
+    assert (check.largest, check.worst[0].position) == (0.5, 3)
+    assert check_logprobs_close(late, early).k1 == -check.k1
     with pytest.raises(ValueError, match="no token has logprobs on both sides: they begin at 1 and 5"):
         check_logprobs_close(early, score(ids, [], 5))
 
 
 def test_values_that_are_no_numbers_are_not_close():
-    found = check_logprobs_close(score([1, 2, 3], [-1, math.nan]), score([1, 2, 3], [-1, -2]))
-    assert (found.close, found.outside) == (False, 1)
+    check = check_logprobs_close(score([1, 2, 3], [-1, math.nan]), score([1, 2, 3], [-1, -2]))
+    assert (check.close, check.outside) == (False, 1)
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "message"),
     [
         (score([1, 2, 4], [-1, -1]), "not the same, from position 2: 3 and 4"),
         (score([1, 2], [-1]), "one side has 3 of them, the other 2"),
@@ -75,8 +75,8 @@ def test_values_that_are_no_numbers_are_not_close():
         (answer([1], [5, 3], [-1, -1], (((5, -1.0),),) * 2), "not the same, from position 1"),
     ],
 )
-def test_other_ids_are_named(other, said):
-    with pytest.raises(ValueError, match=said):
+def test_other_ids_are_named(other, message):
+    with pytest.raises(ValueError, match=message):
         check_logprobs_close(score([1, 2, 3], [-1, -1]), other)
 
 
@@ -85,15 +85,15 @@ def test_outputs_may_part_where_each_pick_is_likely_on_the_other_side(a_likely, 
     same = ((8, -0.1), (9, -2.5))
     a = answer([1, 2], [8, 5, 7], [-0.1, -0.6, -1], (same, ((5, -0.6), (6 if b_likely else 3, -0.7)), same))
     b = answer([1, 2], [8, 6], [-0.1001, -0.6], (same, ((6, -0.6), (5 if a_likely else 4, -0.7))))
-    found = check_logprobs_close(a, b)
-    part = found.first_difference
+    check = check_logprobs_close(a, b)
+    part = check.first_difference
     assert (part.position, part.a, part.b) == (3, 5, 6)
     assert (part.a_is_likely_in_b, part.b_is_likely_in_a) == (a_likely, b_likely)
-    assert found.tokens == 1
-    assert found.close == (a_likely and b_likely)
+    assert check.tokens == 1
+    assert check.close == (a_likely and b_likely)
     assert not check_logprobs_close(a, b, atol=1e-6).close
-    words = "both picks are likely" if found.close else f"id {6 if a_likely else 5} is not likely"
-    assert f"diverge at token 3 (ids 5 and 6): {words}" in str(found)
+    words = "both picks are likely" if check.close else f"id {6 if a_likely else 5} is not likely"
+    assert f"diverge at token 3 (ids 5 and 6): {words}" in str(check)
 
 
 def test_outputs_that_part_without_alternatives_are_refused():
@@ -102,13 +102,13 @@ def test_outputs_that_part_without_alternatives_are_refused():
         check_logprobs_close(a, b)
     first = ((3, -1.0), (4, -1.0))
     a, b = (replace(side, input_ids=(1, 2), output_ids=side.output_ids[1:]) for side in (a, b))
-    found = check_logprobs_close(replace(a, top_logprobs=(first,)), replace(b, top_logprobs=(first,)))
-    assert (found.close, found.tokens) == (True, 0)
+    check = check_logprobs_close(replace(a, top_logprobs=(first,)), replace(b, top_logprobs=(first,)))
+    assert (check.close, check.tokens) == (True, 0)
 
 
 def test_it_says_what_it_found():
-    found = check_logprobs_close(score([1, 2, 3], [-1, -2]), score([1, 2, 3], [-1, -2.5]))
-    assert str(found).splitlines() == [
+    check = check_logprobs_close(score([1, 2, 3], [-1, -2]), score([1, 2, 3], [-1, -2.5]))
+    assert str(check).splitlines() == [
         "2 tokens, 1 outside the tolerance: mean |difference| 0.25, largest 0.5, k1 0.25, k3 0.0533",
         "  token 2 (id 3): -2 and -2.5",
     ]
@@ -127,13 +127,13 @@ def test_it_is_public():
 def test_the_tolerances_are_above_what_was_measured(log, bound, tokens, mean, largest):
     lines = (RECORDED.parent / f"{log}.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
-    found = []
+    checks = []
     for row in rows:
         ids, start = row["prompt_ids"] + row["completion_ids"], len(row["prompt_ids"])
         sampled = answer(row["prompt_ids"], row["completion_ids"], row["sampled"])
-        found.append(check_logprobs_close(sampled, score(ids, row["hf_float32"], start), atol=bound))
+        checks.append(check_logprobs_close(sampled, score(ids, row["hf_float32"], start), atol=bound))
         assert check_logprobs_close(sampled, score(ids, row["vllm_prompt_logprobs"], start)).close
-    assert all(one.close for one in found)
-    assert sum(one.tokens for one in found) == tokens
-    assert sum(one.mean * one.tokens for one in found) / tokens == pytest.approx(mean, rel=0.02)
-    assert max(one.largest for one in found) == pytest.approx(largest, rel=0.02)
+    assert all(check.close for check in checks)
+    assert sum(check.tokens for check in checks) == tokens
+    assert sum(check.mean * check.tokens for check in checks) / tokens == pytest.approx(mean, rel=0.02)
+    assert max(check.largest for check in checks) == pytest.approx(largest, rel=0.02)

@@ -83,10 +83,10 @@ def chains(dice: random.Random, count: int = 25) -> list[str]:
 @given(seed=st.integers(0, 1 << 30))
 def test_a_grown_text_has_the_ids_of_the_whole_text(name: str, seed: int) -> None:
     tokenizer = toy.toy_tokenizer(name)
-    asked: list[int] = []
+    lengths: list[int] = []
 
     def alone(texts: Any) -> list[Ids]:
-        asked.extend(map(len, texts))
+        lengths.extend(map(len, texts))
         return [np.array(tokenizer.backend.encode(text, add_special_tokens=False).ids, np.int32) for text in texts]
 
     whole = SegmentEncoder(alone, ControlTokens({}), 1 << 20)
@@ -99,10 +99,10 @@ def test_a_grown_text_has_the_ids_of_the_whole_text(name: str, seed: int) -> Non
 
 def test_of_a_growing_text_only_what_is_new_is_encoded() -> None:
     tokenizer = toy.toy_tokenizer()
-    asked: list[int] = []
+    lengths: list[int] = []
 
     def alone(texts: Any) -> list[Ids]:
-        asked.extend(map(len, texts))
+        lengths.extend(map(len, texts))
         return tokenizer.encode_batch(texts)
 
     grown = PrefixEncoder(SegmentEncoder(alone, ControlTokens({}), 1 << 20), tokenizer.control_tokens)
@@ -110,14 +110,14 @@ def test_of_a_growing_text_only_what_is_new_is_encoded() -> None:
     for turn in range(40):
         text += f"<|im_end|>\n<|im_start|>user\nThe dog is {turn}."
         assert np.array_equal(grown.encode_batch([text])[0], tokenizer.encode(text))
-    assert sum(asked) < 2 * len(text)
+    assert sum(lengths) < 2 * len(text)
 
 
 def test_a_control_token_that_stands_for_an_unknown_character_is_no_cut() -> None:
     cuts = ControlTokens({"<unk>": 5, "<e>": 6})
     text = "é<unk>a<e>b"
-    known = KnownText(cuts, text, np.array([5, 5, 10, 6, 11], np.int32))
-    assert known.count_shared_cuts(text) == 0
+    known_text = KnownText(cuts, text, np.array([5, 5, 10, 6, 11], np.int32))
+    assert known_text.count_shared_cuts(text) == 0
     plain = KnownText(cuts, text, np.array([9, 5, 10, 6, 11], np.int32))
     assert [plain.size_up_to(n) for n in range(plain.count_shared_cuts(text) + 1)] == [(0, 0), (6, 2), (10, 4)]
     assert plain.count_shared_cuts("é<unk>a<e") == 1
@@ -126,11 +126,11 @@ def test_a_control_token_that_stands_for_an_unknown_character_is_no_cut() -> Non
 
 def test_a_text_that_has_little_in_common_is_not_looked_at() -> None:
     cuts = ControlTokens({"<e>": 6})
-    known = KnownTexts(cuts)
-    known.remember("ab<e>" + "c" * 40, np.array([1, 6, *[3] * 40], np.int32))
-    assert known.find_longest("ab<e>d") == (None, 0, 0, 0)
-    found, _, *places = known.find_longest("ab<e>" + "c" * 30)
-    assert found is not None
+    known_texts = KnownTexts(cuts)
+    known_texts.remember("ab<e>" + "c" * 40, np.array([1, 6, *[3] * 40], np.int32))
+    assert known_texts.find_longest("ab<e>d") == (None, 0, 0, 0)
+    nearest, _, *places = known_texts.find_longest("ab<e>" + "c" * 30)
+    assert nearest is not None
     assert places == [5, 2]
 
 
@@ -197,7 +197,7 @@ def grown_and_whole(dice: random.Random) -> int:
     """A chain of texts compared both ways; how often one left out what was found before."""
     reference = Reference(toy.toy_tokenizer(), None)
     text, recorded = "", np.empty(0, np.int32)
-    before, known = None, set()
+    before, keys = None, set()
     shorter = 0
     for _ in range(14):
         new = written(dice, 14)
@@ -205,28 +205,30 @@ def grown_and_whole(dice: random.Random) -> int:
         text, recorded = text + new, np.concatenate([recorded, respelled(np.array(ids, np.int32), dice)])
         if dice.random() < 0.15:  # a record that does not go on from the one before
             recorded = respelled(np.array(encode(text), np.int32), dice)
-        found, before = compare_text(text, recorded, before, reference)
+        stretches_of_text, before = compare_text(text, recorded, before, reference)
         every, _ = plain(text, recorded, None, reference)
-        left_out = len(every) - len(found)
-        wanted = [stated(one) for one in every]
-        places = [wanted.index(stated(one)) for one in found]
+        left_out = len(every) - len(stretches_of_text)
+        wanted = [stated(stretch) for stretch in every]
+        places = [wanted.index(stated(stretch)) for stretch in stretches_of_text]
         assert places == sorted(set(places)), "what is found is found in the whole too, in order"
-        assert {one.key for at, one in enumerate(every) if at not in places} <= known, "the rest was found before"
+        assert {stretch.key for at, stretch in enumerate(every) if at not in places} <= keys, (
+            "the rest was found before"
+        )
         if reference.decode(recorded) != text:
             assert before.texts is None or before.texts
         elif before.texts is not None:
             assert places == list(range(left_out, len(every)))
-        known = {one.key for one in every}
+        keys = {stretch.key for stretch in every}
         shorter += left_out > 0
         if dice.random() < 0.2:
             text = text[: dice.randrange(len(text) + 1)]
             recorded = respelled(np.array(encode(text), np.int32), dice)
-            before, known = None, set()
+            before, keys = None, set()
     return shorter
 
 
-def stated(one: Stretch) -> list[Any]:
-    return [facts(getattr(one, name)) for name in Stretch.__dataclass_fields__]
+def stated(stretch: Stretch) -> list[Any]:
+    return [facts(getattr(stretch, name)) for name in Stretch.__dataclass_fields__]
 
 
 def test_behind_what_was_compared_the_same_is_found_as_in_the_whole() -> None:
@@ -270,16 +272,16 @@ def test_of_texts_that_differ_alone_the_same_is_found_as_of_the_whole(seed: int)
     if open_end:
         encoded = np.append(encoded, np.array(encode("<|im_end|>\n" * dice.randrange(3)), np.int32))
     whole = reference.decode(encoded)
-    known = KnownText(reference.tokenizer.control_tokens, whole, encoded)
-    changed = compare_between_controls(known, recorded, reference, open_end=open_end, after=after)
+    known_text = KnownText(reference.tokenizer.control_tokens, whole, encoded)
+    changed = compare_between_controls(known_text, recorded, reference, open_end=open_end, after=after)
     event("alone" if changed is not None else "whole")
     if changed is None or np.array_equal(recorded, encoded):
         return
     both = reference.pieces(recorded), reference.pieces(encoded)
     wanted = stretches(*both, align(*both, open_end=open_end))
     places = [stated(each) for each in wanted if after <= each.start < len(recorded) or not open_end]
-    found = [stated(each) for each in changed[0] if after <= each.start]
-    assert found == [each for each in places if each[1] >= after]
+    stated_stretches = [stated(each) for each in changed[0] if after <= each.start]
+    assert stated_stretches == [each for each in places if each[1] >= after]
     if not open_end and not after:
         assert (not changed[1].texts) == (both[0].data == both[1].data)
 
@@ -292,8 +294,8 @@ def plain(
 ) -> Any:
     """A prompt against its whole text."""
     encoded = reference.tokenizer.encode(text)
-    held, canonical = reference.pieces(recorded), reference.pieces(encoded)
-    return stretches(held, canonical, align(held, canonical, open_end=open_end, compare_from=after)), None
+    pieces, canonical = reference.pieces(recorded), reference.pieces(encoded)
+    return stretches(pieces, canonical, align(pieces, canonical, open_end=open_end, compare_from=after)), None
 
 
 def facts(value: Any) -> Any:
@@ -308,7 +310,7 @@ def facts(value: Any) -> Any:
 def said(evidence: Evidence) -> Any:
     fields = type(evidence.differences[0]).__dataclass_fields__ if evidence.differences else ()
     return (
-        [[facts(getattr(one, name)) for name in fields] for one in evidence.differences],
+        [[facts(getattr(difference, name)) for name in fields] for difference in evidence.differences],
         evidence.links,
         evidence.render_errors,
         evidence.present,
@@ -317,13 +319,13 @@ def said(evidence: Evidence) -> Any:
 
 def check(rollout: Rollout) -> None:
     tokenizer, renderer = toy.toy_tokenizer(), toy.toy_renderer()
-    found = said(gather(rollout, tokenizer, renderer))
+    evidence_facts = said(gather(rollout, tokenizer, renderer))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tito_audit.evidence.prompts.compare_text", plain)
         patch.setattr(Reference, "spells", lambda *_: False)
         patch.setattr(Reference, "leads_to", lambda *_, **__: False)
         patch.setattr(Renderer, "render_chat_fast", lambda *_, **__: ([], None))
-        assert found == said(gather(rollout, tokenizer, renderer))
+        assert evidence_facts == said(gather(rollout, tokenizer, renderer))
 
 
 def other_spelling(log: Log, dice: random.Random) -> Log:
@@ -361,8 +363,8 @@ def disturbed(log: Log, dice: random.Random) -> Rollout:
             first = dice.randrange(len(turn.prompt_ids))
             turns[at] = replace(turn, prompt_ids=np.delete(turn.prompt_ids, slice(first, first + 9)))
         elif kind == "foreign":
-            asked = np.array(encode("<|im_start|>user\nRate it.<|im_end|>\n<|im_start|>assistant\n"), np.int32)
-            turns.insert(at, Turn(asked, np.array(encode("Good" + END), np.int32)))
+            prompt = np.array(encode("<|im_start|>user\nRate it.<|im_end|>\n<|im_start|>assistant\n"), np.int32)
+            turns.insert(at, Turn(prompt, np.array(encode("Good" + END), np.int32)))
         elif kind == "silent":
             turns[at] = replace(turn, completion_ids=None, completion_logprobs=None, columns=())
         elif kind == "respelled":
@@ -396,11 +398,11 @@ def test_what_a_long_conversation_keeps_is_said_once_and_looked_at_once(monkeypa
         log = log.replaced(turn, at, at + 1, encode_bytes(run[0]))
     check(disturbed(log, dice))
     check(log.rollout())
-    asked: list[int] = []
+    lengths: list[int] = []
     whole = Reference.encode_as
 
     def watched(self: Reference, text: str, recorded: Ids, **how: Any) -> Ids:
-        asked.append(len(recorded))
+        lengths.append(len(recorded))
         return whole(self, text, recorded, **how)
 
     rendered: list[bool] = []
@@ -414,7 +416,7 @@ def test_what_a_long_conversation_keeps_is_said_once_and_looked_at_once(monkeypa
     monkeypatch.setattr(Renderer, "render", counted)
     gather(replace(log.rollout(), training_row=None), toy.toy_tokenizer(), toy.toy_renderer())
     seen = len(log.prompts[-1]) + len(log.completions[-1])
-    assert sum(asked) < 4 * seen < sum(map(len, log.prompts))
+    assert sum(lengths) < 4 * seen < sum(map(len, log.prompts))
     assert not any(rendered), "of a prompt, what the ids spell is what the template writes"
 
 
@@ -460,18 +462,18 @@ def test_a_log_of_calls_holds_the_same_rows_in_both_kinds_of_file(tmp_path: Path
     rows = [orjson.loads(line) for line in Path(corpus.jsonl).read_bytes().splitlines()]
     table = parquet.read_table(corpus.parquet).to_pylist()
     assert len(rows) == len(table) == corpus.rows
-    kept, again = 0, 0
+    continued, again = 0, 0
     for number, (row, other) in enumerate(zip(rows, table, strict=True)):
-        for one, two in zip(row["calls"], other["calls"], strict=True):
-            assert one["prompt_token_ids"] == two["prompt_token_ids"]
-            assert one["generation_token_ids"] == two["generation_token_ids"]
-            assert len(one["generation_log_probs"]) == len(one["generation_token_ids"])
+        for call, two in zip(row["calls"], other["calls"], strict=True):
+            assert call["prompt_token_ids"] == two["prompt_token_ids"]
+            assert call["generation_token_ids"] == two["generation_token_ids"]
+            assert len(call["generation_log_probs"]) == len(call["generation_token_ids"])
         seen = [call["prompt_token_ids"] + call["generation_token_ids"] for call in row["calls"]]
         grows = all(
             call["prompt_token_ids"][: len(before)] == before
             for before, call in zip(seen, row["calls"][1:], strict=False)
         )
         assert grows or number in corpus.faulty
-        kept, again = kept + (grows and number in corpus.faulty), again + (not grows)
-    assert kept > 0, "some later prompts keep what was sampled"
+        continued, again = continued + (grows and number in corpus.faulty), again + (not grows)
+    assert continued > 0, "some later prompts keep what was sampled"
     assert again > 0, "some later prompts hold it encoded again"

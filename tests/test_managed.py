@@ -54,7 +54,7 @@ def text_of(ids: Sequence[int]) -> str:
     return toy_tokenizer().vocabulary.text(np.array(ids, np.int32))
 
 
-def said(answer: Any) -> list[str]:
+def texts_of(answer: Any) -> list[str]:
     return [choice.message.content for choice in answer.choices]
 
 
@@ -74,14 +74,14 @@ def is_aligned(node: SequenceNode) -> bool:
 
 def trained(node: SequenceNode) -> str:
     """The text of the trained tokens."""
-    return text_of([one for one in node.masked_tokens if one != -100])
+    return text_of([label for label in node.masked_tokens if label != -100])
 
 
 def scanned(path: Path, *flags: str, tokenizer: Path = TOY) -> tuple[int, dict[str, int]]:
     """The exit code of a scan, and errors and warnings by rule."""
     code, out = run("scan", path, "-t", tokenizer, "--output-format", "json", *flags)[:2]
-    found = json.loads(out)["summary"]["findings"]
-    counts = {rule: said["error"] + said["warning"] for rule, said in found.items()}
+    by_rule = json.loads(out)["summary"]["findings"]
+    counts = {rule: numbers["error"] + numbers["warning"] for rule, numbers in by_rule.items()}
     return code, {rule: count for rule, count in counts.items() if count}
 
 
@@ -111,10 +111,10 @@ def test_nodes_hold_what_was_sampled_once_and_pass_a_scan(name, tmp_path):
     if "parents" in story:
         keys = {node.metadata["key"]: node for node in nodes}
         parents = [keys.get(node.metadata["parent"]) for node in nodes]
-        assert [trained(one).replace(END, "$") if one else "" for one in parents] == story["parents"]
+        assert [trained(parent).replace(END, "$") if parent else "" for parent in parents] == story["parents"]
         assert all(
-            not one or node.tokens[: len(one.tokens)] == one.tokens
-            for node, one in zip(nodes, parents, strict=True)
+            not parent or node.tokens[: len(parent.tokens)] == parent.tokens
+            for node, parent in zip(nodes, parents, strict=True)
         )
     log = tmp_path / "nodes.jsonl"
     log.write_text(json.dumps({"nodes": [node.model_dump() for node in nodes]}) + "\n")
@@ -127,7 +127,7 @@ def test_samples_of_one_prompt_are_nodes_of_their_own():
         return answer, managed.get_state()["nodes"]
 
     (answer, nodes), provider = managing(["4.", "Four.", "It is 4.", "4."], work)
-    assert said(answer) == ["4.", "Four.", "It is 4.", "4."]
+    assert texts_of(answer) == ["4.", "Four.", "It is 4.", "4."]
     assert (answer.object, answer.model, answer.usage.prompt_tokens) == (
         "chat.completion",
         "org/toy",
@@ -137,7 +137,7 @@ def test_samples_of_one_prompt_are_nodes_of_their_own():
     assert len(nodes) == 4, "two equal samples stay apart"
     (prompt,) = provider.prompts
     assert text_of(prompt) == f"<|im_start|>user\nWhat is 2 + 2?{END}\n{OPENER}"
-    for node, text in zip(nodes, said(answer), strict=True):
+    for node, text in zip(nodes, texts_of(answer), strict=True):
         assert node.tokens == [*prompt, *ids_of(text + END)]
         assert node.full_text == text_of(node.tokens)
         assert trained(node) == text + END
@@ -160,16 +160,16 @@ def test_a_prompt_that_continues_a_node_replaces_it_and_keeps_the_ids_that_were_
         return before, second, managed.get_state()["nodes"]
 
     (before, second, nodes), provider = managing([odd, "You are welcome."], work)
-    assert said(second) == ["You are welcome."]
-    (one,), (node,) = before, nodes
-    assert node.tokens[: len(one.tokens)] == one.tokens
-    assert provider.prompts[1] == [*one.tokens, *ids_of(f"\n<|im_start|>user\nThank you.{END}\n{OPENER}")]
-    assert node.masked_tokens[: len(one.tokens)] == one.masked_tokens
-    assert node.logprobs[: len(one.tokens)] == one.logprobs
+    assert texts_of(second) == ["You are welcome."]
+    (first_node,), (node,) = before, nodes
+    assert node.tokens[: len(first_node.tokens)] == first_node.tokens
+    assert provider.prompts[1] == [*first_node.tokens, *ids_of(f"\n<|im_start|>user\nThank you.{END}\n{OPENER}")]
+    assert node.masked_tokens[: len(first_node.tokens)] == first_node.masked_tokens
+    assert node.logprobs[: len(first_node.tokens)] == first_node.logprobs
     assert trained(node) == f"The answer is 4.{END}You are welcome.{END}"
     assert is_aligned(node)
     assert node.metadata["branch"] == "continues"
-    assert node.metadata["kept"] == len(one.tokens)
+    assert node.metadata["kept"] == len(first_node.tokens)
 
 
 def test_a_tool_call_with_odd_spacing_keeps_its_ids_when_its_result_comes():
@@ -192,7 +192,7 @@ def test_a_tool_call_with_odd_spacing_keeps_its_ids_when_its_result_comes():
     (first, second, nodes), _ = managing([called, "It is 4."], work, tool_parser="hermes")
     assert first.choices[0].finish_reason == "tool_calls"
     assert first.choices[0].message.tool_calls[0].function.name == "add"
-    assert said(second) == ["It is 4."]
+    assert texts_of(second) == ["It is 4."]
     (node,) = nodes
     assert trained(node) == f"{called}{END}It is 4.{END}"
 
@@ -207,7 +207,7 @@ def test_tools_are_not_parsed_without_tools_or_where_the_caller_wants_none():
         ]
 
     answers, _ = managing([called, called], work, tool_parser="hermes")
-    assert [said(answer) for answer in answers] == [[called], [called]]
+    assert [texts_of(answer) for answer in answers] == [[called], [called]]
 
 
 def test_text_completions_continue_by_text_and_by_ids():
@@ -237,7 +237,7 @@ def test_nothing_is_left_after_a_reset_or_outside_of_the_block():
     async def work() -> Any:
         async with managed_server(provider, TOY) as managed:
             first = await managed.chat_completion(messages=[ASKED])
-            kept = managed.get_state()
+            state = managed.get_state()
             managed.reset()
             assert managed.get_state()["nodes"] == []
             await managed.chat_completion(messages=turned(ASKED, first, THANKS))
@@ -246,7 +246,7 @@ def test_nothing_is_left_after_a_reset_or_outside_of_the_block():
         assert managed.get_state()["nodes"] == []
         with pytest.raises(SetupError, match="closed"):
             await managed.chat_completion(messages=[ASKED])
-        return kept
+        return state
 
     assert len(asyncio.run(work())["nodes"]) == 1
     assert not provider.closed, "its owner closes it"
@@ -255,10 +255,10 @@ def test_nothing_is_left_after_a_reset_or_outside_of_the_block():
 def test_calls_under_way_at_the_same_time_do_not_mix():
     async def work(managed):
         questions = [{"role": "user", "content": f"Question {number}"} for number in range(8)]
-        firsts = await asyncio.gather(*(managed.chat_completion(messages=[one]) for one in questions))
+        firsts = await asyncio.gather(*(managed.chat_completion(messages=[question]) for question in questions))
         seconds = [
-            managed.chat_completion(messages=turned(one, first, THANKS))
-            for one, first in zip(questions, firsts, strict=True)
+            managed.chat_completion(messages=turned(question, first, THANKS))
+            for question, first in zip(questions, firsts, strict=True)
         ]
         await asyncio.gather(*seconds)
         return managed.get_state()["nodes"]
@@ -332,8 +332,8 @@ def test_logprobs_of_a_chat_are_those_of_the_node():
         return answer.choices[0].logprobs.content, managed.get_state()["nodes"]
 
     (content, (node,)), _ = managing(["4."], work)
-    assert [one.token for one in content] == ["4", ".", END]
-    assert [one.logprob for one in content] == node.logprobs[-3:]
+    assert [entry.token for entry in content] == ["4", ".", END]
+    assert [entry.logprob for entry in content] == node.logprobs[-3:]
 
 
 def test_the_logprobs_of_a_prompt_are_what_the_provider_scores():
@@ -364,9 +364,9 @@ def test_a_group_has_the_conversations_as_the_template_was_given_them(tmp_path):
 
     (nodes, more), _ = managing([reasoned, "Welcome.", "4."], work, reasoning_parser="qwen3")
     path = group_file(tmp_path, nodes)
-    told = json.loads(path.read_text())["messages"]
-    assert [len(one) for one in told] == [2, 4]
-    assert "Two and two." in told[0][1]["reasoning_content"]
+    conversations = json.loads(path.read_text())["messages"]
+    assert [len(conversation) for conversation in conversations] == [2, 4]
+    assert "Two and two." in conversations[0][1]["reasoning_content"]
     assert scanned(path) == (0, {})
     assert "messages" not in as_group(nodes, [0.0, 0.0], messages=False)
     assert "messages" not in as_group(more, [0.0] * 3), "a group has no place for tools"
@@ -390,13 +390,13 @@ class TextApi:
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._chat))
         self.completions = SimpleNamespace(create=self._text)
 
-    async def _chat(self, **asked: Any) -> Any:
+    async def _chat(self, **options: Any) -> Any:
         message = SimpleNamespace(content="4.")
         return SimpleNamespace(
-            choices=[SimpleNamespace(message=message, finish_reason="stop")] * asked.get("n", 1)
+            choices=[SimpleNamespace(message=message, finish_reason="stop")] * options.get("n", 1)
         )
 
-    async def _text(self, **asked: Any) -> Any:
+    async def _text(self, **options: Any) -> Any:
         return SimpleNamespace(choices=[SimpleNamespace(text=" four", finish_reason="length")])
 
 
@@ -426,8 +426,8 @@ def test_placeholders_say_what_they_are_and_a_scan_reports_them(by, monkeypatch,
     path = tmp_path / "nodes.jsonl"
     path.write_text(json.dumps({"nodes": [node.model_dump() for node in nodes]}) + "\n")
     for log in (path, group_file(tmp_path, nodes)):
-        code, found = scanned(log)
-        assert (code, found["REC004"]) == (1, 3)
+        code, counts = scanned(log)
+        assert (code, counts["REC004"]) == (1, 3)
         assert scanned(log, "--select", "REC,SEQ,TOK") == (1, {"REC004": 3})
 
 
@@ -525,8 +525,8 @@ def test_with_a_real_template_turns_continue_and_a_group_with_messages_passes_a_
 
     def sampled(text: str) -> GenerationResult:
         parts = text if odd else [text]
-        ids = [one for part in parts for one in tokenizer.encode(part).tolist()] + [tokenizer.eos_ids[0]]
-        logprobs = [-0.05 - (one * 37 + place * 53) % 200 / 100 for place, one in enumerate(ids)]
+        ids = [token_id for part in parts for token_id in tokenizer.encode(part).tolist()] + [tokenizer.eos_ids[0]]
+        logprobs = [-0.05 - (token_id * 37 + place * 53) % 200 / 100 for place, token_id in enumerate(ids)]
         return GenerationResult((), tuple(ids), tuple(logprobs), finish_reason="stop")
 
     answers = [sampled(text) for text in ("The answer is 4.", "You are welcome.", "Bye.")]
@@ -540,8 +540,8 @@ def test_with_a_real_template_turns_continue_and_a_group_with_messages_passes_a_
             return managed.get_state()["nodes"]
 
     (node,) = asyncio.run(work())
-    labels = [one for one in node.masked_tokens if one != -100]
-    assert labels == [one for answer in answers for one in answer.output_ids]
+    labels = [label for label in node.masked_tokens if label != -100]
+    assert labels == [token_id for answer in answers for token_id in answer.output_ids]
     path = group_file(tmp_path, [node])
     assert [message["role"] for message in json.loads(path.read_text())["messages"][0]][-3:] == [
         *("assistant", "user", "assistant")

@@ -65,9 +65,9 @@ async def play(plan: Any, track_tree: bool) -> Played:
     provider = Scripted([])
     async with managed_server(provider, TOY, track_tree=track_tree) as managed:
         for number, (parent, _, question, given_answers) in enumerate(plan):
-            known = histories[parent % len(histories)] if parent >= 0 and histories else []
-            messages = [*known, {"role": "user", "content": f"{number}{question}"}]
-            results = [made(ids, stop, number) for ids, stop in given_answers]
+            history = histories[parent % len(histories)] if parent >= 0 and histories else []
+            messages = [*history, {"role": "user", "content": f"{number}{question}"}]
+            results = [generated(ids, stop, number) for ids, stop in given_answers]
             provider.answers += results
             answer = await managed.chat_completion(messages=messages, n=len(results))
             played.sampled += results
@@ -78,22 +78,24 @@ async def play(plan: Any, track_tree: bool) -> Played:
     return played
 
 
-def made(ids: list[int], stop: bool, number: int) -> GenerationResult:
+def generated(ids: list[int], stop: bool, number: int) -> GenerationResult:
     """A sampled answer whose logprobs tell it apart from any other."""
     whole = (*ids, *(ids_of(END) if stop else ()))
-    logprobs = tuple(-0.01 - (one * 37 + place * 53 + number * 17) % 997 / 300 for place, one in enumerate(whole))
+    logprobs = tuple(
+        -0.01 - (token_id * 37 + place * 53 + number * 17) % 997 / 300 for place, token_id in enumerate(whole)
+    )
     return GenerationResult((), whole, logprobs, finish_reason="stop" if stop else "length")
 
 
 def runs(node: SequenceNode) -> list[tuple[int, ...]]:
     """The trained stretches of a node."""
-    found: list[list[int]] = [[]]
+    labels_of_runs: list[list[int]] = [[]]
     for label in node.masked_tokens:
-        if label == -100 and found[-1]:
-            found.append([])
+        if label == -100 and labels_of_runs[-1]:
+            labels_of_runs.append([])
         elif label != -100:
-            found[-1].append(label)
-    return [tuple(run) for run in found if run]
+            labels_of_runs[-1].append(label)
+    return [tuple(run) for run in labels_of_runs if run]
 
 
 @settings(max_examples=examples(15, 600))
@@ -105,9 +107,9 @@ def test_every_sampled_answer_is_trained_once_with_its_ids_and_logprobs(plan: An
         assert all(
             (label, value) == (-100, 1.0) or (label == token and value < 0) for token, label, value in columns
         )
-    expected = Counter(one.output_ids for one in played.sampled)
+    expected = Counter(answer.output_ids for answer in played.sampled)
     assert Counter(run for node in played.nodes for run in runs(node)) == expected
-    logprobs = Counter(value for one in played.sampled for value in one.logprobs)
+    logprobs = Counter(value for answer in played.sampled for value in answer.logprobs)
     assert Counter(value for node in played.nodes for value in node.logprobs if value != 1.0) == logprobs
 
 
@@ -115,7 +117,9 @@ def test_every_sampled_answer_is_trained_once_with_its_ids_and_logprobs(plan: An
 @given(plans(), st.booleans())
 def test_every_answer_stands_after_the_prompt_that_it_was_sampled_for(plan: Any, track_tree: bool) -> None:
     played = asyncio.run(play(plan, track_tree))
-    sequences = [[*prompt, *one.output_ids] for prompt, one in zip(played.prompts, played.sampled, strict=True)]
+    sequences = [
+        [*prompt, *answer.output_ids] for prompt, answer in zip(played.prompts, played.sampled, strict=True)
+    ]
     for wanted in sequences:
         assert any(node.tokens[: len(wanted)] == wanted for node in played.nodes)
     if track_tree:
@@ -137,7 +141,7 @@ def test_the_log_of_any_calls_passes_a_scan(
         "scan", log, "-t", TOY, "--select", "REC,TOK,SEQ,MSK", "--ignore", "REC009", "--output-format", "json"
     )[1]
     findings = json.loads(out)["summary"]["findings"]
-    assert {rule: said for rule, said in findings.items() if said["error"]} == {}
+    assert {rule: counts for rule, counts in findings.items() if counts["error"]} == {}
 
 
 def test_a_folder_of_the_toy_tokenizer_has_as_many_ids_as_are_drawn() -> None:

@@ -35,25 +35,25 @@ def entries(text: str = SAID, first: float = -0.5) -> list[dict[str, Any]]:
     ids = tokenizer.encode(text).tolist()
     return [
         {
-            "token": tokenizer.vocabulary.piece(one),
-            "bytes": list(tokenizer.vocabulary.token_bytes(one)),
+            "token": tokenizer.vocabulary.piece(token_id),
+            "bytes": list(tokenizer.vocabulary.token_bytes(token_id)),
             "logprob": first - place / 8,
             "top_logprobs": [],
         }
-        for place, one in enumerate(ids)
+        for place, token_id in enumerate(ids)
     ]
 
 
 def choice(content: object = None, **more: Any) -> dict[str, Any]:
     """A choice of a chat answer."""
-    said = {"role": "assistant", "content": "The answer is 4."}
+    message = {"role": "assistant", "content": "The answer is 4."}
     logprobs = {"content": entries() if content is None else content}
-    return {"index": 0, "message": said, "finish_reason": "stop", "logprobs": logprobs, **more}
+    return {"index": 0, "message": message, "finish_reason": "stop", "logprobs": logprobs, **more}
 
 
-def refused(one: object, words: str) -> None:
+def refused(answer: object, words: str) -> None:
     with pytest.raises(ChoiceError, match=words):
-        extract_tokens_and_logprobs_from_choice(one, TOY)
+        extract_tokens_and_logprobs_from_choice(answer, TOY)
 
 
 def test_a_prompt_is_what_the_template_writes_with_its_generation_prompt():
@@ -61,10 +61,10 @@ def test_a_prompt_is_what_the_template_writes_with_its_generation_prompt():
     text = "<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
     assert ids == toy_tokenizer().encode(text).tolist()
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
-    told = tokenize_prompt_with_chat_template(messages, toy_tokenizer())
-    assert told == tokenize_prompt_with_chat_template("What is 2 + 2?", TOY, system_prompt="Be brief.")
+    prompt = tokenize_prompt_with_chat_template(messages, toy_tokenizer())
+    assert prompt == tokenize_prompt_with_chat_template("What is 2 + 2?", TOY, system_prompt="Be brief.")
     rendered = make_renderer(toy_tokenizer()).render(as_messages(messages, "x"), add_generation_prompt=True)
-    assert told == toy_tokenizer().encode(rendered).tolist()
+    assert prompt == toy_tokenizer().encode(rendered).tolist()
     with pytest.raises(ValueError, match="system_prompt cannot be combined"):
         tokenize_prompt_with_chat_template(messages, TOY, system_prompt="Twice.")
 
@@ -91,8 +91,8 @@ def test_ids_are_looked_up_by_bytes_and_logprobs_are_kept():
 def test_a_token_that_is_part_of_a_character_is_known_by_its_bytes():
     tokenizer = toy_tokenizer()
     emoji = [tokenizer.vocabulary.ids_of_bytes(bytes([byte]))[0] for byte in "🎉".encode()]
-    told = [{"token": "\ufffd", "bytes": [byte], "logprob": -1.0} for byte in "🎉".encode()]
-    assert extract_tokens_and_logprobs_from_choice(choice(told), tokenizer)[0].tolist() == emoji
+    parts = [{"token": "\ufffd", "bytes": [byte], "logprob": -1.0} for byte in "🎉".encode()]
+    assert extract_tokens_and_logprobs_from_choice(choice(parts), tokenizer)[0].tolist() == emoji
     as_strings = [{"token": f"bytes:\\x{byte:02x}", "logprob": -1.0} for byte in "🎉".encode()]
     assert extract_tokens_and_logprobs_from_choice(choice(as_strings), tokenizer)[0].tolist() == emoji
 
@@ -102,7 +102,7 @@ def test_ids_that_the_server_states_are_taken_even_where_bytes_say_another():
         choice(entries("ab"), token_ids=[64, 65][: len(entries("ab"))]), TOY
     )
     assert ids.tolist() == [64, 65][: len(entries("ab"))]
-    named = [{"token": f"token_id:{one}", "logprob": -1.0} for one in (7, 2002)]
+    named = [{"token": f"token_id:{token_id}", "logprob": -1.0} for token_id in (7, 2002)]
     assert extract_tokens_and_logprobs_from_choice(choice(named), TOY)[0].tolist() == [7, 2002]
 
 
@@ -112,9 +112,9 @@ def test_a_choice_may_be_one_of_completions_or_an_object_of_the_client():
     assert toy_tokenizer().vocabulary.text(ids) == "The answer"
     assert logprobs.tolist() == [-1.0, -2.0]
     types = pytest.importorskip("openai.types.chat.chat_completion")
-    made = types.Choice.model_validate(choice())
-    assert extract_tokens_and_logprobs_from_choice(made, TOY)[0].tolist() == toy_tokenizer().encode(SAID).tolist()
-    assert rollout_from_choice("Hi", made, "math", "e0", 1.0, TOY).messages[1]["content"] == "The answer is 4."
+    typed = types.Choice.model_validate(choice())
+    assert extract_tokens_and_logprobs_from_choice(typed, TOY)[0].tolist() == toy_tokenizer().encode(SAID).tolist()
+    assert rollout_from_choice("Hi", typed, "math", "e0", 1.0, TOY).messages[1]["content"] == "The answer is 4."
 
 
 def test_missing_logprobs_are_refused():
@@ -127,9 +127,9 @@ def test_missing_logprobs_are_refused():
 
 @pytest.mark.parametrize("value", [None, math.nan, -math.inf, 0.5, -9999.0])
 def test_a_logprob_that_no_sampler_gives_is_refused(value):
-    told = entries()
-    told[2]["logprob"] = value
-    refused(choice(told), r"Token 2 \(.*\) has the logprob")
+    changed = entries()
+    changed[2]["logprob"] = value
+    refused(choice(changed), r"Token 2 \(.*\) has the logprob")
 
 
 def test_an_id_that_is_not_certain_is_refused():
@@ -171,34 +171,34 @@ def test_a_rollout_passes_a_scan(tmp_path):
         ),
     ]
     assert rollouts[0].token_rewards.tolist() == [0.5] * len(rollouts[0].response_tokens)
-    assert [one.is_truncated for one in rollouts] == [False, True]
+    assert [rollout.is_truncated for rollout in rollouts] == [False, True]
     log = tmp_path / "rollouts.jsonl"
-    log.write_text("".join(json.dumps(one.as_row()) + "\n" for one in rollouts))
+    log.write_text("".join(json.dumps(rollout.as_row()) + "\n" for rollout in rollouts))
     code, out = run("scan", log, "-t", TOY, "--format", "marin", "--output-format", "json")[:2]
-    said = json.loads(out)
+    report = json.loads(out)
     assert code == 0, out
-    assert said["summary"]["rollouts"] == 2
-    assert said["summary"]["findings"] == {}
+    assert report["summary"]["rollouts"] == 2
+    assert report["summary"]["findings"] == {}
 
 
 @pytest.mark.skipif(not (RECORDED.exists() and SMOL.exists()), reason="no recorded answers here")
 def test_recorded_answers_of_a_server_give_the_ids_that_it_states():
     for name in ("chat-all", "chat-special-hidden"):
-        said = json.loads((RECORDED / f"{name}.json").read_text())
-        one = said["response"]["choices"][0]
-        stated = one.pop("token_ids")
-        found, logprobs = extract_tokens_and_logprobs_from_choice(one, SMOL)
-        assert found.tolist() == stated
-        assert logprobs.tolist() == pytest.approx([each["logprob"] for each in one["logprobs"]["content"]])
-        prompt = tokenize_prompt_with_chat_template(said["request"]["messages"], SMOL)
-        assert prompt == said["response"]["prompt_token_ids"]
+        exchange = json.loads((RECORDED / f"{name}.json").read_text())
+        answer = exchange["response"]["choices"][0]
+        stated = answer.pop("token_ids")
+        ids, logprobs = extract_tokens_and_logprobs_from_choice(answer, SMOL)
+        assert ids.tolist() == stated
+        assert logprobs.tolist() == pytest.approx([each["logprob"] for each in answer["logprobs"]["content"]])
+        prompt = tokenize_prompt_with_chat_template(exchange["request"]["messages"], SMOL)
+        assert prompt == exchange["response"]["prompt_token_ids"]
 
 
 @pytest.mark.skipif(not (RECORDED.exists() and SMOL.exists()), reason="no recorded answers here")
 def test_a_recorded_answer_whose_bytes_are_lost_is_refused_without_its_ids():
-    one = json.loads((RECORDED / "chat-length-emoji.json").read_text())["response"]["choices"][0]
-    stated = one["token_ids"]
-    assert extract_tokens_and_logprobs_from_choice(one, SMOL)[0].tolist() == stated
-    del one["token_ids"]
+    answer = json.loads((RECORDED / "chat-length-emoji.json").read_text())["response"]["choices"][0]
+    stated = answer["token_ids"]
+    assert extract_tokens_and_logprobs_from_choice(answer, SMOL)[0].tolist() == stated
+    del answer["token_ids"]
     with pytest.raises(ChoiceError, match="no id for a sampled token"):
-        extract_tokens_and_logprobs_from_choice(one, SMOL)
+        extract_tokens_and_logprobs_from_choice(answer, SMOL)

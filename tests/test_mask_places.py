@@ -18,7 +18,7 @@ from tito_audit.repairs import mask
 def slow(view: Any, prompts: list[int], where: Where, number: int, start: int) -> tuple[set[int], int]:
     """The drifted tokens between the sampled ones that the row holds before and after a place, and the first."""
     size = len(view.turn)
-    known = [at for at in range(size) if view.turn[at] >= 0]
+    in_turns = [at for at in range(size) if view.turn[at] >= 0]
 
     def comes_before(at: int) -> bool:
         turn, offset = int(view.turn[at]), int(view.turn_offset[at])
@@ -26,10 +26,10 @@ def slow(view: Any, prompts: list[int], where: Where, number: int, start: int) -
             return turn < number or (turn == number and offset < start)
         return turn < number and prompts[turn] + offset < start
 
-    low = max((at for at in known if comes_before(at)), default=-1)
-    high = min((at for at in known if at > low), default=size)
-    found = {at for at in range(low + 1, high) if view.drifted[at]}
-    return found, min(found, default=low + 1)
+    low = max((at for at in in_turns if comes_before(at)), default=-1)
+    high = min((at for at in in_turns if at > low), default=size)
+    drifted = {at for at in range(low + 1, high) if view.drifted[at]}
+    return drifted, min(drifted, default=low + 1)
 
 
 @st.composite
@@ -61,10 +61,10 @@ def test_folded_places_cover_what_each_of_them_covers(row: Any, where: Where, da
     folded = FoldedFindings(len(places), 1, len(places), packed) if len(places) > 1 else None
     finding = Finding("TOK101", Severity.ERROR, Place("log.jsonl", 0), hit, folded=folded)
 
-    found = mask._drifted_tokens(view, evidence, finding)
-    every = [slow(view, prompts, where, *one) for one in places]
-    assert set(found.positions.tolist()) == set().union(*(tokens for tokens, _ in every))
-    assert found.first == min(first for _, first in every)
+    tokens_of_finding = mask._drifted_tokens(view, evidence, finding)
+    every = [slow(view, prompts, where, *place) for place in places]
+    assert set(tokens_of_finding.positions.tolist()) == set().union(*(tokens for tokens, _ in every))
+    assert tokens_of_finding.first == min(first for _, first in every)
 
 
 @pytest.mark.parametrize("spans", [[(2, 4)], [(0, 3), (2, 5), (5, 5)], [(7, 7), (1, 2)], [(3, 8), (0, 1)]])

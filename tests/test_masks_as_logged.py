@@ -123,22 +123,22 @@ def test_a_logprob_too_few_or_too_many_is_counted_in_every_format(row: dict[str,
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps(row))
     (result,) = scan_rollouts([str(log)], Settings())
-    found = [(one.code, one.hit.cause) for one in result.findings if one.severity.word == "error"]
+    causes = [(finding.code, finding.hit.cause) for finding in result.findings if finding.severity.word == "error"]
     many = len(row.get("logprobs", ())) > 4
-    assert found == [("LPR501", "one too many" if many else "one too few")]
+    assert causes == [("LPR501", "one too many" if many else "one too few")]
 
 
 def test_an_answer_that_is_only_its_end_has_no_inverted_mask(tmp_path: Path) -> None:
-    given, end = [2001, 314, 257, 198, 18, 2002, 198, 2001, 1620, 198], 2002
+    prompt, end = [2001, 314, 257, 198, 18, 2002, 198, 2001, 1620, 198], 2002
     rows = [
-        {"tokens": [*given, end], "response_length": 1, "loss_mask": [1]},
-        {"tokens": [*given, 19, end], "response_length": 2, "loss_mask": [0, 1]},
-        {"tokens": [*given, 19, end], "response_length": 12, "loss_mask": [1] * 10 + [0, 0]},
+        {"tokens": [*prompt, end], "response_length": 1, "loss_mask": [1]},
+        {"tokens": [*prompt, 19, end], "response_length": 2, "loss_mask": [0, 1]},
+        {"tokens": [*prompt, 19, end], "response_length": 12, "loss_mask": [1] * 10 + [0, 0]},
     ]
     log = tmp_path / "log.jsonl"
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     results = scan_rollouts([str(log)], Settings(tokenizer=str(TOY), select=("MSK403",)))
-    assert [[one.hit.cause for one in result.findings] for result in results] == [[], [], ["inverted"]]
+    assert [[finding.hit.cause for finding in result.findings] for result in results] == [[], [], ["inverted"]]
 
 
 def test_logprobs_do_not_move_under_a_mask_that_trains_what_no_call_sampled(tmp_path: Path) -> None:

@@ -60,11 +60,11 @@ def write(messages: Sequence[Message], *, strip: bool = False, drop: bool = Fals
     `strip` takes the reasoning of turns before the last user message out; `drop` leaves messages out that
     have nothing left to say.
     """
-    asked = max((i for i, (role, _, _) in enumerate(messages) if role == "user"), default=-1)
+    last_user = max((i for i, (role, _, _) in enumerate(messages) if role == "user"), default=-1)
     written: list[int] = []
     ends: list[int] = []
     for i, (role, thinks, text) in enumerate(messages):
-        reasoning = [THINK, *thinks, UNTHINK] if thinks and not (strip and i < asked) else []
+        reasoning = [THINK, *thinks, UNTHINK] if thinks and not (strip and i < last_user) else []
         if drop and role == "assistant" and not reasoning and not text:
             ends.append(-1)
             continue
@@ -143,10 +143,10 @@ def test_an_emptied_earlier_turn_that_the_template_drops_moves_no_place(ending) 
 @pytest.mark.parametrize("strip", [False, True], ids=["append-only", "reasoning stripped"])
 @pytest.mark.parametrize("thinks", [(50, END, 51), (50, 51)], ids=["in the reasoning", "in the answer"])
 def test_a_stop_token_spelled_in_a_text_ends_no_turn(ending, strip, thinks) -> None:
-    asked = say("user", 30, END, 31, END, END, 32)
+    question = say("user", 30, END, 31, END, END, 32)
     answered = say("assistant", 40, END, 41, MERGED_TOKEN, thinks=thinks)
     quoting = say("user", *write([say("assistant", 40, END, 41, MERGED_TOKEN)])[0], OTHER_END, 60, END)
-    history = [SYSTEM, asked, answered]
+    history = [SYSTEM, question, answered]
     template = prompt_of([*history, quoting], strip=strip)
     spliced = splice_prefix(seen_of(history), ending(write(history)[0]), template, STOPS)
     assert spliced == seen_of(history) + tail_of([quoting])
@@ -255,8 +255,10 @@ def test_a_splice_is_all_that_was_seen_and_an_end_of_the_prompt(seen, prefix, te
 
 
 texts = st.lists(st.sampled_from([*range(20, 60), MERGED_TOKEN, END]), max_size=6).map(tuple)
-said = st.lists(st.sampled_from([*range(20, 60), MERGED_TOKEN]), min_size=1, max_size=8).map(tuple)
-exchanges = st.tuples(texts.map(lambda text: say("user", *text)), st.tuples(said, st.one_of(st.just(()), said)))
+answers = st.lists(st.sampled_from([*range(20, 60), MERGED_TOKEN]), min_size=1, max_size=8).map(tuple)
+exchanges = st.tuples(
+    texts.map(lambda text: say("user", *text)), st.tuples(answers, st.one_of(st.just(()), answers))
+)
 
 
 @given(
@@ -393,20 +395,20 @@ def check_real(
     def text(messages: list[dict[str, str]], prompt: bool) -> str:
         return writer.render(as_messages(messages, "messages"), add_generation_prompt=prompt)
 
-    asked, told, template = text(history[:-1], True), text(history, False), text([*history, *new], True)
-    assert told.startswith(asked), "the test needs a template that appends its last turn"
-    turn_end = max(told.rfind(each) for each in STOPS_OF[name])
-    body = told[len(asked) : turn_end]
-    seen = [*tokens.encode(asked).tolist(), *split_token(tokens, tokens.encode(body).tolist())]
-    assert seen != tokens.encode(asked + body).tolist()
+    prompt, rendered, template = text(history[:-1], True), text(history, False), text([*history, *new], True)
+    assert rendered.startswith(prompt), "the test needs a template that appends its last turn"
+    turn_end = max(rendered.rfind(each) for each in STOPS_OF[name])
+    body = rendered[len(prompt) : turn_end]
+    seen = [*tokens.encode(prompt).tolist(), *split_token(tokens, tokens.encode(body).tolist())]
+    assert seen != tokens.encode(prompt + body).tolist()
     seen += [stops[stop]] if stop is not None else []
     place = template.rindex(end, 0, template.index(new[0]["content"]))
     expected = template[place + (len(end) if stop is not None else 0) :]
     prefixes = {
-        "rendered": told,
+        "rendered": rendered,
         "with a generation prompt": text(history, True),
-        "without scaffolding": told.rstrip("\n"),
-        "without the turn end": asked + body,
+        "without scaffolding": rendered.rstrip("\n"),
+        "without the turn end": prompt + body,
         "decoded": decode(tokens, seen),
     }
     for form, prefix in prefixes.items():
@@ -551,9 +553,9 @@ def is_subsequence(a: Sequence[int], b: Sequence[int]) -> bool:
 @few
 def test_a_mask_loses_what_is_out_of_place_and_wins_nothing(recorded, reference, random) -> None:
     mask = [random.random() < 0.7 for _ in recorded]
-    kept = [r for r, k in zip(recorded, mask_drift(recorded, reference, [1] * len(recorded)), strict=True) if k]
-    assert is_subsequence(kept, reference)
-    assert len(kept) <= slow_common(recorded, reference)
+    trained = [r for r, k in zip(recorded, mask_drift(recorded, reference, [1] * len(recorded)), strict=True) if k]
+    assert is_subsequence(trained, reference)
+    assert len(trained) <= slow_common(recorded, reference)
     by_span = mask_drift(recorded, reference, mask)
     for by in ("span", "turn", "first-divergence"):
         masked = mask_drift(recorded, reference, mask, by=by)
@@ -612,7 +614,7 @@ def test_environment_tokens_inside_a_response_are_not_trained_and_have_no_logpro
     calls = [([1], [2, 8, 9, 3], [-0.5, -7.0, 0.0, -0.25]), ([1, 2, 8, 9, 3, 4], [5, 8], [-1.0, 0.0]), ([7], [6])]
     first, second = fork_rows(calls, sampled=[[1, 0, 0, 1], np.array([True, False]), None])
     assert first.token_ids == [1, 2, 8, 9, 3, 4, 5, 8]
-    assert [i for i, one in enumerate(first.loss_mask) if one] == [1, 4, 6]
+    assert [i for i, label in enumerate(first.loss_mask) if label] == [1, 4, 6]
     assert first.logprobs == pytest.approx([NAN, -0.5, NAN, NAN, -0.25, NAN, -1.0, NAN], nan_ok=True)
     assert second.loss_mask == [False, True]
     # A response that an environment wrote alone is context: it is in the row of the call behind it, or in none.
@@ -685,5 +687,5 @@ def test_every_sampled_token_is_trained_once_in_the_context_it_was_sampled_in(ca
 
 def slow_parent(calls: Sequence[tuple[list[int], list[int]]], k: int) -> int | None:
     prompt = calls[k][0]
-    found = [(len(p) + len(c), j) for j, (p, c) in enumerate(calls[:k]) if p + c == prompt[: len(p) + len(c)]]
-    return max((pair for pair in found if pair[0]), default=(0, None))[1]
+    parents = [(len(p) + len(c), j) for j, (p, c) in enumerate(calls[:k]) if p + c == prompt[: len(p) + len(c)]]
+    return max((pair for pair in parents if pair[0]), default=(0, None))[1]
