@@ -93,18 +93,18 @@ def _imports(nodes: list[ast.AST]) -> Iterator[str]:
 def test_a_module_imports_only_from_the_layers_below_its_own() -> None:
     without = {room_of(path) for path in MODULES} - LAYER_OF.keys()
     assert not without, f"{without} have no layer: add them to LAYERS and to CONTRIBUTING.md"
-    assert [said for path in MODULES for said in imports_from_above(path)] == []
+    assert [message for path in MODULES for message in imports_from_above(path)] == []
 
 
 def imports_from_above(path: Path) -> Iterator[str]:
     """Every import of a file that is not from below its layer."""
-    mine = room_of(path)
+    room = room_of(path)
     for module in imports(path):
         parts = module.split(".")
         other = parts[1] if len(parts) > 1 else "__init__"
-        if other == mine or (mine, other) in WITHIN_LAYER or (mine == "cli" and module == "tito_audit"):
+        if other == room or (room, other) in WITHIN_LAYER or (room == "cli" and module == "tito_audit"):
             continue
-        if LAYER_OF[other] <= LAYER_OF[mine]:
+        if LAYER_OF[other] <= LAYER_OF[room]:
             yield f"{name_of(path)} imports {module}, which is not below it"
 
 
@@ -243,8 +243,8 @@ def test_every_file_of_the_package_is_shipped() -> None:
 def test_a_rule_has_its_manual_and_its_cases(rule: object) -> None:
     code, doc = rule.code, rule.doc  # type: ignore[attr-defined]
     assert code[:3] in FAMILIES
-    found = [line for line in doc.splitlines() if line.startswith("## ")]
-    assert found == list(HEADINGS)
+    headings = [line for line in doc.splitlines() if line.startswith("## ")]
+    assert headings == list(HEADINGS)
     assert doc.splitlines()[0].endswith("."), "the first line is a sentence: it is the rule's title"
     assert (ROOT / "fixtures" / "rules" / f"{code}.toml").is_file(), f"fixtures/rules/{code}.toml is missing"
     module = f"{code.lower()}_{rule.name.replace('-', '_')}.py"  # type: ignore[attr-defined]
@@ -263,8 +263,8 @@ def test_a_repair_has_its_manual_and_its_cases(repair: object) -> None:
 @pytest.mark.parametrize("format", all_formats(), ids=lambda format: format.name)
 def test_a_format_has_its_example_log(format: object) -> None:
     name = format.name  # type: ignore[attr-defined]
-    found = list((ROOT / "fixtures" / "formats").glob(f"{name}.*"))
-    assert found, f"fixtures/formats/{name}.jsonl is missing"
+    logs = list((ROOT / "fixtures" / "formats").glob(f"{name}.*"))
+    assert logs, f"fixtures/formats/{name}.jsonl is missing"
 
 
 @pytest.mark.parametrize("report", all_reports(), ids=lambda report: report.name)
@@ -375,6 +375,6 @@ def test_no_file_names_a_path_of_a_machine() -> None:
         data = path.read_bytes()
         if b"\0" in data[:8000]:
             continue
-        found = home.search(data)
-        where = data[: found.start()].count(b"\n") + 1 if found else 0
-        assert not found, f"{name_of(path)}:{where} names a path of somebody's machine"
+        match = home.search(data)
+        where = data[: match.start()].count(b"\n") + 1 if match else 0
+        assert not match, f"{name_of(path)}:{where} names a path of somebody's machine"

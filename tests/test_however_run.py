@@ -86,7 +86,7 @@ def mixed(count: int) -> list[Options]:
 def of_all_formats(folder: Path) -> Logged:
     log = folder / "all.jsonl"
     log.write_bytes(
-        b"".join(line for one in LOGS for line in one.read_bytes().splitlines(keepends=True)[: examples(1, 99)])
+        b"".join(line for log in LOGS for line in log.read_bytes().splitlines(keepends=True)[: examples(1, 99)])
     )
     return Logged(log)
 
@@ -214,8 +214,8 @@ def no_unicode(folder: Path) -> Logged:
 CASES: dict[str, Callable[[Path], Logged]] = {
     **{log.stem: lambda folder, log=log: Logged(log) for log in some(LOGS, 2)},  # type: ignore[misc]
     **{
-        made.__name__.replace("_", " "): made
-        for made in (
+        make.__name__.replace("_", " "): make
+        for make in (
             of_all_formats, packed_array, files, row_groups, wrapped, mapped, gathered, limited, at_an_end,
             with_messages, threads, misfits, own_settings, sampled, broken, no_log, no_gzip,
             *((a_pickle, no_unicode) if DEEP else ()),
@@ -260,8 +260,8 @@ def repaired(case: Logged, way: Way, folder: Path, *, dry: bool = False) -> tupl
             notices[:] = [notice.replace(str(folder), "") for notice in notices]
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     places = [(log, target.name) for log, target in run.written]
-    said = [run.before, run.after, run.failing, places, error.replace(str(folder), "")]
-    return [plain(outcome) for outcome in outcomes], said, files
+    numbers = [run.before, run.after, run.failing, places, error.replace(str(folder), "")]
+    return [plain(outcome) for outcome in outcomes], numbers, files
 
 
 def plain(outcome: Outcome) -> Outcome:

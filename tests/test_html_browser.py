@@ -34,8 +34,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[driver.Browser
     if missing is not None:
         assert not driver.required(), f"a browser is required, and {missing}"
         pytest.skip(f"{missing}: nothing of the page was tried in a browser")
-    with driver.started(tmp_path_factory.mktemp("chromium")) as one:
-        yield one
+    with driver.started(tmp_path_factory.mktemp("chromium")) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def press(browser: driver.Browser, *keys: str) -> None:
 def wait(browser: driver.Browser, code: str) -> None:
     from selenium.webdriver.support.ui import WebDriverWait
 
-    WebDriverWait(browser.driver, 20, poll_frequency=0.02).until(lambda one: one.execute_script(f"return {code}"))
+    WebDriverWait(browser.driver, 20, poll_frequency=0.02).until(lambda tab: tab.execute_script(f"return {code}"))
 
 
 def test_the_page_of_a_real_audit_opens_from_disk_and_asks_for_nothing(
@@ -254,12 +254,12 @@ def test_a_rollout_opens_where_there_is_something_to_see(browser: driver.Browser
     stretch = ShownStretch(0, ids, pieces, tuple(piece.encode().hex() for piece in pieces))
     view = View((), (ViewSequence(Where.COMPLETION, 0, len(ids), (stretch,), swaps),))
     hit = Hit(Where.COMPLETION, 1000, 1002, "Two tokens.", 0, "merge")
-    found = Finding("TOK101", Severity.ERROR, place, hit)
+    finding = Finding("TOK101", Severity.ERROR, place, hit)
     observed = Observed(made.measures(), view)
     counts = {"turns": 1, "tokens": 4000, "generated_tokens": 4000}
-    one = Result(place, Rollout(place, "slime"), (found,), (), counts, observed=observed)
+    result = Result(place, Rollout(place, "slime"), (finding,), (), counts, observed=observed)
     browser.look()
-    browser.open(made.page(tmp_path / "page.html", [one]))
+    browser.open(made.page(tmp_path / "page.html", [result]))
     at = """const one = document.querySelector(arguments[0]).getBoundingClientRect();
         const pane = document.getElementById("viewer-tokens").getBoundingClientRect();
         return (one.top - pane.top) / pane.height"""
@@ -312,11 +312,11 @@ def hostile() -> Iterator[Result]:
     observed = Observed(measures, View((HOSTILE,) * 2, sequences))
     side = Side((1, 2), (HOSTILE, HOSTILE), HOSTILE)
     hit = Hit(Where.ROW, 0, 2, HOSTILE, None, HOSTILE, None, side, side, side, side)
-    found = Finding(HOSTILE, Severity.ERROR, place, hit, HOSTILE, headline=HOSTILE)
-    after = replace(found, headline=HOSTILE, because_of=found.fingerprint)
+    cause = Finding(HOSTILE, Severity.ERROR, place, hit, HOSTILE, headline=HOSTILE)
+    after = replace(cause, headline=HOSTILE, because_of=cause.fingerprint)
     skips = (Skip(HOSTILE, HOSTILE),)
     counts = {"turns": 1, "tokens": 9, "generated_tokens": 9}
-    yield Result(place, Rollout(place, HOSTILE), (found, after), skips, counts, (HOSTILE,), observed=observed)
+    yield Result(place, Rollout(place, HOSTILE), (cause, after), skips, counts, (HOSTILE,), observed=observed)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -361,7 +361,7 @@ def test_hostile_words_in_every_field_do_nothing_and_are_seen(
         assert "</script><script>window.owned=1" in " ".join(texts(browser, place)), place
     shown = browser.js("return document.body.textContent")
     assert "\\u202eturned\\u202c \\u2028" in shown
-    acting = set("\x00\x07\x1b\x9b\u202e\u2028") | {chr(one) for one in range(0xD800, 0xE000)}
+    acting = set("\x00\x07\x1b\x9b\u202e\u2028") | {chr(code) for code in range(0xD800, 0xE000)}
     assert not acting & set(re.sub(r"\\ud83d", "", shown))
     assert browser.js("return window.owned === undefined && document.title === arguments[0]", title)
     odd = """return document.querySelectorAll(
@@ -408,7 +408,7 @@ def test_a_hundred_thousand_findings_stay_usable(browser: driver.Browser, tmp_pa
 @pytest.mark.parametrize(
     ("width", "dark"),
     some([(400, False), (1280, False), (400, True), (1280, True)], 2),
-    ids=lambda one: {False: "light", True: "dark"}[one] if isinstance(one, bool) else str(one),
+    ids=lambda value: {False: "light", True: "dark"}[value] if isinstance(value, bool) else str(value),
 )
 def test_the_page_can_be_read_at_both_widths_and_in_both_schemes(
     browser: driver.Browser, tmp_path: Path, width: int, dark: bool

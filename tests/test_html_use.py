@@ -29,9 +29,9 @@ CLOSED = "!document.body.matches('.viewing')"
 # --- a finding opens in sight ---------------------------------------------------------------------------------
 
 
-def links(one: driver.Browser) -> list[str]:
+def links(tab: driver.Browser) -> list[str]:
     """The links to the tokens of every finding in the page, through all pages of the table."""
-    found: list[str] = one.js(
+    addresses: list[str] = tab.js(
         """const links = [], next = document.querySelector("#findings [aria-label='next page']");
         const fold = document.getElementById("fold");
         if (fold.checked) fold.click();
@@ -41,20 +41,20 @@ def links(one: driver.Browser) -> list[str]:
             next.click();
         }"""
     )
-    return found
+    return addresses
 
 
-def all_open_in_sight(one: driver.Browser, page: Path, number: int) -> None:
+def all_open_in_sight(tab: driver.Browser, page: Path, number: int) -> None:
     """Random findings of a page are in sight once opened, at every width."""
-    one.look()
-    one.open(page)
-    with_tokens = [link for link in links(one) if ".log." not in link and "finding=REC" not in link]
+    tab.look()
+    tab.open(page)
+    with_tokens = [link for link in links(tab) if ".log." not in link and "finding=REC" not in link]
     chosen = random.Random(25).sample(with_tokens, min(number, len(with_tokens)))
     assert chosen
     for width in WIDTHS:
-        one.js("document.getElementById('close-viewer').click()")
-        one.look(width=width)
-        assert one.driver.execute_async_script(OPENED.read_text(), chosen) == []
+        tab.js("document.getElementById('close-viewer').click()")
+        tab.look(width=width)
+        assert tab.driver.execute_async_script(OPENED.read_text(), chosen) == []
 
 
 @pytest.mark.shared
@@ -80,8 +80,8 @@ def test_findings_of_the_example_logs_are_in_sight_when_opened(browser: driver.B
 # --- the address ----------------------------------------------------------------------------------------------
 
 
-def state(one: driver.Browser) -> str:
-    return str(one.js("return decodeURIComponent(location.hash)"))
+def state(tab: driver.Browser) -> str:
+    return str(tab.js("return decodeURIComponent(location.hash)"))
 
 
 def test_filters_order_and_page_are_in_the_address_and_come_back(browser: driver.Browser, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_filters_order_and_page_are_in_the_address_and_come_back(browser: driver
     choose(browser, "by-known", "new")
     browser.js("document.querySelector('th[data-sort=place] button').click()")
     browser.js("document.querySelector('th[data-sort=place] button').click()")
-    found = search(browser, "the")
+    message = search(browser, "the")
     browser.js("document.querySelector(\"[aria-label='next page']\").click()")
     assert state(browser) == "#q=the&code=TOK101&known=0&sort=-place" + (
         "&page=2" if "page=2" in state(browser) else ""
@@ -103,7 +103,7 @@ def test_filters_order_and_page_are_in_the_address_and_come_back(browser: driver
     browser.driver.get("about:blank")
     browser.driver.get(address)
     wait(browser, "document.documentElement.dataset.ready === 'yes'")
-    assert texts(browser, "#shown") == [found]
+    assert texts(browser, "#shown") == [message]
     assert texts(browser, "table.findings tbody td:nth-child(4)") == shown
     assert browser.js("return document.querySelector('th[data-sort=place]').ariaSort") == "descending"
     assert browser.js("return document.getElementById('find').value") == "the"
@@ -265,12 +265,12 @@ def test_keys_are_listed_and_go_through_the_findings(browser: driver.Browser, tm
     assert browser.js("return document.activeElement.id") != "find"
 
 
-def click(one: driver.Browser, selector: str) -> None:
+def click(tab: driver.Browser, selector: str) -> None:
     """A click as a person makes it: a page may copy only after one."""
-    one.js(
+    tab.js(
         "document.querySelector(arguments[0]).scrollIntoView({ block: 'center', behavior: 'instant' })", selector
     )
-    one.driver.find_element("css selector", selector).click()
+    tab.driver.find_element("css selector", selector).click()
 
 
 @pytest.mark.parametrize("allowed", [True, False])
@@ -278,9 +278,9 @@ def test_commands_and_places_can_be_copied(browser: driver.Browser, tmp_path: Pa
     browser.look()
     browser.open(made.page(tmp_path / "page.html", made.viewed(1)))
     refused = "writeText: () => Promise.reject(new Error('refused'))"
-    kept = "writeText: (text) => { window.kept = text; return Promise.resolve(); }"
+    allows = "writeText: (text) => { window.kept = text; return Promise.resolve(); }"
     browser.js(
-        f"""Object.defineProperty(navigator, "clipboard", {{ value: {{ {kept if allowed else refused} }} }});
+        f"""Object.defineProperty(navigator, "clipboard", {{ value: {{ {allows if allowed else refused} }} }});
         document.addEventListener("copy", () => {{
             window.kept = getSelection().toString() || document.activeElement.value;
         }});"""

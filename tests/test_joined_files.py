@@ -91,10 +91,10 @@ def test_a_conversation_in_several_files_is_found_as_in_one(
 ) -> None:
     lines = [{"number": number, **line} for number, line in enumerate(apart(whole, form, 3))]
     expected, _ = found_in([written(tmp_path / "one.jsonl", lines)], session="session_id")
-    assert any(code == "SEQ301" for found in expected.values() for code, *_ in found)
+    assert any(code == "SEQ301" for findings in expected.values() for code, *_ in findings)
     logs = sharded(lines, tmp_path, hows)
-    found, notices = found_in(logs, session="session_id")
-    assert found == expected
+    findings, notices = found_in(logs, session="session_id")
+    assert findings == expected
     assert f"3 logs: {len(lines)} rows were read as the calls of {len(whole)} conversations, by `session_id`." in (
         notices
     )
@@ -108,12 +108,14 @@ def test_a_finding_names_the_row_of_its_call(whole: list[Wire], tmp_path: Path) 
     report = CliRunner().invoke(app, command)
     rows = {str(log): contents(log) for log in logs}
     findings = [json.loads(line) for line in report.stdout.splitlines()]
-    findings = [one for one in findings if one.get("code") == "SEQ302" and one.get("turn") is not None]
+    findings = [
+        finding for finding in findings if finding.get("code") == "SEQ302" and finding.get("turn") is not None
+    ]
     assert findings
     by_id = {row["session_id"]: row for row in whole}
-    for one in findings:
-        row = rows[one["file"]][one["row"]]
-        whose = by_id[row["session_id"]]["calls"][one["turn"]]
+    for finding in findings:
+        row = rows[finding["file"]][finding["row"]]
+        whose = by_id[row["session_id"]]["calls"][finding["turn"]]
         assert row["completion_ids"] == whose["completion_ids"]
 
 
@@ -124,10 +126,10 @@ def test_a_repair_writes_each_call_back_to_its_file(
     hows: Sequence[str], jobs: int | None, whole: list[Wire], tmp_path: Path
 ) -> None:
     lines = [{"number": number, **line} for number, line in enumerate(apart(whole, generic, 5))]
-    one, out = written(tmp_path / "one.jsonl", lines), tmp_path / "one-out.jsonl"
+    single, out = written(tmp_path / "one.jsonl", lines), tmp_path / "one-out.jsonl"
     settings = Settings(tokenizer=TOY, session="session_id", jobs=jobs)
     how = RepairSettings(strategies=("splice",), unsafe=True)
-    list(repair_rollouts(one, out, settings, how))
+    list(repair_rollouts(single, out, settings, how))
     expected = {row["number"]: row for row in contents(out)}
     folder = tmp_path / "shards"
     folder.mkdir()
@@ -152,19 +154,19 @@ def test_rows_of_later_files_that_nothing_changes_are_the_same_bytes(whole: list
     settings = Settings(tokenizer=TOY, session="session_id", select=("REC001",))
     list(repair_rollouts([str(log) for log in logs], tmp_path / "out", settings))
     for log in logs:
-        one, other = log.read_bytes(), (tmp_path / "out" / log.name).read_bytes()
-        assert (gzip.decompress(one) if log.suffix == ".gz" else one) == (
+        before, other = log.read_bytes(), (tmp_path / "out" / log.name).read_bytes()
+        assert (gzip.decompress(before) if log.suffix == ".gz" else before) == (
             gzip.decompress(other) if log.suffix == ".gz" else other
         )
 
 
 def test_one_row_of_a_file_is_joined_with_that_file_alone(tmp_path: Path) -> None:
-    one = written(tmp_path / "a.jsonl", [call("s", [1], [2])])
+    log = written(tmp_path / "a.jsonl", [call("s", [1], [2])])
     other = written(tmp_path / "b.jsonl", [call("s", [1, 2, 3], [4]), call("s", [1, 2, 3, 4, 5], [6])])
-    both = list(read_rollouts([one, other], Settings(session="session_id")))
+    both = list(read_rollouts([log, other], Settings(session="session_id")))
     assert [len(rollout.turns) for rollout in both] == [3]
-    assert both[0].stated.calls_at == ((str(one), 0), (str(other), 0), (str(other), 1))
-    results = [r for r in scan_rollouts([one, other], Settings(session="session_id", row=0)) if not r.of_log]
+    assert both[0].stated.calls_at == ((str(log), 0), (str(other), 0), (str(other), 1))
+    results = [r for r in scan_rollouts([log, other], Settings(session="session_id", row=0)) if not r.of_log]
     assert [len(result.rollout.turns) for result in results if result.rollout] == [1, 2]
 
 
@@ -238,17 +240,20 @@ def test_rows_keep_their_numbers_beside_blank_broken_and_cut_off_lines(
     plain, packed = tmp_path / "log.jsonl", tmp_path / "packed.jsonl.gz"
     plain.write_bytes(b"\xef\xbb\xbf" + text.encode())
     packed.write_bytes(gzip.compress(text.encode()))
-    found = []
+    pages = []
     for log in (plain, packed):
         results = [result for result in scan_rollouts(log, Settings(session="session_id")) if not result.of_log]
-        found.append(
-            [(result.place.row, [(one.code, one.hit.message) for one in result.findings]) for result in results]
+        pages.append(
+            [
+                (result.place.row, [(finding.code, finding.hit.message) for finding in result.findings])
+                for result in results
+            ]
         )
-        assert [row for row, _ in found[-1]] == [0, 2, 5]
+        assert [row for row, _ in pages[-1]] == [0, 2, 5]
         assert results[0].rollout is not None
         assert results[0].rollout.stated.calls_at == ((str(log), 0), (str(log), 4))
-    assert found[0] == found[1]
-    assert "the file ends in the middle of a row" in found[0][2][1][0][1]
+    assert pages[0] == pages[1]
+    assert "the file ends in the middle of a row" in pages[0][2][1][0][1]
 
 
 def test_a_log_that_goes_away_while_it_is_read_is_refused_in_a_line(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ def verdicts() -> dict[str, str]:
 def _theirs(file: Path) -> dict[str, list[Sample]]:
     file.write_text(json.dumps(SCENARIOS))
     printed = asked("atropos", "--managed", file)
-    found: dict[str, list[Sample]] = json.loads(printed.strip().splitlines()[-1])
-    return found
+    samples: dict[str, list[Sample]] = json.loads(printed.strip().splitlines()[-1])
+    return samples
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +74,8 @@ def test_atropos_goes_on_from_another_sample_whose_text_begins_the_same(theirs: 
     four, forty_two = SCENARIOS[name]["calls"][0]["answers"]
     ours = played(SCENARIOS[name])
     assert four["ids"] != forty_two["ids"]
-    assert [one for one in theirs[name][0][1] if one != -100][: len(four["ids"])] == four["ids"]
-    assert [one for one in ours[1][1] if one != -100][: len(forty_two["ids"])] == forty_two["ids"]
+    assert [label for label in theirs[name][0][1] if label != -100][: len(four["ids"])] == four["ids"]
+    assert [label for label in ours[1][1] if label != -100][: len(forty_two["ids"])] == forty_two["ids"]
 
 
 def test_branches_are_those_of_atropos_where_every_branch_trains_what_it_shares(

@@ -26,7 +26,7 @@ THANKS = {"role": "user", "content": "Go on."}
 async def conversations(folder: Path, seeds: range, track_tree: bool) -> list[dict[str, Any]]:
     """For each seed the nodes of three turns, the second with two choices, and what the model scores for each."""
     provider = open_provider(f"hf={folder}")
-    found = []
+    played = []
     try:
         for seed in seeds:
             async with managed_server(provider, tokenizer=folder, track_tree=track_tree) as managed:
@@ -35,37 +35,37 @@ async def conversations(folder: Path, seeds: range, track_tree: bool) -> list[di
                     answer = await managed.chat_completion(
                         messages=history, n=1 + turn % 2, max_tokens=12, temperature=1.0, seed=100 * seed + turn
                     )
-                    said = answer.choices[-1].message.model_dump(exclude_none=True)
-                    history = [*history, said, THANKS]
+                    message = answer.choices[-1].message.model_dump(exclude_none=True)
+                    history = [*history, message, THANKS]
                 nodes = managed.get_state()["nodes"]
             scores = [await provider.score(node.tokens) for node in nodes]
-            found.append({"nodes": nodes, "scores": scores})
+            played.append({"nodes": nodes, "scores": scores})
     finally:
         await provider.close()
-    return found
+    return played
 
 
 @pytest.mark.parametrize("track_tree", [False, True])
 def test_what_a_model_sampled_is_what_it_scores_and_the_log_is_clean(
     tiny_model: Path, tmp_path: Path, track_tree: bool
 ) -> None:
-    found = asyncio.run(conversations(tiny_model, range(examples(2, 20)), track_tree))
-    assert len({len(one["nodes"]) for one in found} - {0}) >= 1
+    played = asyncio.run(conversations(tiny_model, range(examples(2, 20)), track_tree))
+    assert len({len(conversation["nodes"]) for conversation in played} - {0}) >= 1
     recoded = 0
-    for one in found:
+    for conversation in played:
         trained = 0
-        for node, scored in zip(one["nodes"], one["scores"], strict=True):
+        for node, scored in zip(conversation["nodes"], conversation["scores"], strict=True):
             assert len(node.tokens) == len(node.masked_tokens) == len(node.logprobs)
             pairs = list(zip(node.masked_tokens[1:], node.logprobs[1:], scored.logprobs, strict=True))
-            assert all(abs(told - model_says) < 1e-3 for label, told, model_says in pairs if label != -100)
+            assert all(abs(logprob - model_says) < 1e-3 for label, logprob, model_says in pairs if label != -100)
             trained += sum(label != -100 for label in node.masked_tokens)
             recoded += toy_tokenizer().encode(node.full_text).tolist() != node.tokens
         assert trained <= 4 * 12, "each of the four answers is trained once"
     assert recoded, "a random model samples ids that no tokenizer writes"
     log = tmp_path / "groups.jsonl"
-    rows = [as_group(one["nodes"], [0.0] * len(one["nodes"])) for one in found]
+    rows = [as_group(conversation["nodes"], [0.0] * len(conversation["nodes"])) for conversation in played]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ("--select", "REC,TOK,SEQ,MSK,LPR", "--output-format", "json")
     code, out = run("scan", log, "-t", tiny_model, *flags)[:2]
-    errors = {rule: said for rule, said in json.loads(out)["summary"]["findings"].items() if said["error"]}
+    errors = {rule: counts for rule, counts in json.loads(out)["summary"]["findings"].items() if counts["error"]}
     assert (code, errors) == (0, {})
