@@ -28,13 +28,21 @@ CONTRAST = HERE / "browser" / "contrast.js"
 UNNAMED = HERE / "browser" / "unnamed.js"
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[driver.Browser]:
+STARTED = pytest.StashKey[driver.Browser]()
+
+
+@pytest.fixture(scope="session")
+def browser(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[driver.Browser]:
+    """The browser of this process, which the first of the test files that import this starts."""
+    if (earlier := request.session.stash.get(STARTED, None)) is not None:
+        yield earlier
+        return
     missing = driver.missing()
     if missing is not None:
         assert not driver.required(), f"a browser is required, and {missing}"
         pytest.skip(f"{missing}: nothing of the page was tried in a browser")
     with driver.started(tmp_path_factory.mktemp("chromium")) as started:
+        request.session.stash[STARTED] = started
         yield started
 
 
