@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterable
+import multiprocessing
+import pickle
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +19,7 @@ import pytest
 
 from tests import test_fit, test_log_wide, test_sessions
 from tests.command import written
-from tests.elsewhere import Elsewhere
+from tests.elsewhere import Elsewhere, worked
 from tests.test_join import captured, split
 from tests.tiers import DEEP, crossed, examples, some
 from tests.world import BROKEN, CLEAN, FORMATS, TOY, json_lines, lines_of
@@ -32,6 +35,8 @@ pytestmark = [
 TOKENIZER = str(TOY)
 LOGS = sorted(FORMATS.glob("*.jsonl"))
 CURED = lines_of(FORMATS / "generic.jsonl")[3]
+ROWS = examples(20, 40)
+"""Rows of a mixed log: of four, two are cured."""
 Options = dict[str, Any]
 T = TypeVar("T")
 
@@ -49,7 +54,33 @@ class Way:
     """All of it was done by a run before."""
 
     def executor(self) -> Executor | None:
-        return Elsewhere() if self.pickled else None  # type: ignore[return-value]
+        """The process that got pickles alone: one for each run in `make deep`, else one for all of them."""
+        if not self.pickled:
+            return None
+        return Elsewhere() if DEEP or not SHARED else SHARED[0]  # type: ignore[return-value]
+
+
+class SharedProcess(Elsewhere):
+    """Work in one process, which was not forked, whatever run it is for."""
+
+    def __init__(self) -> None:
+        self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+    def map(self, work: Any, tasks: Iterable[tuple[Any, Any]]) -> Generator[tuple[Any, Any], None, None]:
+        packed = pickle.dumps(work)
+        for tag, task in tasks:
+            answer = None if task is None else self.pool.submit(worked, packed, pickle.dumps(task)).result()
+            yield tag, None if answer is None else pickle.loads(answer)
+
+
+SHARED: list[SharedProcess] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared_process() -> Iterator[None]:
+    SHARED.append(SharedProcess())
+    yield
+    SHARED.pop().pool.shutdown()
 
 
 PLAIN = Way()
@@ -92,23 +123,23 @@ def of_all_formats(folder: Path) -> Logged:
 
 
 def packed_array(folder: Path) -> Logged:
-    (folder / "array.json.gz").write_bytes(gzip.compress(json.dumps(mixed(40)).encode()))
-    return Logged(folder / "array.json.gz", repaired=20)
+    (folder / "array.json.gz").write_bytes(gzip.compress(json.dumps(mixed(ROWS)).encode()))
+    return Logged(folder / "array.json.gz", repaired=ROWS // 2)
 
 
 def files(folder: Path) -> Logged:
     written(folder / "a.jsonl", mixed(9))
     written(folder / "b.jsonl", [])
-    (folder / "c.jsonl.gz").write_bytes(gzip.compress(json_lines(mixed(40))))
+    (folder / "c.jsonl.gz").write_bytes(gzip.compress(json_lines(mixed(ROWS))))
     (folder / "d.json").write_text(json.dumps(mixed(7), indent=1), encoding="utf-8")
-    return Logged(str(folder), repaired=4 + 0 + 20 + 4)
+    return Logged(str(folder), repaired=4 + 0 + ROWS // 2 + 4)
 
 
 def row_groups(folder: Path) -> Logged:
-    rows = [row for row in mixed(40) if "no" not in row]
+    rows = [row for row in mixed(ROWS) if "no" not in row]
     for group in (3, 100):
         pq.write_table(pa.Table.from_pylist(rows), folder / f"{group}.parquet", row_group_size=group)  # type: ignore[no-untyped-call]
-    return Logged(str(folder), repaired=40)
+    return Logged(str(folder), repaired=ROWS)
 
 
 def wrapped(folder: Path, *, mapped: bool = False) -> Logged:

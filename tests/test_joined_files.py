@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from tests.command import written
 from tests.test_sessions import TOY, Wire, apart, call, chat, contents, generic, stored
 from tests.test_sessions import whole as whole
-from tests.tiers import DEEP, crossed, some
+from tests.tiers import DEEP, crossed, one_in, some
 from tito_audit import RepairSettings, Settings, StorageError, read_rollouts, repair_rollouts, scan_rollouts
 from tito_audit.cli import app
 from tito_audit.storage.chunks import RandomAccess
@@ -212,10 +212,12 @@ def test_with_a_limit_only_the_first_rows_are_looked_at(tmp_path: Path) -> None:
 def test_the_first_pass_finds_the_same_in_any_number_of_processes(
     hows: Sequence[str], size: int, jobs: int, whole: list[Wire], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = [{"number": number, **line} for number, line in enumerate(apart(whole, chat, 9))]
+    some_rows = list(one_in(2, whole))
+    lines = [{"number": number, **line} for number, line in enumerate(apart(some_rows, chat, 9))]
     logs = sharded([{**line, "session_id": line["session_id"]} for line in lines], tmp_path, hows)
     expected = found_in(logs)
     by_key = found_in(logs, session="session_id")
+    assert any(code == "SEQ301" for findings in by_key[0].values() for code, *_ in findings)
     monkeypatch.setattr("tito_audit.run.log_groups.is_small", lambda files: False)
     monkeypatch.setattr("tito_audit.join._call_rows.BATCH_BYTES", size)
     assert found_in(logs) == expected

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -476,6 +477,7 @@ def test_formats_are_listed_with_their_levels() -> None:
 # The record and its writers
 
 
+@cache
 def schema(name: str, part: str = "") -> Any:
     whole = json.loads((SCHEMAS / f"{name}.schema.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(whole)
