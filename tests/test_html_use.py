@@ -11,12 +11,12 @@ import pytest
 from tests.apart import SHARED
 from tests.browser import driver, made
 from tests.command import run
-from tests.test_html_browser import ROOT, TOY, browser, choose, press, quiet, search, texts, wait
-from tests.tiers import examples, some
+from tests.test_html_browser import browser, choose, press, quiet, scanned, search, texts, wait
+from tests.tiers import crossed, examples, some
 from tito_audit.record.finding import NEXT_PROMPT, SAMPLED, Finding, Hit, Result, Severity, Side, Where
 from tito_audit.record.rollout import Place, Rollout
 
-__all__ = ["browser"]
+__all__ = ["browser", "scanned"]
 
 CHARTS = Path(__file__).resolve().parent / "browser" / "charts.js"
 OPENED = Path(__file__).resolve().parent / "browser" / "opened.js"
@@ -45,16 +45,18 @@ def links(tab: driver.Browser) -> list[str]:
 
 
 def all_open_in_sight(tab: driver.Browser, page: Path, number: int) -> None:
-    """Random findings of a page are in sight once opened, at every width."""
+    """Random findings of a page are in sight once opened, at every width; in `make test` each at one width."""
     tab.look()
     tab.open(page)
     with_tokens = [link for link in links(tab) if ".log." not in link and "finding=REC" not in link]
     chosen = random.Random(25).sample(with_tokens, min(number, len(with_tokens)))
     assert chosen
+    pairs = crossed(WIDTHS, chosen)
     for width in WIDTHS:
         tab.js("document.getElementById('close-viewer').click()")
         tab.look(width=width)
-        assert tab.driver.execute_async_script(OPENED.read_text(), chosen) == []
+        shown = [link for at, link in pairs if at == width]
+        assert tab.driver.execute_async_script(OPENED.read_text(), shown) == []
 
 
 @pytest.mark.shared
@@ -71,10 +73,8 @@ def test_findings_of_real_logs_are_in_sight_when_opened(
     all_open_in_sight(browser, page, number)
 
 
-def test_findings_of_the_example_logs_are_in_sight_when_opened(browser: driver.Browser, tmp_path: Path) -> None:
-    page, logs = tmp_path / "page.html", ROOT / "fixtures" / "formats"
-    run("scan", str(logs), "-t", str(TOY), "-q", "--fail-on", "never", "--report", f"html={page}")
-    all_open_in_sight(browser, page, examples(6, 25))
+def test_findings_of_the_example_logs_are_in_sight_when_opened(browser: driver.Browser, scanned: Path) -> None:
+    all_open_in_sight(browser, scanned, examples(6, 25))
 
 
 # --- the address ----------------------------------------------------------------------------------------------

@@ -424,10 +424,10 @@ LONG_ROW = (
 )
 
 
-@pytest.fixture
-def long(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log that takes two processes some seconds."""
-    path = tmp_path / "long.jsonl"
+    path = tmp_path_factory.mktemp("long") / "long.jsonl"
     path.write_bytes(LONG_ROW * 1500)
     return path
 

@@ -226,21 +226,21 @@ def explains_answer(
 def test_what_stands_is_what_trying_everything_leaves(case: tuple[Truth, Slide]) -> None:
     truth, slide = case
     row = truth.row(slide)
-    verdict_of_row = judged(truth, row)
-    assume(verdict_of_row.values is not None and same(verdict_of_row.values.fill, truth.fill))
-    assert verdict_of_row.is_plausible == may_be_right(truth, row)
-    for fit in verdict_of_row.fits if verdict_of_row.explains_mask else ():
+    result = judged(truth, row)
+    assume(result.values is not None and same(result.values.fill, truth.fill))
+    assert result.is_plausible == may_be_right(truth, row)
+    for fit in result.fits if result.explains_mask else ():
         assert explains(truth, row, fit.slide), fit.slide
-    if verdict_of_row.exact:  # the simplest of all readings, so no other is looked for
+    if result.exact:  # the simplest of all readings, so no other is looked for
         return
     tried = (
         Slide(far, shift, first, last)
         for far in range(-MAX_SLIDE, MAX_SLIDE + 1)
         for shift in range(-MAX_SLIDE, MAX_SLIDE + 1)
-        for first, last in shapes(len(truth.spans), of_row=verdict_of_row.is_plausible)
+        for first, last in shapes(len(truth.spans), of_row=result.is_plausible)
         if far or shift
     )
-    standing = {(fit.slide.mask, fit.slide.logprobs) for fit in verdict_of_row.fits}
+    standing = {(fit.slide.mask, fit.slide.logprobs) for fit in result.fits}
     for each in tried:
         if explains(truth, row, each) and moves(truth, row, each):
             assert (each.mask, each.logprobs) in standing, each
