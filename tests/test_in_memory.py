@@ -198,6 +198,9 @@ def test_two_processes_find_the_same(kind: str) -> None:
     for settings in some((TOY, replace(TOY, sample=0.5), replace(TOY, limit=7)), 2):
         alone = scanned(logs, settings)
         assert scanned(logs, replace(settings, jobs=2), chunk=4000) == alone
+
+
+def test_two_processes_repair_the_same() -> None:
     runs = []
     for jobs in (1, 2):
         run = repair_rollouts(rows_of("generic.jsonl"), None, replace(TOY, jobs=jobs))
