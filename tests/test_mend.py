@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tiers import examples, some
+from tests.tiers import crossed, examples, some
 from tito_audit.align.mask_drift import mask_drift
 from tito_audit.chains.fork import fork_cost, fork_rows
 from tito_audit.chains.splice import splice_prefix
@@ -334,7 +334,9 @@ DROPPING = """{%- for message in messages -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"""
 """A ChatML template that writes no message with nothing in it."""
-every_template = pytest.mark.parametrize("name", some([*STOPS_OF], 2))
+TEMPLATES = some([*STOPS_OF], 2)
+ENDINGS = {"same stop": 0, "another stop": 1, "cut by length": None}
+"""How a sampled turn may end, as the index of its stop."""
 
 
 @functools.cache
@@ -418,38 +420,35 @@ def check_real(
 
 
 @needs_tokenizers
-@every_template
-@pytest.mark.parametrize("stop", [0, 1, None], ids=["same stop", "another stop", "cut by length"])
-def test_a_real_template_goes_on_behind_the_sampled_turn(name, stop) -> None:
+@pytest.mark.parametrize(("ending", "name"), crossed([*ENDINGS], TEMPLATES))
+def test_a_real_template_goes_on_behind_the_sampled_turn(name, ending) -> None:
     history = chat("What is invisible ink?", "Invisible ink is fluid.", "And who uses it?", "Spies and children.")
-    check_real(name, history, chat("Skinny climbers too?"), stop=stop)
+    check_real(name, history, chat("Skinny climbers too?"), stop=ENDINGS[ending])
 
 
 @needs_tokenizers
-@every_template
-@pytest.mark.parametrize("stop", [0, None], ids=["sampled stop", "cut by length"])
-def test_a_stop_token_spelled_in_real_text_ends_no_turn(name, stop) -> None:
+@pytest.mark.parametrize(("ending", "name"), crossed(["same stop", "cut by length"], TEMPLATES))
+def test_a_stop_token_spelled_in_real_text_ends_no_turn(name, ending) -> None:
     end = STOPS_OF[name][0]
     history = chat(f"What does {end} do?", "It ends a turn.", f"{end}{end} again", "Still nothing unusual.")
-    check_real(name, history, chat(f"Then {end} it\n{end}"), stop=stop)
+    check_real(name, history, chat(f"Then {end} it\n{end}"), stop=ENDINGS[ending])
 
 
 @needs_tokenizers
-@every_template
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_real_turns_that_repeat_word_for_word_are_taken_in_order(name) -> None:
     check_real(name, chat(*["Continue, please.", "Understood, continuing."] * 4), chat("Enough now."))
 
 
 @needs_tokenizers
-@pytest.mark.parametrize("name", ["qwen3", "gpt-oss"])
-@pytest.mark.parametrize("stop", [0, 1, None], ids=["same stop", "another stop", "cut by length"])
+@pytest.mark.parametrize(("ending", "name"), crossed([*ENDINGS], ["gpt-oss", "qwen3"]))
 @pytest.mark.parametrize("times", some([4, 1], 1))
-def test_reasoning_that_the_template_strips_from_history_stays_as_sampled(name, stop, times) -> None:
+def test_reasoning_that_the_template_strips_from_history_stays_as_sampled(name, ending, times) -> None:
     history = []
     for turn in range(times):
         history += chat("How many legs have spiders?", "Spiders have eight legs.")
         history[-1]["reasoning_content"] = f"Thinking number {turn} about spiders and their many legs. " * 20
-    check_real(name, history, chat("And insects?"), stop=stop)
+    check_real(name, history, chat("And insects?"), stop=ENDINGS[ending])
 
 
 @needs_tokenizers
@@ -465,13 +464,13 @@ def test_reasoning_of_several_tool_calls_is_stripped_at_once() -> None:
 
 @needs_tokenizers
 @pytest.mark.parametrize("name", some(["qwen3", "qwen2.5-coder"], 1))
-@pytest.mark.parametrize("stop", [0, 1, None], ids=["same stop", "another stop", "cut by length"])
-def test_a_real_turn_that_the_template_drops_stays_as_sampled(name, stop) -> None:
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_real_turn_that_the_template_drops_stays_as_sampled(name, ending) -> None:
     emptied = "<think>Thinking about nothing in particular.</think>"
     last = chat("Hello there.", "General greetings.", "Anything else?", emptied)
-    check_real(name, last, chat("Nothing at all?"), stop=stop, chat_template=DROPPING)
+    check_real(name, last, chat("Nothing at all?"), stop=ENDINGS[ending], chat_template=DROPPING)
     earlier = chat("Hello there.", emptied, "Anything else?", "<think>Hm.</think>Nothing interesting.")
-    check_real(name, earlier, chat("Goodbye."), stop=stop, chat_template=DROPPING)
+    check_real(name, earlier, chat("Goodbye."), stop=ENDINGS[ending], chat_template=DROPPING)
 
 
 # Masks.
