@@ -28,9 +28,7 @@ from tito_audit.run.tasks import strip_rollout
 from tito_audit.run.workers import Executor, can_fork
 from tito_audit.settings.model import Override
 
-pytestmark = [
-    pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system"),
-]
+pytestmark = [pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")]
 
 TOKENIZER = str(TOY)
 LOGS = sorted(FORMATS.glob("*.jsonl"))

@@ -306,13 +306,7 @@ def hostile() -> Iterator[Result]:
     """Results whose every text tries to act."""
     place = Place(f"logs/{HOSTILE}.jsonl", 3, 1)
     stretch = ShownStretch(
-        0,
-        (1, 2),
-        (HOSTILE, "<b>"),
-        (HOSTILE, "00"),
-        (-1.0, None),
-        (True, False),
-        (HOSTILE, HOSTILE),
+        0, (1, 2), (HOSTILE, "<b>"), (HOSTILE, "00"), (-1.0, None), (True, False), (HOSTILE, HOSTILE)
     )
     swap = Swap(0, 1, (3,), (HOSTILE,), (HOSTILE,), 1, HOSTILE, HOSTILE)
     sequences = (ViewSequence(Where.ROW, None, 2, (stretch,), (swap,), HOSTILE),)
@@ -338,10 +332,7 @@ def test_hostile_words_in_every_field_do_nothing_and_are_seen(
     rates = (RateCount(HOSTILE, 1, 1, 1.0, True),)
     fixed = (report_results.Fixed(HOSTILE, HOSTILE, HOSTILE, 1, HOSTILE),)
     summary.gate = Gate(True, ("1 error", HOSTILE), "error", 1, rates, HOSTILE, 1, fixed)
-    texts_of_rules = {
-        "titles": {HOSTILE: HOSTILE},
-        "docs": {HOSTILE: f"x\n\n## {HOSTILE}\n{HOSTILE}"},
-    }
+    texts_of_rules = {"titles": {HOSTILE: HOSTILE}, "docs": {HOSTILE: f"x\n\n## {HOSTILE}\n{HOSTILE}"}}
     page = made.page(tmp_path / "page.html", hostile(), summary, **texts_of_rules)
     browser.look()
     browser.open(page)

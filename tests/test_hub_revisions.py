@@ -132,10 +132,7 @@ def test_a_settings_file_holds_the_revision_for_one_log_and_for_all(
     old, new = written(tmp_path / "old.jsonl", rows), written(tmp_path / "new.jsonl", rows)
     _, out, _ = run("scan", old, new, "--config", config, "-f", "json", "--quiet")
     summary = json.loads(out)["summary"]
-    assert summary["tokenizer_commits"] == {
-        "org/toy@v1": commit_of(hub, "v1"),
-        "org/toy@v2": commit_of(hub, "v2"),
-    }
+    assert summary["tokenizer_commits"] == {"org/toy@v1": commit_of(hub, "v1"), "org/toy@v2": commit_of(hub, "v2")}
 
 
 def test_a_folder_of_that_name_comes_first(

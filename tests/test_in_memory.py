@@ -524,10 +524,7 @@ class NotRows:
 REFUSED: dict[str, tuple[Any, str]] = {
     "nothing": (None, "None is neither paths nor rows"),
     "a number": (3, "a value of type int"),
-    "columns": (
-        {"token_ids": [[1, 2]]},
-        "'token_ids' is a list that holds a list that holds a value of type int",
-    ),
+    "columns": ({"token_ids": [[1, 2]]}, "'token_ids' is a list that holds a list that holds a value of type int"),
     "one row": (CLEAN, "Pass [row] for a single row"),
     "numbers": ([1, 2], "a list that holds a value of type int"),
     "text of rows": ([json.dumps(CLEAN)], "the text of a row, not a path"),

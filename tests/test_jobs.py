@@ -44,9 +44,7 @@ LIMIT = 200
 LONG = 120.0
 """Seconds; nothing that comes at all takes so long."""
 
-pytestmark = [
-    pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system"),
-]
+pytestmark = [pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")]
 
 
 # Chunks

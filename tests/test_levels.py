@@ -295,10 +295,7 @@ def call(**changes: Any) -> list[Json]:
             "L2 model weights stop sampling",
         ),
         ({"token_ids": [11, 5, 9, 7, 2], "logprobs": [None, None, None, -1.0, -2.0]}, "L1 loss_mask"),
-        (
-            {"token_ids": [11, 5, 9, 7, 2], "loss_mask": [0, 0, 0, 1, 1], "logprobs": [None] * 5},
-            "L1 logprobs",
-        ),
+        ({"token_ids": [11, 5, 9, 7, 2], "loss_mask": [0, 0, 0, 1, 1], "logprobs": [None] * 5}, "L1 logprobs"),
     ],
 )
 def test_each_fact_is_asked_for_at_its_level(row: Json, words: str) -> None:
