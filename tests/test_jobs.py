@@ -445,7 +445,7 @@ def workers_of(pid: int) -> list[int]:
     raise AssertionError("no processes were started")
 
 
-def command_pausing(seconds: float, *words: str) -> list[str]:
+def held(seconds: float, *words: str) -> list[str]:
     """The command, whose processes need so many seconds more for each task."""
     return [sys.executable, "-m", "tests.held", str(seconds), *words]
 
@@ -496,7 +496,7 @@ def printed_by(run: subprocess.Popen[str]) -> tuple[str, str]:
 @pytest.mark.parametrize("who", ["worker", "parent"])
 def test_a_signal_ends_all_processes_with_one_message(long: Path, who: str) -> None:
     children()
-    words = command_pausing(LONG, "scan", str(long), "--jobs", "2")
+    words = held(LONG, "scan", str(long), "--jobs", "2")
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True, start_new_session=True
     ) as run:
@@ -535,7 +535,7 @@ def test_processes_end_when_the_reader_goes_away(long: Path) -> None:
 
 def test_processes_end_when_their_parent_is_killed(long: Path) -> None:
     children()
-    words = command_pausing(0.5, "scan", str(long), "--jobs", "2")
+    words = held(0.5, "scan", str(long), "--jobs", "2")
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as run:
         workers = workers_of(run.pid)
         run.kill()
