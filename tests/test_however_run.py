@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import multiprocessing
-import pickle
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests import test_fit, test_log_wide, test_sessions
+from tests import elsewhere, test_fit, test_log_wide, test_sessions
 from tests.command import written
-from tests.elsewhere import Elsewhere, worked
+from tests.elsewhere import Elsewhere
 from tests.test_join import captured, split
 from tests.tiers import DEEP, crossed, examples, some
 from tests.world import BROKEN, CLEAN, FORMATS, TOY, json_lines, lines_of
@@ -52,33 +52,16 @@ class Way:
     """All of it was done by a run before."""
 
     def executor(self) -> Executor | None:
-        """The process that got pickles alone: one for each run in `make deep`, else one for all of them."""
-        if not self.pickled:
-            return None
-        return Elsewhere() if DEEP or not SHARED else SHARED[0]  # type: ignore[return-value]
-
-
-class SharedProcess(Elsewhere):
-    """Work in one process, which was not forked, whatever run it is for."""
-
-    def __init__(self) -> None:
-        self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-
-    def map(self, work: Any, tasks: Iterable[tuple[Any, Any]]) -> Generator[tuple[Any, Any], None, None]:
-        packed = pickle.dumps(work)
-        for tag, task in tasks:
-            answer = None if task is None else self.pool.submit(worked, packed, pickle.dumps(task)).result()
-            yield tag, None if answer is None else pickle.loads(answer)
-
-
-SHARED: list[SharedProcess] = []
+        return Elsewhere() if self.pickled else None  # type: ignore[return-value]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _shared_process() -> Iterator[None]:
-    SHARED.append(SharedProcess())
-    yield
-    SHARED.pop().pool.shutdown()
+def _elsewhere() -> Iterator[None]:
+    """In `make test` the process that got pickles alone is the same for all runs."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool, pytest.MonkeyPatch.context() as patched:
+        if not DEEP:
+            patched.setattr(elsewhere, "ProcessPoolExecutor", lambda *_: nullcontext(pool))
+        yield
 
 
 PLAIN = Way()
@@ -164,8 +147,8 @@ def gathered(folder: Path) -> Logged:
 def with_messages(folder: Path) -> Logged:
     """Several rows for each conversation that stands in another file."""
     _, rows, messages = split("slime")
-    log, elsewhere = written(folder / "log.jsonl", rows * 3), written(folder / "messages.jsonl", messages)
-    return Logged(log, {"messages": str(elsewhere)}, notice="more than one row of the log")
+    log, texts = written(folder / "log.jsonl", rows * 3), written(folder / "messages.jsonl", messages)
+    return Logged(log, {"messages": str(texts)}, notice="more than one row of the log")
 
 
 def threads(folder: Path) -> Logged:
