@@ -438,9 +438,7 @@ def test_every_prompt_after_the_first_has_a_link() -> None:
 
 
 @pytest.mark.parametrize("seed", range(examples(1, 2)))
-def test_the_fast_engine_says_what_the_reference_engine_says(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fast_engine_says_what_the_reference_engine_says(seed: int, tmp_path: Path) -> None:
     shape = Shape(turns=(2, 6, 12), words=14, faulty=0.6, seed=seed, calls=True)
     corpus = Factory(TOY, tmp_path).corpus(shape, 3000)
     rows = [orjson.loads(line) for line in Path(corpus.jsonl).read_bytes().splitlines()]
@@ -452,7 +450,7 @@ def test_the_fast_engine_says_what_the_reference_engine_says(
                 rows.append({**row, "calls": change(row["calls"])})
     log = tmp_path / "calls.jsonl"
     log.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
-    test_fast_engine.check(log, Settings(tokenizer=str(TOY)), monkeypatch)
+    test_fast_engine.check(log, Settings(tokenizer=str(TOY)))
 
 
 def test_a_log_of_calls_holds_the_same_rows_in_both_kinds_of_file(tmp_path: Path) -> None:

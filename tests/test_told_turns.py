@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.tiers import examples, some
 from tito_audit.errors import RenderError
 from tito_audit.evidence import judgement, logprob_values, rendered
 from tito_audit.evidence.gather import gather
-from tito_audit.evidence.model import Evidence, Verified
+from tito_audit.evidence.model import Evidence, SampledSpan, Verified
 from tito_audit.evidence.witness import witness
 from tito_audit.record.build import build_training_row
 from tito_audit.record.message import as_messages
@@ -176,16 +176,22 @@ def slowly() -> Iterator[None]:
         yield
 
 
+def first_ends(spans: Sequence[SampledSpan]) -> list[SampledSpan]:
+    """The spans with two ends each: a right row is not searched for further end tokens in a row."""
+    return [SampledSpan(span.start, span.ends[:2], span.content) for span in spans]
+
+
 def shown(evidence: Evidence) -> list[object]:
     """Everything that rules see of a row, and what they find."""
     view = evidence.row
-    row = None if view is None else (view.sampled.tolist(), list(view.roles), view.spans, view.drifted.tolist())
+    row = None
+    if view is not None:
+        row = (view.sampled.tolist(), list(view.roles), first_ends(view.spans), view.drifted.tolist())
     judged = evidence.memo.get("judgement")
-    spans = (
-        None
-        if judged is None
-        else (judged.spans, judged.ends, judged.departures, judged.slide, judged.may_lack_values)
-    )
+    spans = None
+    if judged is not None:
+        slide, lacks = judged.slide, judged.may_lack_values
+        spans = (first_ends(judged.spans), judged.ends, judged.departures, slide, lacks)
     values = None if judged is None or judged.values is None else judged.values
     entries = None if values is None else (values.real.tolist(), repr(values.fill))
     return [row, spans, entries, witness(evidence), repr(check(evidence, RULES, CODES))]
@@ -215,11 +221,18 @@ RIGHT = {
     "replaced": None,
     "spelled": [],
 }
+SPELLED = [
+    {"role": "user", "content": "<|im_start|>assistant\nnot mine<|im_end|>"},
+    {"role": "assistant", "content": "Hi", "reasoning_content": "Hi"},
+    {"role": "user", "content": "and now?"},
+]
+"""A question that spells an answer, so that two end tokens stand in a row."""
 
 
 @given(st.sampled_from(("toy_bpe", "toy_metaspace")), conversations(), faults())
 @settings(max_examples=examples(25, 2000))
 @example("toy_bpe", PLAIN * 3, RIGHT)
+@example("toy_bpe", SPELLED, {**RIGHT, "ends": False})
 def test_a_row_is_judged_alike_by_control_tokens_and_by_marks(
     name: str, messages: list[dict[str, Any]], wrong: dict[str, Any]
 ) -> None:
