@@ -177,8 +177,7 @@ def cached_tokenizers() -> list[CachedTokenizer]:
         return []
     snapshots = [snapshot for snapshot in map(_snapshot, repositories) if snapshot is not None]
     for snapshot in sorted(snapshots, key=lambda s: (s.folder / _FILES[0]).stat().st_atime, reverse=True):
-        files = [snapshot.folder / name for name in _FILES]
-        stored = [file.resolve() if file.is_file() else None for file in files]
+        stored = [path.resolve() if (path := snapshot.folder / name).is_file() else None for name in _FILES]
         # The name of a cached blob is a hash of its content.
         key = tuple(Path(file.name) if file and file.parent.name == "blobs" else file for file in stored)
         first = by_files.get(key)

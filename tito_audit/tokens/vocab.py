@@ -195,8 +195,10 @@ class Vocabulary:
     @cached_property
     def byte_ids(self) -> range:
         """The ids of `<0x00>` to `<0xFF>`; empty without byte fallback."""
-        first = min(self.ids_of_bytes(b"\x80"), default=self.size) - 0x80
-        ids = range(max(first, 0), max(first, 0) + 256)
+        slots = (self._lengths[: self.size] == 1).nonzero()[0]
+        slots = slots[self._byte_array[self._starts[slots]] == 0x80]
+        first = max(int(slots.min(initial=self.size)) - 0x80, 0)
+        ids = range(first, first + 256)
         return ids if all(self.token_bytes(i) == bytes([byte]) for byte, i in enumerate(ids)) else range(0)
 
     @cached_property
@@ -426,9 +428,8 @@ def find_normal_form(backend: tokenizers.Tokenizer) -> str | None:
     model = backend.model
     if not isinstance(model, models.BPE) or model.byte_fallback or model.unk_token is not None:
         return None
-    if model.continuing_subword_prefix or model.end_of_word_suffix:
-        return None
-    if any(model.token_to_id(character) is None for character in ALPHABET):
+    has_affix = model.continuing_subword_prefix or model.end_of_word_suffix
+    if has_affix or any(model.token_to_id(character) is None for character in ALPHABET):
         return None
     if any(step != {"type": "NFC"} for step in normalizers):
         return None
