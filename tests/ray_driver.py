@@ -50,15 +50,16 @@ def driver(nodes: int, cpus: int) -> Iterator[Driver]:
     assert left, processes(folder)
 
 
-def processes(words: str) -> dict[int, str]:
-    """The processes whose command line has some words."""
+def processes(words: str, variable: str = "") -> dict[int, str]:
+    """The processes whose command line has some words, and whose environment has `variable`."""
     lines = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            environment = (folder / "environ").read_bytes() if variable else b""
         except OSError:
             continue
-        if words in line and int(folder.name) != os.getpid():
+        if words in line and variable.encode() in environment and int(folder.name) != os.getpid():
             lines[int(folder.name)] = line
     return lines
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import http.server
 import json
+import os
 import pickle
 import random
 import re
@@ -13,9 +14,9 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -401,44 +402,64 @@ def long(tmp_path: Path) -> Path:
     return path
 
 
-def folders() -> set[Path]:
-    """The folders of clusters that runs started."""
-    return set(Path(tempfile.gettempdir()).glob("tito-ray-*"))
+class OwnCluster:
+    """A run that starts a cluster, whose processes and folder are told from those of other runs by a variable."""
 
+    def __init__(self, log: Path, *words: str) -> None:
+        self.variable = f"OWN_CLUSTER={uuid.uuid4()}"
+        name, _, value = self.variable.partition("=")
+        self.run = subprocess.Popen(
+            [*SCAN, str(log), *words, "--engine", "ray", "--address", "local"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, name: value},
+            text=True,
+            start_new_session=True,
+        )
 
-def left() -> dict[int, str]:
-    return {**processes("/tito-ray-"), **processes("ray::tito_audit_chunks")}
+    def processes(self, words: str) -> dict[int, str]:
+        """Its processes whose command line has some words."""
+        return processes(words, self.variable)
+
+    @property
+    def left(self) -> dict[int, str]:
+        """Its processes that are still there, but for helpers of Ray, which take their time."""
+        return {**self.processes("/tito-ray-"), **self.processes("ray::tito_audit_chunks")}
+
+    @property
+    def folder(self) -> Path:
+        """The cluster's folder, once its processes are there."""
+        lines = wait_for(lambda: self.processes("/tito-ray-"), 120)
+        return Path(re.findall(r"/\S*?/tito-ray-\w+", next(iter(lines.values())))[0])
 
 
 @deep
-def test_a_run_starts_a_cluster_and_leaves_nothing_of_it(tmp_path: Path) -> None:
-    before = folders()
-    words = [*SCAN, str(FORMATS[0]), "-f", "json", "-t", TOKENIZER, "--engine", "ray", "--address", "local"]
-    ended = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
-    assert ended.stderr == ""
-    assert json.loads(ended.stdout)["summary"]["rollouts"] == len(FORMATS[0].read_text().splitlines())
-    assert wait_for(lambda: not left(), 20), left()
-    assert folders() == before
+def test_a_run_starts_a_cluster_and_leaves_nothing_of_it() -> None:
+    cluster = OwnCluster(FORMATS[0], "-f", "json", "-t", TOKENIZER)
+    with cluster.run as run:
+        folder = cluster.folder
+        out, err = run.communicate(timeout=300)
+    assert err == ""
+    assert json.loads(out)["summary"]["rollouts"] == len(FORMATS[0].read_text().splitlines())
+    assert wait_for(lambda: not cluster.left, 20), cluster.left
+    assert not folder.exists()
 
 
 @deep
 @pytest.mark.parametrize(("ended_by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_run_that_is_ended_leaves_no_process(long: Path, ended_by: signal.Signals, code: int) -> None:
-    before = folders()
-    words = [*SCAN, str(long), "--engine", "ray", "--address", "local"]
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True, start_new_session=True
-    ) as run:
-        assert wait_for(lambda: processes("ray::tito_audit_chunks"), 120)
+    cluster = OwnCluster(long)
+    with cluster.run as run:
+        folder = cluster.folder
+        assert wait_for(lambda: cluster.processes("ray::tito_audit_chunks"), 120)
         run.send_signal(ended_by)
         out, err = run.communicate(timeout=60)
     assert (run.returncode, out) == (code, "")
     assert "Traceback" not in err
-    assert wait_for(lambda: not left(), 30), left()
-    if code > 0:
-        assert folders() == before
-    for folder in folders() - before:
-        shutil.rmtree(folder)
+    assert wait_for(lambda: not cluster.left, 30), cluster.left
+    assert folder.exists() == (code < 0)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_a_model_scores_without_a_cluster() -> None:
