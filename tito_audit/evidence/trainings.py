@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 import numpy as np
 
+from tito_audit.chains.links import Link, parents_of
 from tito_audit.record.arrays import Ids, Logprobs, empty_ids
 from tito_audit.record.column import ColumnRole, MaskEncoding, decode_mask
 from tito_audit.record.finding import Hit, Severity, Where
@@ -26,14 +27,19 @@ _NO_MASK = (MaskEncoding.IMPLIED, MaskEncoding.ABSENT)
 
 _Span = tuple[int, int, int, float]
 """Hash, end, tokens and logprob of a span, as in SPAN."""
+_Part = tuple[Ids, Sequence[Run], Logprobs | None, blake2b, int]
+"""Ids, their trained runs and logprobs, a hasher that read what precedes them, and how many tokens that is."""
 
 
-def trainings_of(rollout: Rollout) -> Trainings | None:
-    """Records of what a rollout trains, in its training row and in each call; None if nothing is known."""
+def trainings_of(rollout: Rollout, links: Iterable[Link] = ()) -> Trainings | None:
+    """Records of what a rollout trains, in its training row and in each call; None if nothing is known.
+
+    `links` of its calls spare the comparison of prompts that they already show to continue each other.
+    """
     if rollout.stated.side is not None:
         return None  # several preference pairs may share an answer
-    sequences: list[tuple[int, int, int]] = []
-    spans: list[_Span] = []
+    parts: list[_Part] = []
+    numbers: list[int] = []  # the call of each part, -1 for the training row
     runs: Sequence[Run]
     row, stated, turns = rollout.training_row, rollout.stated, rollout.turns
     if row is not None and (mask := effective_loss_mask(row)) is not None:
@@ -44,21 +50,21 @@ def trainings_of(rollout: Rollout) -> Trainings | None:
         known = not start and not (len(mask) and mask[0])
         if known and not left_out:
             runs = trained_runs(mask[:end])
-            spans += _spans(row.token_ids[:end], runs, row.logprobs, blake2b(digest_size=8))
-        if spans:
-            sequences.append((len(spans), -1, 0))
+            parts.append((row.token_ids[:end], runs, row.logprobs, blake2b(digest_size=8), 0))
+            numbers.append(-1)
     ids = stated.answer_ids or ((stated.facts.get("id"),) if len(turns) == 1 else ())
-    hasher, hashed = blake2b(digest_size=8), empty_ids()
+    parents = parents_of(links)
+    hasher, hashed, latest = blake2b(digest_size=8), empty_ids(), -1
     for number, turn in enumerate(turns):
         prompt, completion = turn.prompt_ids, turn.completion_ids
         if prompt is None or completion is None or turn.ids_from is not IdsFrom.LOGGED:
             continue  # its context is unknown
-        if not starts_with(prompt, hashed):
+        if parents.get(number) != latest and not starts_with(prompt, hashed):
             hasher, hashed = blake2b(digest_size=8), empty_ids()
         hasher.update(
             np.ascontiguousarray(prompt[len(hashed) :], np.int32).data
         )  # most prompts extend the last one
-        hashed = prompt
+        hashed, latest = prompt, number
         if not len(completion):
             continue
         # What the completion's own mask trains; all of it without one.
@@ -68,15 +74,19 @@ def trainings_of(rollout: Rollout) -> Trainings | None:
             if encoding is not None and encoding not in _NO_MASK and len(column.values) == len(completion):
                 runs = trained_runs(np.ascontiguousarray(decode_mask(column.values, encoding)))
                 break
-        if trained := _spans(completion, runs, turn.completion_logprobs, hasher.copy(), len(prompt)):
-            answer_id, logged_id = 0, ids[number] if len(ids) == len(turns) else None
-            if isinstance(logged_id, str) and _ANSWER_ID.fullmatch(logged_id):
-                digest = blake2b(logged_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-                answer_id = int.from_bytes(digest, "little") or 1
-            sequences.append((len(trained), number, answer_id))
-            spans += trained
-    if not sequences:
+        parts.append((completion, runs, turn.completion_logprobs, hasher.copy(), len(prompt)))
+        numbers.append(number)
+    spans, counts = _spans(parts)
+    if not spans:
         return None
+    sequences: list[tuple[int, int, int]] = []
+    for number, count in zip(numbers, counts, strict=True):
+        answer_id, logged_id = 0, ids[number] if number >= 0 and len(ids) == len(turns) else None
+        if isinstance(logged_id, str) and _ANSWER_ID.fullmatch(logged_id):
+            digest = blake2b(logged_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+            answer_id = int.from_bytes(digest, "little") or 1
+        if count:
+            sequences.append((count, number, answer_id))
     records = np.array(sequences, SEQUENCE).tobytes(), np.array(spans, SPAN).tobytes()
     return Trainings(*records, stated.calls_at)
 
@@ -88,37 +98,35 @@ def retraining_hit(again: TrainedAgain) -> Hit:
     return Hit(where, again.runs[0][0], again.runs[-1][1], again.message, again.turn, again.cause, severity)
 
 
-def _spans(
-    ids: Ids, runs: Sequence[Run], logprobs: Logprobs | None, hasher: blake2b, before: int = 0
-) -> list[_Span]:
-    """The records of these trained runs, of the token after each, and of the end of the ids.
+def _spans(parts: Sequence[_Part]) -> tuple[list[_Span], list[int]]:
+    """The records of trained runs, of the token after each, and of the end of the ids; and how many for each part.
 
-    With the token after, a row that trains a turn end matches one that does not. `hasher` has already read the
-    `before` tokens that precede `ids`.
+    With the token after, a row that trains a turn end matches one that does not.
     """
-    if not runs:
-        return []
-    data, at, size = np.ascontiguousarray(ids, np.int32).data.cast("B"), 0, len(ids)
     spans: list[_Span] = []
-    edges: list[Run] = []
-    for start, end in runs:
-        edges.append((start, end))
-        if end < size:
-            edges.append((end + 1, end + 1))
-    if end + 1 < size:
-        edges.append((size, size))
-    for start, end in edges:
-        hasher.update(data[4 * at : 4 * end])
-        at = end
-        total = np.nan
-        if logprobs is not None and start < end:
-            # An upper bound: an entry that is no logprob counts as 0. Several equal values are a placeholder.
-            values = real = logprobs[start:end]
-            lowest, highest = np.minimum.reduce(values), np.maximum.reduce(values)
-            if not (lowest > _LEAST and highest < 0):
-                real = values[(values > _LEAST) & (values < 0)]
-                lowest, highest = np.minimum.reduce(real, initial=0), np.maximum.reduce(real, initial=_LEAST)
-            if len(real) and (len(values) == 1 or lowest != highest):
-                total = float(np.add.reduce(real))
-        spans.append((int.from_bytes(hasher.digest(), "little"), before + end, end - start, total))
-    return spans
+    counts: list[int] = []
+    for ids, runs, logprobs, hasher, before in parts:
+        data, at, size = np.ascontiguousarray(ids, np.int32).data.cast("B"), 0, len(ids)
+        edges: list[Run] = []
+        for start, end in runs:
+            edges.append((start, end))
+            if end < size:
+                edges.append((end + 1, end + 1))
+        if edges and edges[-1][1] < size:
+            edges.append((size, size))
+        for start, end in edges:
+            hasher.update(data[4 * at : 4 * end])
+            at = end
+            total = np.nan
+            if logprobs is not None and start < end:
+                # An upper bound: an entry that is no logprob counts as 0. Several equal values are a placeholder.
+                values = real = logprobs[start:end]
+                lowest, highest = np.minimum.reduce(values), np.maximum.reduce(values)
+                if not (lowest > _LEAST and highest < 0):
+                    real = values[(values > _LEAST) & (values < 0)]
+                    lowest, highest = np.minimum.reduce(real, initial=0), np.maximum.reduce(real, initial=_LEAST)
+                if len(real) and (len(values) == 1 or lowest != highest):
+                    total = float(np.add.reduce(real))
+            spans.append((int.from_bytes(hasher.digest(), "little"), before + end, end - start, total))
+        counts.append(len(edges))
+    return spans, counts

@@ -181,7 +181,7 @@ def _audit(rollout: Rollout, auditor: Auditor, choose_view: ChooseView | None) -
         counts,
         observed=observed,
         witness=shows,
-        trainings=trainings_of(evidence.rollout) if TRAINED_ONCE in auditor.codes else None,
+        trainings=trainings_of(evidence.rollout, evidence.links) if TRAINED_ONCE in auditor.codes else None,
         misfit=misfit,
         told=auditor.log_findings,
         mismatches=evidence.memo.get(MISMATCH, ()),
