@@ -19,14 +19,18 @@ from tito_audit.chains.links import (
     broken_link,
     chain_to,
     last_calls,
-    link_by_ids,
     link_without_text,
     parents_of,
+    repeating_link,
     sibling_link,
 )
+from tito_audit.evidence.chains import chain_turns
+from tito_audit.evidence.differences import CompletionSpan
+from tito_audit.evidence.trainings import trainings_of
 from tito_audit.join._calls import order_calls
 from tito_audit.record.arrays import Ids
-from tito_audit.record.rollout import Turn
+from tito_audit.record.prefix import starts_with
+from tito_audit.record.rollout import Place, Rollout, Turn
 
 some = settings(max_examples=100, deadline=None, derandomize=True)
 
@@ -131,10 +135,12 @@ def test_a_prompt_with_one_other_id_does_not_start_with_a_history(at: int) -> No
 
 def test_ids_alone_tell_what_continues_and_what_is_asked_again() -> None:
     every = histories(history(0, [1], [2]), history(2, [1, 2, 3], [4]))
-    assert link_by_ids(3, ids(1, 2, 3, 4, 5), every) == Link(3, 2, LinkKind.CONTINUES, 5, 4)
-    retry = link_by_ids(3, ids(1), every)
+    retry = repeating_link(3, ids(1), every)
     assert retry == Link(3, 0, LinkKind.RETRY, 1, 1, "the same prompt as turn 0")
-    assert link_by_ids(3, ids(1, 2, 9), every) is None
+    assert repeating_link(3, ids(1, 2, 9), every) is None
+    turns = Turn(ids(1), ids(2)), Turn(None, ids(5)), Turn(ids(1, 2, 3), ids(4)), Turn(ids(1, 2, 3, 4, 5), None)
+    linked = chain_turns(Rollout(Place("log", 0), "toy", turns=turns), None).links
+    assert linked == (Link(2, 0, LinkKind.CONTINUES, 3, 2), Link(3, 2, LinkKind.CONTINUES, 5, 4))
 
 
 def test_without_text_a_prompt_continues_an_earlier_call_or_parts_from_the_closest() -> None:
@@ -166,9 +172,21 @@ def test_every_call_is_in_the_chain_of_a_last_one_and_each_continues_the_one_bef
     every, links = Histories(), []
     for k, (prompt, completion) in enumerate(calls):
         if k:
-            link = link_by_ids(k, ids(*prompt), every) or link_without_text(k, ids(*prompt), every)
+            link = repeating_link(k, ids(*prompt), every) or link_without_text(k, ids(*prompt), every)
+            last = every.last
+            if starts_with(ids(*prompt), last.seen):
+                link = Link(k, last.turn, LinkKind.CONTINUES, len(prompt), len(last.seen))
             links.append(link)
         every.add(history(k, prompt, completion))
+    turns = tuple(Turn(ids(*prompt), ids(*completion)) for prompt, completion in calls)
+    rollout = Rollout(Place("log", 0), "toy", turns=turns)
+    made, spans = chain_turns(rollout, None), list[tuple[CompletionSpan, ...]]()
+    assert made.links == tuple(links)
+    for k, ((prompt, completion), link) in enumerate(zip(calls, [None, *links], strict=True)):
+        before = spans[link.parent or 0] if link is not None and link.kind is LinkKind.CONTINUES else ()
+        spans.append((*before, CompletionSpan(k, len(prompt), len(prompt) + len(completion))))
+    assert [made.completions[k] for k in reversed(range(len(calls)))] == spans[::-1]
+    assert trainings_of(rollout, links) == trainings_of(rollout)
     parents = parents_of(links)
     last = last_calls(range(len(calls)), parents)
     chains = [chain_to(call, parents) for call in last]

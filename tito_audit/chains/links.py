@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tito_audit.chains.histories import Histories, History
 from tito_audit.record.arrays import Ids
-from tito_audit.record.prefix import common_prefix, starts_with
+from tito_audit.record.prefix import common_prefix, same_ids, starts_with
 
 Chain: TypeAlias = tuple[int, ...]
 """Numbers of calls, each continuing the one before."""
@@ -65,13 +65,10 @@ TEXT_UNKNOWN = "re-tokenized or re-rendered; the tokenizer of the log would tell
 """The detail of a link broken by ids whose text is unknown."""
 
 
-def link_by_ids(turn: int, prompt: Ids, earlier: Histories) -> Link | None:
-    """The link of a call that continues the last call or repeats an earlier prompt; None for any other."""
-    last = earlier.last
-    if starts_with(prompt, last.seen):
-        return Link(turn, last.turn, LinkKind.CONTINUES, len(prompt), len(last.seen))
+def repeating_link(turn: int, prompt: Ids, earlier: Histories) -> Link | None:
+    """The link of a call that repeats an earlier prompt; None for any other."""
     for history in reversed(earlier):
-        if np.array_equal(prompt, history.prompt):
+        if same_ids(prompt, history.prompt):
             detail = f"the same prompt as turn {history.turn}"
             return Link(turn, history.turn, LinkKind.RETRY, len(prompt), len(prompt), detail)
     return None

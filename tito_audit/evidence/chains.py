@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -15,8 +15,9 @@ from tito_audit.chains.links import (
     Link,
     LinkKind,
     broken_link,
-    link_by_ids,
+    chain_to,
     link_without_text,
+    repeating_link,
     resumed_prompt,
     sibling_link,
 )
@@ -43,8 +44,26 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.prefix import common_byte_prefix, common_prefix, starts_with
-from tito_audit.record.rollout import Rollout
+from tito_audit.record.rollout import Rollout, Turn
 from tito_audit.tokens.segments import KnownText
+
+
+class Completions:
+    """For each turn, the completions known to be in its prompt + completion, in order; found when asked for."""
+
+    def __init__(self, turns: Sequence[Turn], parents: Mapping[int, int]) -> None:
+        """`parents` are by turn the one that it continues; turns may be added to them later."""
+        self._turns, self._parents = turns, parents
+        self._found: dict[int | None, tuple[CompletionSpan, ...]] = {None: ()}
+
+    def __getitem__(self, number: int) -> tuple[CompletionSpan, ...]:
+        for k in chain_to(number, self._parents) if number not in self._found else ():
+            turn, before = self._turns[k], self._found[self._parents.get(k)]
+            self._found[k] = ()
+            if turn.prompt_ids is not None and turn.completion_ids is not None:
+                start, end = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.completion_ids)
+                self._found[k] = (*before, CompletionSpan(k, start, end, turn.message_index))
+        return self._found[number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +72,14 @@ class Chains:
 
     links: tuple[Link, ...]
     """In turn order."""
-    completions: tuple[tuple[CompletionSpan, ...], ...]
-    """For each turn, the completions known to be in its prompt + completion, in order."""
+    completions: Completions
     seen: tuple[Ids | None, ...]
     """For each turn, its prompt + completion; None without ids."""
     differences: Sequence[Difference]
     """Where later prompts hold other tokens than those seen or sampled before."""
 
 
-_NO_CALLS = Chains((), (), (), ())
+_NO_CALLS = Chains((), Completions((), {}), (), ())
 
 
 def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
@@ -69,22 +87,33 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
     turns = rollout.turns
     if not turns:
         return _NO_CALLS
-    seen = tuple([turn.seen_ids for turn in turns])
+    seen: list[Ids | None] = []
     links: list[Link] = []
-    completions: list[tuple[CompletionSpan, ...]] = []
+    parents: dict[int, int] = {}
+    completions = Completions(turns, parents)
     differences: list[Difference] = []
-    earlier, any_earlier = Histories(), False
+    earlier, last, last_seen = Histories(), -1, None
     for number, turn in enumerate(turns):
-        differing: Sequence[Stretch] = []
-        link = None
-        if turn.prompt_ids is not None and any_earlier:
-            link = link_by_ids(number, turn.prompt_ids, earlier)
+        prompt, sampled = turn.prompt_ids, turn.completion_ids
+        own = None if prompt is None or sampled is None else np.concatenate([prompt, sampled])
+        seen.append(own)
+        if prompt is None:
+            continue
+        if last_seen is not None and starts_with(prompt, last_seen):
+            links.append(Link(number, last, LinkKind.CONTINUES, len(prompt), len(last_seen)))
+            parents[number] = last
+        elif last_seen is not None:
+            # Most rollouts have no such call, and need no histories.
+            for k in range(earlier.last.turn + 1 if len(earlier) else 0, number):
+                if (known := seen[k]) is not None and (asked := turns[k].prompt_ids) is not None:
+                    earlier.add(History(k, asked, known))
+            differing: Sequence[Stretch] = []
+            link = repeating_link(number, prompt, earlier)
             if link is None and reference is not None:
                 link, differing = _link_changed_prompt(rollout, number, earlier, completions, reference)
-            link = link or link_without_text(number, turn.prompt_ids, earlier)
+            link = link or link_without_text(number, prompt, earlier)
             links.append(link)
-        if link is not None and (parent := link.parent) is not None:
-            for stretch in differing:
+            for stretch in differing if (parent := link.parent) is not None else ():
                 if not len(stretch.canonical.ids):
                     effect = f"turn {number} did not see these tokens"
                 elif not len(stretch.recorded.ids):
@@ -95,24 +124,16 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
                 spans = completions[parent]
                 new = difference(stretch, Against.NEXT_PROMPT, Severity.ERROR, effect, parent, spans, number)
                 differences.append(new)
-        spans = ()
-        if turn.prompt_ids is not None and turn.completion_ids is not None:
-            if link is not None and link.kind is LinkKind.CONTINUES and link.parent is not None:
-                spans = completions[link.parent]
-            start, end = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.completion_ids)
-            spans = (*spans, CompletionSpan(number, start, end, turn.message_index))
-        completions.append(spans)
-        if turn.prompt_ids is not None and (tokens := seen[number]) is not None:
-            earlier.add(History(number, turn.prompt_ids, tokens))
-            any_earlier = True
-    return Chains(tuple(links), tuple(completions), seen, differences)
+        if own is not None:
+            last, last_seen = number, own
+    return Chains(tuple(links), completions, tuple(seen), differences)
 
 
 def _link_changed_prompt(
     rollout: Rollout,
     number: int,
     earlier: Histories,
-    completions: Sequence[tuple[CompletionSpan, ...]],
+    completions: Completions,
     reference: Reference,
 ) -> tuple[Link, Sequence[Stretch]]:
     """The link of a turn whose prompt neither starts with the last call nor repeats an earlier prompt, and the
@@ -158,7 +179,7 @@ def _link_by_text(
     number: int,
     parent: History,
     prompt: Pieces,
-    by_turn: Sequence[tuple[CompletionSpan, ...]],
+    by_turn: Completions,
     reference: Reference,
 ) -> tuple[Link, Sequence[Stretch]]:
     """The link of a prompt whose text differs: rendered otherwise, edited on purpose, or of another chain."""
