@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.chains.links import LinkKind
+from tito_audit.chains.links import LinkKind, chain_to, parents_of
 from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.differences import CompletionSpan, compare_ids, difference
 from tito_audit.evidence.model import Against, Difference
@@ -71,14 +71,22 @@ def answers_to_reencode(
         confirmed = confirmed[::-1]  # longest first: it covers most calls
     cuts = reference.tokenizer.control_tokens
     later = {link.parent: link.turn for link in chains.links if link.kind is LinkKind.RETOKENIZED and confirmed}
-    for number, call in enumerate(rollout.turns):
-        if call.completion_ids is None or not len(call.completion_ids):
+    parents = parents_of(chains.links) if confirmed else {}
+    covered: set[int] = set()
+    for number in reversed(range(len(rollout.turns))):
+        call = rollout.turns[number]
+        if number in covered or call.completion_ids is None or not len(call.completion_ids):
             continue
         seen = chains.seen[number]
         respelled = rollout.turns[later[number]].prompt_ids if number in later else None
         ended = respelled is not None and seen is not None and len(cuts.positions(seen[-1:])) > 0
         for rendered in confirmed:
             if seen is not None and rendered.cover(seen, cuts):
+                if number in parents:  # the ids start with what every call saw that it continues
+                    control = frozenset(cuts.positions(rendered.ids).tolist())
+                    for k in chain_to(parents[number], parents):
+                        if (known := chains.seen[k]) is not None:
+                            covered.update((k,) if not control.isdisjoint((len(known) - 1, len(known))) else ())
                 break
             if ended and respelled is not None and starts_with(rendered.ids, respelled):
                 break
@@ -87,7 +95,7 @@ def answers_to_reencode(
             tail = prompt[reference.last_control_token(prompt) :]
             ids = np.concatenate([tail, call.completion_ids])
             answers.append(CompletionInContext(number, ids, len(tail), reference.decode(ids)))
-    return answers
+    return answers[::-1]
 
 
 def reencoded_differences(
