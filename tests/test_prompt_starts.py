@@ -253,9 +253,9 @@ def agree(writer: Writer, rollouts: Sequence[Rollout]) -> int:
     count = 0
     is_known = PromptStarts.is_known
 
-    def counted(self: PromptStarts, *arguments: Any) -> bool:
+    def counted(self: PromptStarts, *arguments: Any, **how: Any) -> bool:
         nonlocal count
-        answer = is_known(self, *arguments)
+        answer = is_known(self, *arguments, **how)
         count += answer
         return answer
 
@@ -418,7 +418,11 @@ def of_kinds(kinds: str, number: int) -> list[dict[str, Any]]:
 
 def texts_of(rollout: Rollout, reference: Reference) -> Any:
     rendered = prompts.render_texts(rollout, chain_turns(rollout, reference), reference)
-    return {turn: (text.text, text.matches_record) for turn, text in rendered.texts.items()}, rendered.errors
+    cuts, texts = reference.tokenizer.control_tokens, {}
+    for turn, text in rendered.texts.items():
+        ids = None if turn is None else rollout.turns[turn].prompt_ids
+        texts[turn] = text.text if ids is None else text.text_of(ids, cuts), text.matches_record
+    return texts, rendered.errors
 
 
 def rendered_texts_of(rollout: Rollout, reference: Reference) -> Any:

@@ -54,16 +54,16 @@ class Completions:
     def __init__(self, turns: Sequence[Turn], parents: Mapping[int, int]) -> None:
         """`parents` are by turn the one that it continues; turns may be added to them later."""
         self._turns, self._parents = turns, parents
-        self._found: dict[int | None, tuple[CompletionSpan, ...]] = {None: ()}
+        self._by_turn: dict[int | None, tuple[CompletionSpan, ...]] = {None: ()}
 
     def __getitem__(self, number: int) -> tuple[CompletionSpan, ...]:
-        for k in chain_to(number, self._parents) if number not in self._found else ():
-            turn, before = self._turns[k], self._found[self._parents.get(k)]
-            self._found[k] = ()
+        for k in chain_to(number, self._parents) if number not in self._by_turn else ():
+            turn, before = self._turns[k], self._by_turn[self._parents.get(k)]
+            self._by_turn[k] = ()
             if turn.prompt_ids is not None and turn.completion_ids is not None:
                 start, end = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.completion_ids)
-                self._found[k] = (*before, CompletionSpan(k, start, end, turn.message_index))
-        return self._found[number]
+                self._by_turn[k] = (*before, CompletionSpan(k, start, end, turn.message_index))
+        return self._by_turn[number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +105,18 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
         elif last_seen is not None:
             # Most rollouts have no such call, and need no histories.
             for k in range(earlier.last.turn + 1 if len(earlier) else 0, number):
-                if (known := seen[k]) is not None and (asked := turns[k].prompt_ids) is not None:
-                    earlier.add(History(k, asked, known))
+                tokens, begin = seen[k], turns[k].prompt_ids
+                if tokens is not None and begin is not None:
+                    earlier.add(History(k, begin, tokens))
             differing: Sequence[Stretch] = []
             link = repeating_link(number, prompt, earlier)
             if link is None and reference is not None:
                 link, differing = _link_changed_prompt(rollout, number, earlier, completions, reference)
             link = link or link_without_text(number, prompt, earlier)
             links.append(link)
-            for stretch in differing if (parent := link.parent) is not None else ():
+            parent = link.parent
+            for stretch in differing:
+                assert parent is not None, "only an orphan has none, and no differences"
                 if not len(stretch.canonical.ids):
                     effect = f"turn {number} did not see these tokens"
                 elif not len(stretch.recorded.ids):

@@ -85,8 +85,9 @@ def answers_to_reencode(
                 if number in parents:  # the ids start with what every call saw that it continues
                     control = frozenset(cuts.positions(rendered.ids).tolist())
                     for k in chain_to(parents[number], parents):
-                        if (known := chains.seen[k]) is not None:
-                            covered.update((k,) if not control.isdisjoint((len(known) - 1, len(known))) else ())
+                        end = 0 if (ids := chains.seen[k]) is None else len(ids)
+                        if end and (end - 1 in control or end in control):
+                            covered.add(k)
                 break
             if ended and respelled is not None and starts_with(rendered.ids, respelled):
                 break

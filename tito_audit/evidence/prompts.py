@@ -16,17 +16,16 @@ there must be as many as answers, so no message spells one. One prompt in 256 is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, count
-from operator import attrgetter, is_, or_
+from operator import is_, or_
 from typing import NamedTuple
 
 import numpy as np
 
 from tito_audit.align.blocks import SAME_BYTES
-from tito_audit.chains.links import LinkKind
+from tito_audit.chains.links import LinkKind, parents_of
 from tito_audit.errors import RenderError
 from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.completions import ConfirmedIds
@@ -41,7 +40,7 @@ from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import ChatForms, Renderer
 from tito_audit.render.scaffolds import Inputs, MessageShapes, find_scaffolds, template_scaffolds
 from tito_audit.render.template import Template
-from tito_audit.tokens.segments import KnownText
+from tito_audit.tokens.segments import ControlTokens, KnownText
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import keeps_bytes
 from tito_audit.ways.observations import prompt_messages
@@ -66,6 +65,23 @@ class PromptOpener(NamedTuple):
     ids: Ids
 
 
+@dataclass(frozen=True, slots=True)
+class RenderedText:
+    """A text that the template writes."""
+
+    text: str
+    matches_record: bool
+    """Whether it is known to encode as the recorded ids."""
+    tail: str | None = None
+    """For prompts that it starts with, what follows their last control token; None: it is for itself alone."""
+
+    def text_of(self, ids: Ids, cuts: ControlTokens) -> str:
+        """The text that encodes as these recorded ids."""
+        if self.tail is None:
+            return self.text
+        return "".join(cuts.split(self.text)[: 2 * len(cuts.positions(ids))]) + self.tail
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LaterText:
     """A text of the template that encodes as recorded ids, and may start with earlier prompts."""
@@ -79,46 +95,44 @@ class LaterText:
     """`[messages]` a number for what the template sees of it while it writes another one."""
     before: Sequence[int]
     """`[messages + 1]` a bit for each number in `around` that comes before it."""
-    answers: Sequence[int]
-    """`[messages + 1]` how many of the first 0, 1, 2, … messages are answers."""
-    opener: PromptOpener
-    opener_places: Sequence[int]
-    """Where in the ids generation prompts begin."""
     opens: bool
     """Whether it is a prompt; if not, it may continue after its recorded ids."""
     ids: Ids
+    prompt_ends: Sequence[int]
+    """`[messages + 1]` how many of the ids are the prompt of the first 0, 1, 2, … messages; -1: none are."""
     key: int
     """A number for all of this but the texts of messages and the ids."""
+    is_shared: bool
+    """Whether its messages are the first ones of the rollout."""
+    text: str
+    prompts: RenderedText
+    """For the prompts that it is known to start with."""
 
     def may_start_with(self, size: int, recorded: Ids) -> bool:
         """Whether it starts with `recorded`, which ends with the generation prompt after the first messages."""
-        if len(self.opener_places) != self.answers[-1] + self.opens or self.answers[size] >= len(
-            self.opener_places
-        ):
-            return False
-        end = self.opener_places[self.answers[size]] + len(self.opener.ids)
-        return len(recorded) == end and starts_with(self.ids, recorded)
+        return self.prompt_ends[size] == len(recorded) and starts_with(self.ids, recorded)
 
-    def contexts(self, size: int) -> list[_Context]:
-        """The context of each of the first messages, and one for what precedes them."""
-        around, before, every = self.around, self.before, len(self.messages)
+    def contexts(self, size: int, every: int) -> list[_Context]:
+        """The context of each of the first messages in the text of `every` messages, and of what precedes them."""
+        around, before, opens = self.around, self.before, self.opens or every < len(self.messages)
         after, beyond = 0, 0
-        for other in around[size:]:
+        for other in around[size:every]:
             beyond |= 1 << other
         contexts: list[_Context] = []
         for i in range(size - 1, -1, -1):
             neighbors = around[i - 1] if i else -1, around[i + 1] if i + 1 < every else -1
             to_end = min(size - i, _FAR), min(every - i, _FAR)
-            own = self.given, self.opens, beyond, self.shapes[i]
+            own = self.given, opens, beyond, self.shapes[i]
             contexts.append((*own, *neighbors, *to_end, before[i], after))
             after |= 1 << around[i]
-        contexts.append((self.given, self.opens, beyond, around[0], around[size - 1], around[-1], after))
+        contexts.append((self.given, opens, beyond, around[0], around[size - 1], around[every - 1], after))
         return contexts
 
-    @property
-    def texts_are_distinct(self) -> bool:
-        """Whether no two messages have the same text, which could hide that they are written elsewhere."""
-        texts = [text for message in self.messages for text in (message.content, message.reasoning) if text]
+    def texts_are_distinct(self, every: int) -> bool:
+        """Whether no two of the first messages have one text, which could hide that it is written elsewhere."""
+        texts = [
+            text for message in self.messages[:every] for text in (message.content, message.reasoning) if text
+        ]
         return all(isinstance(text, str) for text in texts) and len(set(texts)) == len(texts)
 
 
@@ -135,8 +149,8 @@ class PromptStarts:
         self._proven: set[_Context] = set()
         self._keys: dict[tuple[int, ...], int] = {}
         self._numbers = count()
-        self._sure: set[tuple[int, int]] = set()
-        """(key of a later text, how many of its first messages have proven contexts)."""
+        self._sure: set[tuple[int, int, int]] = set()
+        """(key of a later text, how many of its messages to read, how many of these have proven contexts)."""
         self._alike: set[_Context] = set()
         """Contexts in which both engines write messages alike."""
         self._found = 0
@@ -146,7 +160,15 @@ class PromptStarts:
         """Whether some prompt was not what the template writes though its contexts were proven."""
 
     def later(
-        self, messages: Sequence[Message], inputs: Inputs | None, opens: bool, ids: Ids, forms: ChatForms
+        self,
+        text: str,
+        messages: Sequence[Message],
+        inputs: Inputs | None,
+        opens: bool,
+        ids: Ids,
+        forms: ChatForms,
+        *,
+        is_shared: bool,
     ) -> LaterText | None:
         """A text known to encode as these ids, to find prompts in; None if it shows nothing about prompts."""
         if inputs is None or self._off:
@@ -166,56 +188,35 @@ class PromptStarts:
         size, at = len(opener.ids), self.cuts.positions(ids)
         at = at[ids[at] == opener.ids[0]]
         at = at[at + size <= len(ids)]
-        opener_places = at[(ids[at[:, None] + np.arange(size)] == opener.ids).all(axis=1)]
+        places = at[(ids[at[:, None] + np.arange(size)] == opener.ids).all(axis=1)].tolist()
+        answers = list(accumulate([message.role == _ANSWER for message in messages], initial=0))
+        if len(places) != answers[-1] + opens:  # a message may spell one
+            return None
+        if len(self._keys) >= _MOST_KEYS:
+            self._keys.clear()
+            self._sure.clear()
+        parts = inputs.number, opens, *[number for each in read for number in each[:2]]
+        key = self._keys.setdefault(parts, next(self._numbers))
         return LaterText(
             messages,
             inputs.number,
             [each.shape for each in read],
             around,
             list(accumulate([1 << number for number in around], or_, initial=0)),
-            list(accumulate([message.role == _ANSWER for message in messages], initial=0)),
-            opener,
-            opener_places.tolist(),
             opens,
             ids,
-            self._number_of((inputs.number, opens, *[number for each in read for number in each[:2]])),
+            [places[before] + size if before < len(places) else -1 for before in answers],
+            key,
+            is_shared,
+            text,
+            RenderedText(text, matches_record=True, tail=opener.tail),
         )
 
-    def start(
-        self, later: LaterText, text: RenderedText, size: int, recorded: Ids
-    ) -> tuple[LaterText, RenderedText]:
-        """The prompt of the first messages of a later text, which is known to encode as these recorded ids."""
-
-        def write() -> str:
-            pieces = self.cuts.split(text.text)[: 2 * len(self.cuts.positions(recorded))]
-            return "".join(pieces) + later.opener.tail
-
-        begun = LaterText(
-            later.messages[:size],
-            later.given,
-            later.shapes[:size],
-            later.around[:size],
-            later.before[: size + 1],
-            later.answers[: size + 1],
-            later.opener,
-            later.opener_places[: later.answers[size] + 1],
-            True,
-            recorded,
-            self._number_of((later.key, size)),
-        )
-        return begun, RenderedText(write, matches_record=True)
-
-    def _number_of(self, parts: tuple[int, ...]) -> int:
-        if len(self._keys) >= _MOST_KEYS:
-            self._keys.clear()
-            self._sure.clear()
-        return self._keys.setdefault(parts, next(self._numbers))
-
-    def are_first(self, messages: Sequence[Message], later: LaterText, forms: ChatForms) -> bool:
-        """Whether a later text starts with these messages."""
+    def are_first(self, messages: Sequence[Message], later: LaterText, every: int, forms: ChatForms) -> bool:
+        """Whether a later text, of which `every` messages are read, starts with these messages."""
         size = len(messages)
         first = later.messages[:size]
-        if len(first) < size:
+        if every < size:
             return False
         if all(map(is_, messages, first)):
             return True
@@ -224,33 +225,39 @@ class PromptStarts:
         read = self._shapes.read(messages, forms)  # 1 and 1.0 are equal but differ in shape
         return read is not None and [each.shape for each in read] == list(later.shapes[:size])
 
-    def is_known(self, later: LaterText, size: int, recorded: Ids) -> bool:
-        """Whether the template is known to write these recorded ids for the first messages of a later text.
+    def is_known(self, later: LaterText, every: int, size: int, recorded: Ids, *, starts: bool = False) -> bool:
+        """Whether the template is known to write these recorded ids for the first of `every` messages of a text.
 
-        False too for a prompt that is to be rendered as a check.
+        False too for a prompt that is to be rendered as a check. With `starts`, the ids of the text are known to
+        start with these.
         """
-        if self._off or self._found % _ONE_IN == _ONE_IN - 1 or not later.may_start_with(size, recorded):
+        if self._off or self._found % _ONE_IN == _ONE_IN - 1 or later.prompt_ends[size] != len(recorded):
             return False
-        if (later.key, size) not in self._sure:
-            if not self._proven.issuperset(later.contexts(size)):
+        if not starts and not starts_with(later.ids, recorded):
+            return False
+        key = later.key, every, size
+        if key not in self._sure:
+            if not self._proven.issuperset(later.contexts(size, every)):
                 return False
-            self._sure.add((later.key, size))
+            if len(self._sure) >= _MOST_KEYS:
+                self._sure.clear()
+            self._sure.add(key)
         self._found += 1
         return True
 
-    def learn(self, later: LaterText, later_text: str, size: int, recorded: Ids, text: str | None) -> None:
-        """Record whether a later text starts with a rendered prompt.
+    def learn(self, later: LaterText, every: int, size: int, recorded: Ids, text: str | None) -> None:
+        """Record whether the text of `every` messages starts with a rendered prompt.
 
         `text` is the text of the prompt, None if it does not encode as the recorded ids.
         """
         if not later.may_start_with(size, recorded):
             return
-        contexts = set(later.contexts(size))
-        if text is None or not later_text.startswith(text):
+        contexts = set(later.contexts(size, every))
+        if text is None or not later.text.startswith(text):
             self._off |= self._proven.issuperset(contexts)
         elif self._proven.issuperset(contexts):
             self._found += 1
-        elif later.texts_are_distinct and len(self._proven) < _MOST:
+        elif later.texts_are_distinct(every) and len(self._proven) < _MOST:
             self._proven |= contexts
 
     def contexts_alone(
@@ -318,20 +325,6 @@ _WORTH_KNOWING, _MANY = 8192, 5
 """With this many recorded prompt ids, or prompts, it is cheaper to know most prompts than to render them."""
 
 
-@dataclass(frozen=True)
-class RenderedText:
-    """A text that the template writes."""
-
-    write: Callable[[], str] = field(repr=False)
-    matches_record: bool
-    """Whether it is known to encode as the recorded ids."""
-
-    @cached_property
-    def text(self) -> str:
-        """The text, written when it is first needed."""
-        return self.write()
-
-
 RenderedTexts = dict[int | None, RenderedText]
 """The text that the prompt of each turn should be; under None, the conversation with its last answer."""
 
@@ -345,43 +338,33 @@ class Renderings(NamedTuple):
     confirmed: tuple[ConfirmedIds, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """A text to render: a prompt, or the conversation with its last answer."""
-
-    turn: int | None
-    """None: the conversation with its last answer."""
-    messages: Sequence[Message]
-    recorded: Ids | None
-    size: int
-    """How many messages."""
-    opens: bool = True
-    """Whether a generation prompt ends it."""
-
-
 def render_texts(rollout: Rollout, chains: Chains, reference: Reference) -> Renderings:
     """Render the text of every prompt whose messages are known, and of the conversation with its last answer."""
     assert reference.renderer is not None
-    prompts: list[_Prompt] = []
+    sizes: dict[int | None, int] = {}
+    count = 0
     for k, call in enumerate(rollout.turns):
-        sent = prompt_messages(rollout, k)
-        if sent and call.prompt_ids is not None:
-            prompts.append(_Prompt(k, sent, call.prompt_ids, len(sent)))
+        own, index = call.prompt_messages, call.message_index
+        size = len(own) if own is not None else min(index or 0, len(rollout.messages))
+        if size and call.prompt_ids is not None:
+            sizes[k] = size
+            count += len(call.prompt_ids)
     last = rollout.turns[-1] if rollout.turns else None
     if last is not None and last.message_index is not None and last.prompt_messages is None:
-        whole = rollout.messages[: last.message_index + 1]
-        prompts.append(_Prompt(None, whole, chains.seen[-1], len(whole), opens=False))
-    ids = sum([len(prompt.recorded) for prompt in prompts if prompt.recorded is not None])
-    may_know = ids >= _WORTH_KNOWING or len(prompts) >= _MANY
-    return _PromptWriter(rollout, reference, reference.renderer, may_know=may_know).write_all(prompts)
+        sizes[None] = min(last.message_index + 1, len(rollout.messages))
+        count += 0 if (seen := chains.seen[-1]) is None else len(seen)
+    may_know = count >= _WORTH_KNOWING or len(sizes) >= _MANY
+    return _PromptWriter(rollout, chains, reference, reference.renderer, may_know=may_know).write_all(sizes)
 
 
 class _PromptWriter:
     """Renders the texts of one rollout, longest first: most prompts are then known to start one of them."""
 
-    def __init__(self, rollout: Rollout, reference: Reference, renderer: Renderer, *, may_know: bool) -> None:
+    def __init__(
+        self, rollout: Rollout, chains: Chains, reference: Reference, renderer: Renderer, *, may_know: bool
+    ) -> None:
         """With `may_know`, prompts that are known to start a later text are not rendered."""
-        self._rollout, self._reference, self._renderer = rollout, reference, renderer
+        self._rollout, self._chains, self._reference, self._renderer = rollout, chains, reference, renderer
         self._variables = renderer.variables(rollout.tools, rollout.template_kwargs)
         template = renderer.template(bool(rollout.tools))
         self._shapes = prompt_starts(reference.tokenizer, template)
@@ -391,57 +374,83 @@ class _PromptWriter:
         self._starts = self._shapes if may_know else None
         self._forms = ChatForms()
 
-    def write_all(self, prompts: Sequence[_Prompt]) -> Renderings:
-        """The texts of these prompts."""
-        starts, ordered = self._starts, prompts
-        if starts is not None:
-            ordered = sorted(prompts, key=attrgetter("size"), reverse=True)
+    def write_all(self, sizes: Mapping[int | None, int]) -> Renderings:
+        """The texts of prompts, by how many messages each is of."""
+        starts, turns = self._starts, self._rollout.turns
+        ordered = list(sizes) if starts is None else sorted(sizes, key=sizes.__getitem__, reverse=True)
+        parents = parents_of(self._chains.links) if starts is not None else {}
         texts: RenderedTexts = {}
         refused: dict[int | None, str] = {}
         confirmed: list[ConfirmedIds] = []
-        latest: list[tuple[LaterText, RenderedText]] = []  # texts that encode as recorded ids, of several chains
-        for prompt in ordered:
-            size, recorded = prompt.size, prompt.recorded
-            later = None  # the latest known text whose messages begin with those of the prompt
-            if starts is not None and prompt.opens and recorded is not None:
-                for candidate in reversed(latest):
-                    if starts.are_first(prompt.messages, candidate[0], self._forms):
+        latest: list[tuple[LaterText, int]] = []
+        """Texts that encode as recorded ids, of several chains, and how many of their messages to read."""
+        begun_by: dict[int, LaterText] = {}
+        """By turn, a text whose ids start with its prompt."""
+        for turn in ordered:
+            size, opens = sizes[turn], turn is not None
+            is_shared = turn is None or turns[turn].prompt_messages is None
+            recorded = self._chains.seen[-1] if turn is None else turns[turn].prompt_ids
+            parent = len(turns) - 1 if turn is None else parents.get(turn)
+            later, every = None, 0  # the latest known text whose messages begin with those of the prompt
+            if starts is not None and turn is not None:
+                for candidate, every in reversed(latest):
+                    if is_shared and candidate.is_shared:
                         later = candidate
                         break
-            if later and starts and recorded is not None and starts.is_known(later[0], size, recorded):
-                latest.append(starts.start(*later, size, recorded))
-                texts[prompt.turn] = latest[-1][1]
+                    if starts.are_first(self._messages(turn, size), candidate, every, self._forms):
+                        later = candidate
+                        break
+            if (
+                starts is not None
+                and later is not None
+                and recorded is not None
+                and starts.is_known(
+                    later, every, size, recorded, starts=turn is not None and begun_by.get(turn) is later
+                )
+            ):
+                texts[turn] = later.prompts
+                latest.append((later, size))
             else:
+                messages = self._messages(turn, size)
                 try:
-                    texts[prompt.turn] = rendering = self._write(prompt)
+                    texts[turn] = rendering = self._write(messages, recorded, opens)
                 except RenderError as error:
-                    refused[prompt.turn] = str(error)
+                    refused[turn] = str(error)
                     continue
                 if recorded is None:
                     continue
                 matches = rendering.matches_record
                 if later is not None and starts is not None:
-                    starts.learn(later[0], later[1].text, size, recorded, rendering.text if matches else None)
+                    starts.learn(later, every, size, recorded, rendering.text if matches else None)
+                later = None
                 if matches:
-                    confirmed.append(ConfirmedIds(recorded, goes_on=not prompt.opens))
+                    confirmed.append(ConfirmedIds(recorded, goes_on=not opens))
                     if starts is not None:
-                        begun = starts.later(prompt.messages, self._inputs, prompt.opens, recorded, self._forms)
-                        latest += [] if begun is None else [(begun, rendering)]
+                        how = messages, self._inputs, opens, recorded, self._forms
+                        later = starts.later(rendering.text, *how, is_shared=is_shared)
+                        latest += [] if later is None else [(later, size)]
+            if later is not None and parent is not None:
+                begun_by[parent] = later
             del latest[:-4]  # calls may alternate between several chains
         errors: list[tuple[int | None, str]] = []
-        for prompt in prompts:
-            reason = refused.get(prompt.turn)
+        for turn in sizes:
+            reason = refused.get(turn)
             if reason is not None and (not errors or errors[-1][1] != reason):
-                errors.append((prompt.turn, reason))
+                errors.append((turn, reason))
         return Renderings(texts, tuple(errors), tuple(confirmed))
 
-    def _write(self, prompt: _Prompt) -> RenderedText:
+    def _messages(self, turn: int | None, size: int) -> Sequence[Message]:
+        """The messages of a prompt."""
+        own = None if turn is None else self._rollout.turns[turn].prompt_messages
+        return self._rollout.messages[:size] if own is None else own
+
+    def _write(self, messages: Sequence[Message], recorded: Ids | None, opens: bool) -> RenderedText:
         """The text that the template writes; RenderError where it refuses."""
-        reference, recorded, opens = self._reference, prompt.recorded, prompt.opens
+        reference = self._reference
         if recorded is None:
-            return self._write_exactly(prompt, None)
+            return self._write_exactly(messages, opens, None)
         if self._scaffolds is not None and self._inputs is not None:
-            how = prompt.messages, self._inputs, opens, self._forms
+            how = messages, self._inputs, opens, self._forms
             whole, scaffold = self._scaffolds.render(*how) or ("", None)
             if scaffold is not None:
                 data = whole.encode()
@@ -450,34 +459,34 @@ class _PromptWriter:
                 differ = differ and keeps_bytes(reference.tokenizer.normal_form, data)
                 matches = not differ and reference.leads_to(whole, recorded, goes_on=not opens)
                 if matches or self._scaffolds.is_exact(scaffold, *how):
-                    return RenderedText(lambda: whole, matches)
+                    return RenderedText(whole, matches)
         _, fast = self._renderer.render_chat_fast(
-            prompt.messages, self._variables, add_generation_prompt=opens, forms=self._forms
+            messages, self._variables, add_generation_prompt=opens, forms=self._forms
         )
         if fast is None:
-            return self._write_exactly(prompt, None)
+            return self._write_exactly(messages, opens, None)
         if reference.leads_to(fast, recorded, goes_on=not opens):
-            return RenderedText(lambda: fast, matches_record=True)
+            return RenderedText(fast, matches_record=True)
         if opens and reference.spells(recorded, fast):
-            return RenderedText(lambda: fast, matches_record=False)
-        return self._write_exactly(prompt, fast)
+            return RenderedText(fast, matches_record=False)
+        return self._write_exactly(messages, opens, fast)
 
-    def _write_exactly(self, prompt: _Prompt, fast: str | None) -> RenderedText:
+    def _write_exactly(self, messages: Sequence[Message], opens: bool, fast: str | None) -> RenderedText:
         """The text of the reference environment, or of the fast engine where both are known to write it alike."""
         rollout, shapes, contexts = self._rollout, self._shapes, None
         if fast is not None and shapes is not None:
-            contexts = shapes.contexts_alone(prompt.messages, self._inputs, prompt.opens, self._forms)
+            contexts = shapes.contexts_alone(messages, self._inputs, opens, self._forms)
             if contexts is not None and shapes.writes_alike(contexts):
-                return RenderedText(lambda: fast, matches_record=False)
+                return RenderedText(fast, matches_record=False)
         text = self._renderer.render(
-            prompt.messages,
+            messages,
             rollout.tools,
-            add_generation_prompt=prompt.opens,
+            add_generation_prompt=opens,
             template_kwargs=rollout.template_kwargs,
         )
         if contexts is not None and shapes is not None:
             shapes.learn_alike(contexts, text == fast)
-        return RenderedText(lambda: text, matches_record=False)
+        return RenderedText(text, matches_record=False)
 
 
 def rendered_differences(
@@ -571,5 +580,6 @@ def _comparison(
     """The comparison of the prompt of an earlier turn with its text; None if that is not known."""
     ids, rendered = rollout.turns[turn].prompt_ids, texts.get(turn)
     if turn not in compared and ids is not None and rendered is not None and rendered.matches_record:
-        compared[turn] = Comparison(KnownText(reference.tokenizer.control_tokens, rendered.text, ids), ids)
+        cuts = reference.tokenizer.control_tokens
+        compared[turn] = Comparison(KnownText(cuts, rendered.text_of(ids, cuts), ids), ids)
     return compared.get(turn)
