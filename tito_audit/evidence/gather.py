@@ -347,7 +347,7 @@ def _find_needs_met(
         rendered,
         sampled_known,
         versions,
-        hidden_and_trained(row) is not None,
+        row is not None and row.hidden is not None and hidden_and_trained(row) is not None,
         trainers,
         images,
         (messages and not images) or (reference is not None and image_tokens(reference.vocabulary) is not None),
@@ -377,8 +377,13 @@ def partly_recorded(rollout: Rollout) -> Needs:
     needs = Needs.NOTHING
     if len(rollout.turns) < 2:
         return needs
-    calls = [turn for turn in rollout.turns if turn.completion_ids is not None and len(turn.completion_ids)]
-    if len({turn.prompt_ids is not None for turn in calls}) > 1:
+    calls: list[Turn] = []
+    prompts: set[bool] = set()
+    for turn in rollout.turns:
+        if turn.completion_ids is not None and len(turn.completion_ids):
+            calls.append(turn)
+            prompts.add(turn.prompt_ids is not None)
+    if len(prompts) > 1:
         needs |= Needs.PROMPTS
     if len(set(_have_logprobs(calls))) > 1:
         needs |= Needs.COMPLETION_LOGPROBS

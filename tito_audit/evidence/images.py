@@ -134,10 +134,13 @@ def has_images(rollout: Rollout) -> bool:
     """Whether a rollout states images or videos: in its messages, in those of a call, or by their grids."""
     if rollout.stated.facts.get("image_grid_thw"):
         return True
-    sent = [turn.prompt_messages for turn in rollout.turns if turn.prompt_messages]
-    mixed = [
-        message for messages in (rollout.messages, *sent) for message in messages if type(message.content) is tuple
-    ]
+    mixed: list[Message] = []  # called for every rollout: plain loops
+    for message in rollout.messages:
+        if type(message.content) is tuple:
+            mixed.append(message)
+    for turn in rollout.turns:
+        if turn.prompt_messages:
+            mixed += [message for message in turn.prompt_messages if type(message.content) is tuple]
     return bool(mixed) and images_in_messages(mixed) != _NOTHING
 
 

@@ -145,8 +145,9 @@ def judge_view(
         if values is not None and logprobs is not None and first is not None:
             starts = np.array([span.start for span in spans])
             plausible = LOWEST_LOGPROB < values.lowest <= values.highest < 0 and first - spans[0].start >= 2
-            repeated = (logprobs[starts] == logprobs.take(starts + 1, mode="clip")).any()
-            verified |= _EXACT if plausible and not repeated else Verified.MASK
+            repeated = np.logical_or.reduce(logprobs[starts] == logprobs.take(starts + 1, mode="clip"))
+            shown = _EXACT if plausible and not repeated else Verified.MASK
+            verified = _EXACT_IDS if verified is Verified.IDS and shown is _EXACT else verified | shown
         return replace(view, spans=spans, sampled=row.loss_mask, verified=verified), judged
     if judged.is_plausible and row.loss_mask is not None:
         later = _without_prefills(spans, row, row.loss_mask, judged.values, decode)
@@ -167,6 +168,8 @@ def judge_view(
 
 
 _EXACT = Verified.MASK | Verified.LOGPROBS
+_EXACT_IDS = Verified.IDS | _EXACT
+"""What is verified of most rows; each `|` of flags costs several calls."""
 
 
 def _without_prefills(

@@ -106,8 +106,10 @@ def find_logprob_values(row: TrainingRow, spans: Sequence[SampledSpan]) -> Logpr
 
 def _covers_row(row: TrainingRow) -> bool:
     """Whether the logprob column has entries for more than the trained tokens."""
-    own = [column.alignment for column in row.columns if column.role is ColumnRole.LOGPROBS]
-    return Alignment.SAMPLED not in own and None not in own
+    for column in row.columns:
+        if column.role is ColumnRole.LOGPROBS and column.alignment in (Alignment.SAMPLED, None):
+            return False
+    return True
 
 
 def logprob_values_on_mask(
@@ -129,10 +131,10 @@ def logprob_values_on_mask(
     ):
         return None
     bits, at = logprobs.view(np.int64), int(mask.argmin()) if mask[0] else 0
-    if not ((bits != bits[at]) == mask).all():
+    if not np.logical_and.reduce((bits != bits[at]) == mask):
         return None
     values, fill = logprobs[mask], float(logprobs[at])
-    lowest, highest = float(values.min()), float(values.max())
+    lowest, highest = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
     if not _IMPOSSIBLY_LOW < lowest <= highest <= 0 or LOWEST_LOGPROB < fill < 0:
         return None
     return LogprobValues(mask, fill, highest, lowest)

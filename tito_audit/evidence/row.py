@@ -49,7 +49,7 @@ from tito_audit.evidence.unrelated import (
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import as_message
-from tito_audit.record.prefix import same_ids
+from tito_audit.record.prefix import same_ids, starts_with
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT, UNSAMPLED_SPEAKERS, unknown_role_name
@@ -181,7 +181,7 @@ def compare_row_to_template(
     row = rollout.training_row
     assert row is not None
     size = len(row.token_ids)
-    if isinstance(rendered.shown, TurnsByControl) and np.array_equal(row.token_ids, rendered.ids[:size]):
+    if isinstance(rendered.shown, TurnsByControl) and starts_with(rendered.ids, row.token_ids):
         spans = tuple([SampledSpan(at, (end, end + 1)) for at, end in rendered.shown.turns if at < size])
         if not spans or spans[-1].ends[0] < size:  # it does not end inside an answer
             verified = Verified.NOTHING if rollout.turns else Verified.IDS
@@ -350,7 +350,7 @@ def _headers_show_answers(view: RowView, rollout: Rollout) -> bool:
 def _view_of(
     roles: Sequence[str], sampled: Mask, spans: tuple[SampledSpan, ...] = (), verified: Verified = Verified.NOTHING
 ) -> RowView:
-    no_turn = np.full(len(sampled), -1, np.int32)
+    no_turn = np.zeros(len(sampled), np.int32) - 1
     return RowView(
         sampled, False, roles, no_turn, no_turn, None, np.zeros(len(sampled), np.bool_), spans, verified
     )
@@ -358,7 +358,8 @@ def _view_of(
 
 def lacks_answer(rollout: Rollout) -> bool:
     """Whether the messages end with one that was known_unsampled, as they are sent to a sampler."""
-    return bool(rollout.messages) and rollout.messages[-1].known_unsampled
+    last = rollout.messages[-1] if rollout.messages else None
+    return last is not None and not last.sampled and last.known_unsampled
 
 
 def answer_in_row(rollout: Rollout, reference: Reference) -> tuple[int, int] | None:

@@ -53,7 +53,7 @@ def trainings_of(rollout: Rollout, links: Iterable[Link] = ()) -> Trainings | No
             parts.append((row.token_ids[:end], runs, row.logprobs, blake2b(digest_size=8), 0))
             numbers.append(-1)
     ids = stated.answer_ids or ((stated.facts.get("id"),) if len(turns) == 1 else ())
-    parents = parents_of(links)
+    parents = parents_of(links) if len(turns) > 1 else {}
     hasher, hashed, latest = blake2b(digest_size=8), empty_ids(), -1
     for number, turn in enumerate(turns):
         prompt, completion = turn.prompt_ids, turn.completion_ids
