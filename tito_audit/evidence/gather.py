@@ -87,8 +87,10 @@ def gather(
     rollout = with_speakers(rollout, speakers)
     reference = Reference(tokenizer, renderer, speakers) if tokenizer is not None else None
     end_ids = reference.end_ids() if reference is not None else frozenset[int]()
-    rollout, problems = _with_recovered_ids(rollout, reference)
-    if reference is not None and response_holds_given_turns(rollout, reference):
+    problems: tuple[tuple[int, str], ...] = ()
+    if rollout.turns:
+        rollout, problems = _with_recovered_ids(rollout, reference)
+    if reference is not None and rollout.turns and response_holds_given_turns(rollout, reference):
         rollout = with_call_as_row(rollout)
         assert rollout.training_row is not None
         first = rollout.training_row.prompt_length or 0
@@ -129,12 +131,14 @@ def gather(
         view = with_trained_edges(view, row, reference) if of_sft else view
         view, judged = judge_view(view, row, end_ids, reference.decode, conventions)
         view = with_sampled_ends(view) if of_sft else view
-    differences: Sequence[Difference] = merge_duplicates((*chains.differences, *row_differences))
+    differences: Sequence[Difference] = ()
+    if chains.differences or row_differences:
+        differences = merge_duplicates((*chains.differences, *row_differences))
     if reference is not None:
         from_encoding = reencoded_differences(rollout, answers, reference) if answers else ()
         from_template = rendered_differences(rollout, chains, texts, reference) if texts else ()
-        groups = [group for group in (from_encoding, from_template) if group]
-        if differences or groups:
+        if differences or from_encoding or from_template:
+            groups = [group for group in (from_encoding, from_template) if group]
             differences = _combine_differences(differences, groups, reference, row)
             differences = with_known_causes(rollout, differences, reference)
     rendered = bool(texts) or (view is not None and not rollout.turns and bool(rollout.messages))

@@ -29,7 +29,14 @@ from tito_audit.chains.links import LinkKind, parents_of
 from tito_audit.errors import RenderError
 from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.completions import ConfirmedIds
-from tito_audit.evidence.differences import Comparison, Stretch, compare_text, completion_at, difference
+from tito_audit.evidence.differences import (
+    Comparison,
+    CompletionSpan,
+    Stretch,
+    compare_text,
+    completion_at,
+    difference,
+)
 from tito_audit.evidence.model import Against, Difference, KnownCause
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids
@@ -529,7 +536,10 @@ def rendered_differences(
     last = len(rollout.turns) - 1
     rendered, seen = texts.get(None), chains.seen[last] if last >= 0 else None
     if seen is not None and rendered is not None and not rendered.matches_record:
-        own, before = chains.completions[last][-1], _comparison(rollout, last, texts, comparisons, reference)
+        turn = rollout.turns[last]
+        assert turn.prompt_ids is not None
+        own = CompletionSpan(last, len(turn.prompt_ids), len(seen), turn.message_index)
+        before = _comparison(rollout, last, texts, comparisons, reference)
         differing, _ = compare_text(rendered.text, seen, before, reference, open_end=True, after=own.start)
         out += [
             difference(stretch, Against.TEMPLATE, Severity.NOTE, _LATER, last, (own,))

@@ -43,7 +43,7 @@ def trainings_of(rollout: Rollout, links: Iterable[Link] = ()) -> Trainings | No
     runs: Sequence[Run]
     row, stated, turns = rollout.training_row, rollout.stated, rollout.turns
     if row is not None and (mask := effective_loss_mask(row)) is not None:
-        flags = [stated.facts[name] for name in _LEFT_OUT if name in stated.facts]
+        flags = [stated.facts[name] for name in _LEFT_OUT if name in stated.facts] if stated.facts else []
         left_out = bool(flags) and any(isinstance(flag, int | float | np.generic) and flag == 0 for flag in flags)
         start, end = visible_range(row)
         # The context is known: a first token is never sampled, nor is padding part of a prompt.

@@ -112,7 +112,7 @@ def messages_are_unrelated(rollout: Rollout, decode: Callable[[Ids], str]) -> bo
 
 def full_text(message: Message) -> str:
     """Reasoning, text and tool calls of a message as one text."""
-    calls = (f"{call.name} {call.arguments or ''}" for call in message.tool_calls)
+    calls = [f"{call.name} {call.arguments or ''}" for call in message.tool_calls] if message.tool_calls else ()
     return " ".join((message.reasoning or "", message.text, *calls))
 
 
