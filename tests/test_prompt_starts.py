@@ -253,9 +253,9 @@ def agree(writer: Writer, rollouts: Sequence[Rollout]) -> int:
     count = 0
     is_known = PromptStarts.is_known
 
-    def counted(self: PromptStarts, *arguments: Any, **how: Any) -> bool:
+    def counted(self: PromptStarts, *arguments: Any) -> bool:
         nonlocal count
-        answer = is_known(self, *arguments, **how)
+        answer = is_known(self, *arguments)
         count += answer
         return answer
 

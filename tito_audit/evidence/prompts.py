@@ -111,9 +111,8 @@ class LaterText:
     """A number for all of this but the texts of messages and the ids."""
     is_shared: bool
     """Whether its messages are the first ones of the rollout."""
-    text: str
     prompts: RenderedText
-    """For the prompts that it is known to start with."""
+    """Its text, for the prompts that it is known to start with."""
 
     def may_start_with(self, size: int, recorded: Ids) -> bool:
         """Whether it starts with `recorded`, which ends with the generation prompt after the first messages."""
@@ -215,7 +214,6 @@ class PromptStarts:
             [places[before] + size if before < len(places) else -1 for before in answers],
             key,
             is_shared,
-            text,
             RenderedText(text, matches_record=True, tail=opener.tail),
         )
 
@@ -232,15 +230,15 @@ class PromptStarts:
         read = self._shapes.read(messages, forms)  # 1 and 1.0 are equal but differ in shape
         return read is not None and [each.shape for each in read] == list(later.shapes[:size])
 
-    def is_known(self, later: LaterText, every: int, size: int, recorded: Ids, *, starts: bool = False) -> bool:
+    def is_known(self, later: LaterText, every: int, size: int, recorded: Ids, begins: bool) -> bool:
         """Whether the template is known to write these recorded ids for the first of `every` messages of a text.
 
-        False too for a prompt that is to be rendered as a check. With `starts`, the ids of the text are known to
+        False too for a prompt that is to be rendered as a check. With `begins`, the ids of the text are known to
         start with these.
         """
         if self._off or self._found % _ONE_IN == _ONE_IN - 1 or later.prompt_ends[size] != len(recorded):
             return False
-        if not starts and not starts_with(later.ids, recorded):
+        if not begins and not starts_with(later.ids, recorded):
             return False
         key = later.key, every, size
         if key not in self._sure:
@@ -260,7 +258,7 @@ class PromptStarts:
         if not later.may_start_with(size, recorded):
             return
         contexts = set(later.contexts(size, every))
-        if text is None or not later.text.startswith(text):
+        if text is None or not later.prompts.text.startswith(text):
             self._off |= self._proven.issuperset(contexts)
         elif self._proven.issuperset(contexts):
             self._found += 1
@@ -391,7 +389,7 @@ class _PromptWriter:
         confirmed: list[ConfirmedIds] = []
         latest: list[tuple[LaterText, int]] = []
         """Texts that encode as recorded ids, of several chains, and how many of their messages to read."""
-        begun_by: dict[int, LaterText] = {}
+        begun_by: dict[int | None, LaterText] = {}
         """By turn, a text whose ids start with its prompt."""
         for turn in ordered:
             size, opens = sizes[turn], turn is not None
@@ -401,20 +399,12 @@ class _PromptWriter:
             later, every = None, 0  # the latest known text whose messages begin with those of the prompt
             if starts is not None and turn is not None:
                 for candidate, every in reversed(latest):
-                    if is_shared and candidate.is_shared:
+                    shared = is_shared and candidate.is_shared
+                    if shared or starts.are_first(self._messages(turn, size), candidate, every, self._forms):
                         later = candidate
                         break
-                    if starts.are_first(self._messages(turn, size), candidate, every, self._forms):
-                        later = candidate
-                        break
-            if (
-                starts is not None
-                and later is not None
-                and recorded is not None
-                and starts.is_known(
-                    later, every, size, recorded, starts=turn is not None and begun_by.get(turn) is later
-                )
-            ):
+            begins = begun_by.get(turn) is later
+            if later and starts and recorded is not None and starts.is_known(later, every, size, recorded, begins):
                 texts[turn] = later.prompts
                 latest.append((later, size))
             else:

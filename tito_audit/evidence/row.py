@@ -49,7 +49,7 @@ from tito_audit.evidence.unrelated import (
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import as_message
-from tito_audit.record.prefix import same_ids, starts_with
+from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT, UNSAMPLED_SPEAKERS, unknown_role_name
@@ -181,7 +181,8 @@ def compare_row_to_template(
     row = rollout.training_row
     assert row is not None
     size = len(row.token_ids)
-    if isinstance(rendered.shown, TurnsByControl) and starts_with(rendered.ids, row.token_ids):
+    begins = len(rendered.ids) >= size and bool(np.logical_and.reduce(row.token_ids == rendered.ids[:size]))
+    if begins and isinstance(rendered.shown, TurnsByControl):
         spans = tuple([SampledSpan(at, (end, end + 1)) for at, end in rendered.shown.turns if at < size])
         if not spans or spans[-1].ends[0] < size:  # it does not end inside an answer
             verified = Verified.NOTHING if rollout.turns else Verified.IDS
