@@ -17,7 +17,8 @@ import marshal
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count, repeat
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from tito_audit.errors import RenderError
@@ -58,6 +59,9 @@ class ReadMessage(NamedTuple):
     """The number of everything but its words; -1 if a template may tell words from stand-ins."""
     words: tuple[str, ...]
     """Its texts between markers, stripped."""
+
+
+_WHOLE_OF, _WORDS_OF = attrgetter("whole"), attrgetter("words")
 
 
 class MessageShapes:
@@ -133,7 +137,7 @@ class MessageShapes:
             if type(wire) is dict and wire.keys() == {_ROLE, "content"} and read.words == (wire["content"],):
                 self._plain_messages[(*wire, wire[_ROLE])] = read
             before[id(message)] = read, message  # kept alive, so no other can get its id
-        return [before[id(message)][0] for message in messages]
+        return list(map(itemgetter(0), map(before.__getitem__, map(id, messages))))
 
     def shape_of(self, value: Any) -> Shape:
         """The shape of a value of plain JSON types; TypeError for any other."""
@@ -168,7 +172,7 @@ class MessageShapes:
         return value if value in self._sizes else "number"
 
     def _read_text(self, text: str) -> Shape:
-        if self._split is None or self._begin not in text or True not in [each in text for each in self._inside]:
+        if self._split is None or self._begin not in text or not any(map(text.__contains__, self._inside)):
             if not self._measured and text and text not in self._whole and text.strip() == text:
                 self._words.append(text)
                 return None
@@ -181,12 +185,14 @@ class MessageShapes:
         self._words += words
         firsts, lasts = self._parts
         if marked is not None:
-            cut = [word.endswith(firsts) or word.startswith(lasts) for word in words]
-            self._sees_words |= self._overlap or True in cut
+            begun, ended = map(str.endswith, words, repeat(firsts)), map(str.startswith, words, repeat(lasts))
+            self._sees_words |= self._overlap or any(begun) or any(ended)
         if self._measured:
             self._sees_words |= min(map(len, words), default=len(text)) <= max(self._measured)
-        sizes = [(len(text) > size) - (len(text) < size) for size in self._measured]
-        return tuple(sizes), tuple(marked) if isinstance(marked, list) else None, tuple(between)
+        sizes: tuple[int, ...] = ()
+        if self._measured:
+            sizes = tuple([(len(text) > size) - (len(text) < size) for size in self._measured])
+        return sizes, tuple(marked) if isinstance(marked, list) else None, tuple(between)
 
     def _split_words(self, text: str) -> tuple[list[str], list[str]]:
         """The text before, between and after the words of a text, and the words."""
@@ -235,7 +241,10 @@ class Scaffold:
         """The text of the conversation with these words."""
         parts = [""] * (2 * len(self.word_order) + 1)
         parts[::2] = self.pieces
-        parts[1::2] = [words[at] if at >= 0 else escape_json(words[~at]) for at in self.word_order]
+        if min(self.word_order, default=0) >= 0:
+            parts[1::2] = map(words.__getitem__, self.word_order)
+        else:
+            parts[1::2] = [words[at] if at >= 0 else escape_json(words[~at]) for at in self.word_order]
         return "".join(parts)
 
 
@@ -294,7 +303,7 @@ class Scaffolds:
         read = self.shapes.read(messages, forms) if not self._disabled else None
         if not read:
             return None
-        key = inputs.number, opens, *[each.whole for each in read]
+        key = inputs.number, opens, *map(_WHOLE_OF, read)
         if -1 in key:
             return None
         scaffold = self._scaffolds.get(key)
@@ -310,7 +319,7 @@ class Scaffolds:
             if scaffold is None:
                 return None
             self._characters += sum(map(len, scaffold.pieces))
-        text = scaffold.fill([word for each in read for word in each.words])
+        text = scaffold.fill([*chain.from_iterable(map(_WORDS_OF, read))])
         self._render_count += 1
         if self._render_count % _CHECK_ONE_IN == 0:
             rendered = None if scaffold.is_exact else self._render_fast(self._chat(messages, forms), inputs, opens)

@@ -28,6 +28,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -71,6 +72,7 @@ def encode_in_parts(encode: Encode, safe_cuts: Callable[[], SafeCuts | None]) ->
 
 IdSegment = tuple[int, int, bytes]
 """The control token before a segment (-1: the start), the one after it (-1: the end), and its ids as bytes."""
+_AFTER = itemgetter(1)
 
 _NEIGHBOURS = ("", "a", " a ", "\n", "\n\n", "e\u0301", "\u0301", "12", "中", "'s", ".", "<", "|>")
 """Texts that are put around control tokens in the probes."""
@@ -87,16 +89,15 @@ class ControlTokens:
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self.tokens = dict(tokens)
-        self._split = re.compile(f"({any_of(sorted(tokens))})").split if tokens else None
+        self.split: Callable[[str], list[str]] = (
+            re.compile(f"({any_of(sorted(tokens))})").split if tokens else lambda text: [text]
+        )
+        """Segments and control tokens alternating, with a segment first and last; joined, they are the text."""
         self._contents = {token_id: content for content, token_id in tokens.items()}
         self._arrays = {content: np.array([token_id], np.int32) for content, token_id in tokens.items()}
         # By id + 1, with a slot more on either side to which out-of-range ids are clipped
         self._table: Mask = np.zeros(max(tokens.values(), default=-1) + 3, np.bool_)
         self._table[[token_id + 1 for token_id in tokens.values()]] = True
-
-    def split(self, text: str) -> list[str]:
-        """Segments and control tokens alternating, with a segment first and last; joined, they are the text."""
-        return self._split(text) if self._split is not None else [text]
 
     def join_ids(self, pieces: Sequence[str], ids_by_segment: Mapping[str, Ids]) -> Ids:
         """The ids of a text, from its `split` and the ids of its segments."""
@@ -171,8 +172,7 @@ class ControlTokens:
     def pair_segments(self, text: str, ids: Ids) -> list[tuple[str, IdSegment]] | None:
         """Each segment of a text with its ids; None if text and ids differ in control tokens."""
         pieces, stretches = self.split(text), self.id_segments(ids)
-        spelled = [self.tokens[piece] for piece in pieces[1::2]]
-        if spelled != [after for _, after, _ in stretches[:-1]]:
+        if list(map(self.tokens.get, pieces[1::2])) != list(map(_AFTER, stretches[:-1])):
             return None
         return list(zip(pieces[::2], stretches, strict=True))
 
@@ -203,7 +203,8 @@ class SegmentEncoder:
         if len(texts) == 1:
             pieces = self.cuts.split(texts[0])
             return [self.cuts.join_ids(pieces, self._look_up(pieces[::2]))]
-        cut = {text: self.cuts.split(text) for text in dict.fromkeys(texts)}
+        distinct = dict.fromkeys(texts)
+        cut = dict(zip(distinct, map(self.cuts.split, distinct), strict=True))
         ids_by_segment = self._look_up([piece for pieces in cut.values() for piece in pieces[::2]])
         whole = {text: self.cuts.join_ids(pieces, ids_by_segment) for text, pieces in cut.items()}
         return [whole[text] for text in texts]
@@ -352,16 +353,11 @@ class KnownText:
         self._control_tokens = cuts
         self._text_ends: list[int] = []
         """The number of characters before each cut."""
-        self._id_ends: list[int] = []
-        """The number of ids before each cut."""
+        self.id_ends: list[int] = []
+        """The number of ids before each cut found so far."""
         self._cuts_found = False
         if base is not None and shared:
-            self._text_ends, self._id_ends = base._text_ends[:shared], base._id_ends[:shared]
-
-    @property
-    def id_ends(self) -> Sequence[int]:
-        """The number of ids before each cut found so far."""
-        return self._id_ends
+            self._text_ends, self.id_ends = base._text_ends[:shared], base.id_ends[:shared]
 
     def count_shared_cuts(self, text: str) -> int:
         """How many cuts the common start with another text holds."""
@@ -376,9 +372,9 @@ class KnownText:
             pieces = self._control_tokens.split(self.text[begin:])
             at = self._control_tokens.positions(self.ids[first:]) + first
             # Not if text and ids differ in control tokens: a model may write an unknown character as one.
-            if [self._control_tokens.tokens[piece] for piece in pieces[1::2]] == self.ids[at].tolist():
+            if list(map(self._control_tokens.tokens.get, pieces[1::2])) == self.ids[at].tolist():
                 self._text_ends += list(accumulate(map(len, pieces), initial=begin))[2::2]
-                self._id_ends += (at + 1).tolist()
+                self.id_ends += (at + 1).tolist()
         low, high = 0, len(self._text_ends)
         first = high
         while low < high:
@@ -392,7 +388,7 @@ class KnownText:
 
     def size_up_to(self, shared: int) -> tuple[int, int]:
         """How many characters and ids there are before the last of the first `shared` cuts."""
-        return (self._text_ends[shared - 1], self._id_ends[shared - 1]) if shared else (0, 0)
+        return (self._text_ends[shared - 1], self.id_ends[shared - 1]) if shared else (0, 0)
 
 
 class KnownTexts:
@@ -409,6 +405,9 @@ class KnownTexts:
         """
         best, most, longest = None, 0, (0, 0)
         for text_known in reversed(self._known):
+            # To share a later cut, they must share more characters.
+            if best is not None and not text.startswith(text_known.text[: longest[0] + 1]):
+                continue
             shared = text_known.count_shared_cuts(text)
             if shared and (size := text_known.size_up_to(shared)) > longest:
                 best, most, longest = text_known, shared, size

@@ -118,19 +118,22 @@ def find_differing_piece(
     of the answer's tokens as they were. `data`, `place` and `recorded` are ids as bytes.
     """
     ids, written = np.frombuffer(data, np.int32), segment.encode("utf-8", "replace")
-    ends = _byte_ends(ids, vocabulary) if safe is not None and not safe.spells_token(segment) else None
-    if safe is None or ends is None or vocabulary.bytes_of(ids) != written:
+    if safe is None or safe.spells_token(segment) or not len(ids):
+        return (segment, ids), None
+    ends, spelled, _ = vocabulary.spell(ids)
+    places = [0, *ends.tolist()]
+    if spelled != written or True in (ends[1:] == ends[:-1]) or not places[1]:  # a token without bytes
         return (segment, ids), None
     (head, tail), beside = common_ends(ids, np.frombuffer(place, np.int32)), place
     if 2 * (head + tail) < len(ids):
-        alike = (each for each in recorded if each.endswith(data[-_COMMON_END_BYTES:]))
-        for other in islice(alike, _MAX_COMPARED):
+        alike = [each for each in recorded if each.endswith(data[-_COMMON_END_BYTES:])]
+        for other in alike[:_MAX_COMPARED]:
             size = common_prefix(ids[::-1], np.frombuffer(other, np.int32)[::-1])
             head, tail, beside = (0, size, other) if size > head + tail else (head, tail, beside)
     if not head and not tail:
         return (segment, ids), None
     # Widen the differing part to safe cuts that are ends of tokens.
-    places, stop = [0, *ends.tolist()], max(len(ids) - tail, min(head + 1, len(ids)))
+    stop = max(len(ids) - tail, min(head + 1, len(ids)))
     while head and not safe.may_cut(written, places[head]):
         head -= 1
     while stop < len(ids) and not safe.may_cut(written, places[stop]):
@@ -510,15 +513,17 @@ class Tokenizer:
         `find_differing_piece`.
         """
         pieces: list[Piece] = []
+        size = 0
         beside: dict[tuple[str, bytes], bytes] = {}
         for segment, data, place in segments:
             if self._confirmed_with.get((segment, data)) not in recorded:
                 around = recorded, self.vocabulary, self._safe_cuts
                 piece, other = find_differing_piece(segment, data, place, *around)
                 pieces.append(piece)
+                size += len(piece[1])
                 if other is not None and len(data) <= _MAX_CONFIRMED_BYTES:
                     beside[segment, data] = other
-        if sum(len(ids) for _, ids in pieces) > _MAX_PIECE_TOKENS or not self._confirm_pieces(pieces):
+        if size > _MAX_PIECE_TOKENS or not self._confirm_pieces(pieces):
             return False
         if len(self._confirmed_with) > _MAX_CONFIRMED:
             self._confirmed_with.clear()

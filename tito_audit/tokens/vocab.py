@@ -141,7 +141,7 @@ class Vocabulary:
 
     def byte_count(self, ids: Ids) -> int:
         """The number of bytes of all ids together."""
-        return int(self._compact_lengths.take(self._slots(ids), mode="clip").sum())
+        return int(np.add.reduce(self._compact_lengths.take(self._slots(ids), mode="clip")))
 
     def bytes_of(self, ids: Ids) -> bytes:
         """The bytes of all ids, joined."""
@@ -240,7 +240,9 @@ class Vocabulary:
 
     def _join_slots(self, slots: NDArray[Any], lengths: Offsets) -> bytes:
         if len(slots) < _PLAIN_JOIN_BELOW:
-            return b"".join(self._bytes_of_slots(slots))
+            starts = self._starts.take(slots, mode="clip")
+            ranges = map(slice, starts.tolist(), (starts + lengths).tolist())
+            return b"".join(map(self._data.__getitem__, ranges))
         if len(slots) > _JOINED_AT_ONCE:
             parts = [slice(at, at + _JOINED_AT_ONCE) for at in range(0, len(slots), _JOINED_AT_ONCE)]
             return b"".join([self._join_slots(slots[part], lengths[part]) for part in parts])
