@@ -234,7 +234,7 @@ def align(
 def align_pair(recorded: Pieces, canonical: Pieces) -> list[Block]:
     """The differing blocks of one pair of ranges that `align` would pair."""
     head, tail = common_ends(recorded.ids, canonical.ids)
-    end, other_end = len(recorded) - tail, len(canonical) - tail
+    end, other_end = len(recorded.ids) - tail, len(canonical.ids) - tail
     if (head == end) != (head == other_end):
         # Tokens that only one side has. If they began like what follows them, they could be placed elsewhere too.
         longer, last = (recorded, end) if head < end else (canonical, other_end)

@@ -35,6 +35,10 @@ class Pieces:
         """`[N]` byte position before each token."""
         return np.concatenate((np.zeros(1, np.int64), self.end))[:-1]
 
+    def has_empty(self) -> bool:
+        """Whether a token has no bytes."""
+        return len(self.ids) > 0 and (not self.end[0] or True in (self.end[1:] == self.end[:-1]))
+
     def slice(self, start: int, end: int) -> Pieces:
         """Tokens `start:end` alone."""
         first = int(self.end[start - 1]) if start else 0

@@ -7,7 +7,8 @@ import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from itertools import repeat
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -72,8 +73,8 @@ def stretches(
             end + first,
             c_start + c_first,
             c_end + c_first,
-            _text_side(recorded, start, end, keep_own),
-            _text_side(canonical, c_start, c_end, keep_own),
+            _near_side(recorded, start, end) if keep_own else TextSide(recorded, start, end),
+            _near_side(canonical, c_start, c_end) if keep_own else TextSide(canonical, c_start, c_end),
             equal_around(ids, (start + first, end + first), others, (c_start + c_first, c_end + c_first)),
         )
         for block in differing
@@ -101,10 +102,8 @@ def equal_around(
     return before, after
 
 
-def _text_side(pieces: Pieces, start: int, end: int, keep_own: bool) -> TextSide:
-    """One side of a stretch: with `keep_own` only the text around it, else the whole sequence, which all share."""
-    if not keep_own:
-        return TextSide(pieces, start, end)
+def _near_side(pieces: Pieces, start: int, end: int) -> TextSide:
+    """One side of a stretch with only the text around it, not the whole sequence, which all could share."""
     near, low = pieces.with_context(start, end)
     return TextSide(near, start - low, end - low)
 
@@ -280,16 +279,19 @@ class Comparison:
         """The start that another text and its recorded ids share with these."""
         if self.texts is None:
             return NOTHING_SHARED
-        cuts, ids, tokens = self.canonical.count_shared_cuts(text), self.canonical.ids, self.canonical.id_ends
+        ids = self.canonical.ids
+        cuts, tokens = self.canonical.count_shared_cuts(text), self.canonical.id_ends
         while cuts and ids[tokens[cuts - 1] - 1] not in vocabulary.special_ids:
             cuts -= 1
         if not cuts:
             return NOTHING_SHARED
         characters, after = self.canonical.size_up_to(cuts)
-        longer = sum([end - start - last + at for start, end, at, last in self.pairs if last < after])
+        longer = 0  # tokens more on the recorded side
+        for start, end, at, last in self.pairs:
+            longer += end - start - last + at if last < after else 0
         if not same_ids(self.recorded[: after + longer], recorded[: after + longer]):
             return NOTHING_SHARED
-        characters -= len(vocabulary.token_bytes(int(ids[after - 1])).decode())
+        characters -= len(vocabulary.piece(int(ids[after - 1])))
         return SharedStart(cuts, after + longer - 1, after - 1, characters)
 
 
@@ -364,24 +366,28 @@ def compare_between_controls(
         return None
     differing: list[Stretch] = []
     texts: list[tuple[int, bytes, bytes]] = []
+    both: list[Ids] = []
     for start, end, other, other_end in pairs:
         # A difference keeps the control tokens around the text as its context.
+        both += recorded[max(start - 1, 0) : end + 1], canonical_ids[max(other - 1, 0) : other_end + 1]
+    spelled = iter(reference.pieces_of_each(both) if both else ())
+    for (start, end, other, other_end), own, theirs in zip(pairs, spelled, spelled, strict=True):
         low, c_low = max(start - 1, 0), max(other - 1, 0)
-        own = reference.pieces(recorded[low : end + 1].copy())
-        theirs = reference.pieces(canonical_ids[c_low : other_end + 1].copy())
         if own.data != theirs.data:
             written = theirs.bytes_of(other - c_low, other_end - c_low)
             texts.append((end, own.bytes_of(start - low, end - low), written))
         if end < after:
             continue
-        if 0 in vocabulary.byte_lengths(own.ids) or 0 in vocabulary.byte_lengths(theirs.ids):
+        if own.has_empty() or theirs.has_empty():
             return None  # `align` joins tokens without bytes to the one before them
         blocks = align_pair(own, theirs)
         differing += stretches(own, theirs, blocks, (recorded, low, canonical_ids, c_low))
     every, old = pairs, list[tuple[int, bytes, bytes]]()
     if previous is not None and shared.cuts:
-        every = [*[pair for pair in previous.pairs if pair[1] <= shared.recorded_at], *pairs]
-        old = [text for text in previous.texts or () if text[0] <= shared.recorded_at]
+        at = bisect_right(previous.pairs, shared.recorded_at, key=itemgetter(1))
+        every = [*previous.pairs[:at], *pairs]
+        texts_before = previous.texts or ()
+        old = [*texts_before[: bisect_right(texts_before, shared.recorded_at, key=itemgetter(0))]]
     if old or texts:
         if reference.has_bytes_of(canonical_ids, canonical.text):
             data, rest = canonical.text.encode(), canonical.text[shared.characters :].encode()
@@ -390,9 +396,10 @@ def compare_between_controls(
                 vocabulary.bytes_of(canonical_ids),
                 vocabulary.bytes_of(canonical_ids[shared.canonical_at :]),
             )
-        for checked, part, others in ((texts, data, [*old, *texts]), (old, rest, texts)):
+        spelled_now = list(map(itemgetter(2), [*old, *texts]))
+        for checked, part, others in ((texts, data, spelled_now), (old, rest, spelled_now[len(old) :])):
             for _, differs, written in checked:
-                if differs in part or part.count(written) > sum([text.count(written) for _, _, text in others]):
+                if differs in part or part.count(written) > sum(map(bytes.count, others, repeat(written))):
                     return None
     return differing, Comparison(canonical, recorded, every, [*old, *texts])
 

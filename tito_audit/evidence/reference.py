@@ -10,7 +10,7 @@ import numpy as np
 
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.roles import Headers, headers_of
-from tito_audit.record.arrays import Ids
+from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.memo import memoized
 from tito_audit.record.prefix import same_ids, starts_with
 from tito_audit.record.speakers import DEFAULT_SPEAKERS, Speakers
@@ -52,6 +52,23 @@ class Reference:
     def pieces(self, ids: Ids, data: bytes | None = None) -> Pieces:
         """Token ids with their bytes, which are `data` if given; ids outside the vocabulary have none."""
         return pieces_of(ids, self.vocabulary, data)
+
+    def pieces_of_each(self, several: Sequence[Ids]) -> list[Pieces]:
+        """What `pieces` returns for each of several sequences, spelled at once."""
+        ids = np.concatenate(several) if several else empty_ids()
+        end, data, control = self.vocabulary.spell(ids)
+        each, start, first = list[Pieces](), 0, 0
+        for own in several:
+            stop = start + len(own)
+            last = int(end[stop - 1]) if stop > start else first
+            # Copies: a difference keeps its own pieces, not those of the whole row.
+            each.append(
+                Pieces(
+                    ids[start:stop].copy(), end[start:stop] - first, data[first:last], control[start:stop].copy()
+                )
+            )
+            start, first = stop, last
+        return each
 
     def has_bytes_of(self, ids: Ids, text: str) -> bool:
         """Whether these ids, an encoding of `text`, have its bytes; False if a normalizer changed them."""
