@@ -119,7 +119,8 @@ def test_a_control_token_that_stands_for_an_unknown_character_is_no_cut() -> Non
     known_text = KnownText(cuts, text, np.array([5, 5, 10, 6, 11], np.int32))
     assert known_text.count_shared_cuts(text) == 0
     plain = KnownText(cuts, text, np.array([9, 5, 10, 6, 11], np.int32))
-    assert [plain.size_up_to(n) for n in range(plain.count_shared_cuts(text) + 1)] == [(0, 0), (6, 2), (10, 4)]
+    assert plain.count_shared_cuts(text) == 2
+    assert (plain.text_ends, plain.id_ends) == ([6, 10], [2, 4])
     assert plain.count_shared_cuts("é<unk>a<e") == 1
     assert plain.count_shared_cuts("e<unk>a<e>b") == 0
 
@@ -132,6 +133,37 @@ def test_a_text_that_has_little_in_common_is_not_looked_at() -> None:
     nearest, _, *places = known_texts.find_longest("ab<e>" + "c" * 30)
     assert nearest is not None
     assert places == [5, 2]
+
+
+_MARKED = st.lists(st.sampled_from(["a", "b", "<e>", "<a>"]), max_size=12).map("".join)
+
+
+@some
+@given(texts=st.lists(_MARKED, min_size=2, max_size=5), spelled=st.data())
+def test_the_known_text_that_shares_the_most_is_found(texts: list[str], spelled: Any) -> None:
+    cuts, (*earlier, text) = ControlTokens({"<e>": 6, "<a>": 7}), texts
+    text = spelled.draw(st.sampled_from(earlier)) + text
+    known_texts, sizes = KnownTexts(cuts), [(0, 0)]
+    for before in earlier:
+        ids = [cuts.tokens.get(part, 1) for part in cuts.split(before) if part]
+        known_texts.remember(before, np.array(ids, np.int32))
+        alone = KnownText(cuts, before, np.array(ids, np.int32))
+        shared = alone.count_shared_cuts(text)
+        sizes += [(alone.text_ends[shared - 1], alone.id_ends[shared - 1])] if shared else []
+    assert known_texts.find_longest(text)[2:] == max(sizes)
+
+
+@some
+@given(several=st.lists(st.lists(st.sampled_from([-1, 0, 5, 70, 260, 300, 1 << 20]), max_size=90), max_size=5))
+def test_several_sequences_are_spelled_at_once_as_each_is_alone(several: list[list[int]]) -> None:
+    reference = Reference(toy.toy_tokenizer(), None)
+    arrays = [np.array(ids, np.int32) for ids in several]
+    for pieces, ids in zip(reference.pieces_of_each(arrays), arrays, strict=True):
+        alone = reference.pieces(ids)
+        assert pieces.data == alone.data
+        for column in ("ids", "end", "control"):
+            assert np.array_equal(getattr(pieces, column), getattr(alone, column))
+        assert pieces.has_empty() == (0 in reference.vocabulary.byte_lengths(ids))
 
 
 @some

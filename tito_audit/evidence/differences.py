@@ -285,7 +285,7 @@ class Comparison:
             cuts -= 1
         if not cuts:
             return NOTHING_SHARED
-        characters, after = self.canonical.size_up_to(cuts)
+        characters, after = self.canonical.text_ends[cuts - 1], tokens[cuts - 1]
         longer = 0  # tokens more on the recorded side
         for start, end, at, last in self.pairs:
             longer += end - start - last + at if last < after else 0

@@ -127,7 +127,7 @@ class Reference:
     def encode_all_as(self, texts: Sequence[str], recorded: Sequence[Ids]) -> list[Ids]:
         """What `encode_as` returns for each of several texts, encoded in one batch."""
         fast = self.tokenizer.encode_fast_batch(texts)
-        alike = [same_ids(ids, own) for ids, own in zip(fast, recorded, strict=True)]
+        alike = list(map(same_ids, fast, recorded))
         equal = list(compress(texts, alike)), list(compress(fast, alike))
         agreed = self.tokenizer.check_sample(*equal, _ONE_IN)
         return [

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha256
-from itertools import islice, pairwise
+from itertools import islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -115,7 +115,8 @@ class FastEncoder:
             data, ends = self._tokenizer.encode_batch_flat([well_formed(text) for text in texts])
         offsets = (np.frombuffer(ends, np.uint64).astype(np.int64) * 4).tolist()
         # Each text gets its own bytes: a slice would keep the whole batch in memory.
-        return [np.frombuffer(data[start:end], np.int32) for start, end in pairwise(offsets)]
+        own = map(data.__getitem__, map(slice, offsets, offsets[1:]))
+        return list(map(np.frombuffer, own, repeat(np.int32)))
 
 
 class EncoderBuild:

@@ -200,6 +200,8 @@ class SegmentEncoder:
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each text, in order."""
+        if not self.cuts.tokens:  # a text is one segment
+            return list(map(self._look_up(texts).__getitem__, texts))
         if len(texts) == 1:
             pieces = self.cuts.split(texts[0])
             return [self.cuts.join_ids(pieces, self._look_up(pieces[::2]))]
@@ -351,13 +353,13 @@ class KnownText:
         self.text = text
         self.ids = ids
         self._control_tokens = cuts
-        self._text_ends: list[int] = []
-        """The number of characters before each cut."""
+        self.text_ends: list[int] = []
+        """The number of characters before each cut found so far."""
         self.id_ends: list[int] = []
         """The number of ids before each cut found so far."""
         self._cuts_found = False
         if base is not None and shared:
-            self._text_ends, self.id_ends = base._text_ends[:shared], base.id_ends[:shared]
+            self.text_ends, self.id_ends = base.text_ends[:shared], base.id_ends[:shared]
 
     def count_shared_cuts(self, text: str) -> int:
         """How many cuts the common start with another text holds."""
@@ -368,27 +370,23 @@ class KnownText:
             if not text.startswith(near, half - len(near)) or not text.startswith(self.text[:half]):
                 return 0
             self._cuts_found = True
-            begin, first = self.size_up_to(len(self._text_ends))
+            begin, first = (self.text_ends or [0])[-1], (self.id_ends or [0])[-1]
             pieces = self._control_tokens.split(self.text[begin:])
             at = self._control_tokens.positions(self.ids[first:]) + first
             # Not if text and ids differ in control tokens: a model may write an unknown character as one.
             if list(map(self._control_tokens.tokens.get, pieces[1::2])) == self.ids[at].tolist():
-                self._text_ends += list(accumulate(map(len, pieces), initial=begin))[2::2]
+                self.text_ends += list(accumulate(map(len, pieces), initial=begin))[2::2]
                 self.id_ends += (at + 1).tolist()
-        low, high = 0, len(self._text_ends)
+        low, high = 0, len(self.text_ends)
         first = high
         while low < high:
-            begin, end = self._text_ends[low - 1] if low else 0, self._text_ends[first - 1]
+            begin, end = self.text_ends[low - 1] if low else 0, self.text_ends[first - 1]
             if text.startswith(self.text[begin:end], begin):
                 low = first
             else:
                 high = first - 1
             first = (low + high + 1) // 2
         return low
-
-    def size_up_to(self, shared: int) -> tuple[int, int]:
-        """How many characters and ids there are before the last of the first `shared` cuts."""
-        return (self._text_ends[shared - 1], self.id_ends[shared - 1]) if shared else (0, 0)
 
 
 class KnownTexts:
@@ -409,8 +407,9 @@ class KnownTexts:
             if best is not None and not text.startswith(text_known.text[: longest[0] + 1]):
                 continue
             shared = text_known.count_shared_cuts(text)
-            if shared and (size := text_known.size_up_to(shared)) > longest:
-                best, most, longest = text_known, shared, size
+            if shared and text_known.text_ends[shared - 1] > longest[0]:
+                longest = text_known.text_ends[shared - 1], text_known.id_ends[shared - 1]
+                best, most = text_known, shared
         return best, most, *longest
 
     def ids_of(self, text: str) -> Ids | None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -393,7 +394,7 @@ class Tokenizer:
             if stretch not in recorded:
                 place = stretches[at][2] if at == 0 or len(stretches) == len(parts or ()) else b""
                 doubtful.append((segment, stretch[2], place))
-        if parts and self._confirm_differing_pieces(doubtful, [stretch[2] for stretch in stretches]):
+        if parts and self._confirm_differing_pieces(doubtful, list(map(itemgetter(2), stretches))):
             return fast_ids
         controls, safe = self.control_tokens, self._safe_cuts
         if safe is not None:
@@ -535,7 +536,7 @@ class Tokenizer:
         rest = iter(pieces)
         while some := list(islice(rest, _PIECES_AT_ONCE)):
             texts, own = zip(*some, strict=True)
-            if not all(map(same_ids, own, self.encode_batch(texts))):
+            if not all(map(same_ids, own, self._reference.encode_batch(texts))):
                 return False
         return True
 

@@ -400,15 +400,13 @@ Korean syllables, emoji."""
 
 def is_unchanged_by_nfc(data: bytes) -> bool:
     """Whether NFC is known to leave this UTF-8 text unchanged."""
-    if data.isascii():
-        return True
     rest = data.translate(None, _ASCII)
     return len(rest) <= _MAX_CHECKED and _NFC_STABLE.fullmatch(rest) is not None
 
 
 def keeps_bytes(form: str | None, data: bytes) -> bool:
     """Whether tokens with as many bytes as a text must have the same bytes; `form`: see `find_normal_form`."""
-    return form is not None and (not form or is_unchanged_by_nfc(data))
+    return form is not None and (not form or data.isascii() or is_unchanged_by_nfc(data))
 
 
 def find_normal_form(backend: tokenizers.Tokenizer) -> str | None:
