@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from tests.tiers import one_in
 from tito_audit.errors import RecordError
 from tito_audit.format import Format
-from tito_audit.formats import _flat, all_formats, pick_format
+from tito_audit.formats import _calls, _flat, all_formats, pick_format
 from tito_audit.record.arrays import as_ids
 from tito_audit.record.build import SHOWN_BY_ROW, build_training_row
 from tito_audit.record.column import ColumnRole
-from tito_audit.record.message import Message, ToolCall, as_message
+from tito_audit.record.message import Message, ToolCall, as_message, sampled_indices
 from tito_audit.record.rollout import TrainingRow
 from tito_audit.storage import open_log
 
@@ -176,6 +176,56 @@ def test_any_key_that_some_format_knows_may_stand_alone_or_with_others():
         assert picked({name: value}) is first_that_matches({name: value})
         row = {name: value, "messages": [{"role": "user"}], "tokens": [1, 2]}
         assert picked(row) is first_that_matches(row)
+
+
+# Calls
+
+CALL_VALUES = (
+    *(None, 7, True, "length", "", [], [3, 4], [-0.5, -0.25], [True, None], np.array([5, 6]), {"type": "stop"}),
+    *({"matched": "x"}, {"content": [{"logprob": -1.0}]}, [{"role": "user", "content": "a"}], ["a"]),
+    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "length"}],
+)
+CALL_COLUMNS = (
+    *("prompt_ids", "input_ids", "completion_ids", "token_ids", "completion_logprobs", "logprobs", "", "mine"),
+    *("completion_text", "text", "response", "prompt_text", "prompt", "messages", "finish_reason", "stop_reason"),
+    *("is_truncated", "matched_stop", "weight_version", "weight_versions", "routed_experts", "advantages"),
+)
+
+
+class AsIfThere(frozenset[str]):
+    """Keys of which an object always seems to have one."""
+
+    def isdisjoint(self, other: object) -> bool:
+        return False
+
+    def issuperset(self, other: object) -> bool:
+        return False
+
+
+def read_call(entry: Mapping[str, Any], sent: tuple[Message, ...] | None) -> Any:
+    turn = outcome(lambda: _calls.read_turn(entry, "calls[0]", message_index=1, prompt_messages=sent))
+    return repr(turn), *([] if isinstance(turn, str) else [repr(turn.extras), turn.alternatives])
+
+
+@given(
+    st.dictionaries(st.sampled_from(CALL_COLUMNS), st.sampled_from(CALL_VALUES), max_size=6),
+    st.sampled_from([None, (), (Message("assistant", {}, "length"),)]),
+    st.sampled_from([dict, UserDict]),
+)
+def test_a_call_is_read_as_by_asking_for_every_key(
+    columns: dict[str, Any], sent: tuple[Message, ...] | None, kind: Any
+):
+    fast = read_call(kind(columns), sent)
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("_ENTRY_IDS", "_ENTRY_TEXTS", "_ENTRY_ENDS", "_LOGPROBS", "EXTRA_COLUMNS"):
+            patched.setattr(_calls, name, AsIfThere(getattr(_calls, name)))
+        assert read_call(kind(columns), sent) == fast
+
+
+@given(st.lists(st.tuples(st.sampled_from(["user", "Assistant ", "gpt", "odd", "model"]), st.none() | st.text())))
+def test_sampled_messages_are_found_in_one_loop(roles: list[tuple[str, str | None]]):
+    messages = [Message(role, {}, stated_speaker=speaker) for role, speaker in roles]
+    assert sampled_indices(messages) == [at for at, message in enumerate(messages) if message.sampled]
 
 
 # Training rows

@@ -39,10 +39,10 @@ from tito_audit.formats._update import (
     with_new_copies,
     with_values,
 )
-from tito_audit.record.arrays import empty_ids
+from tito_audit.record.arrays import Logprobs, empty_ids
 from tito_audit.record.build import build_call_columns
-from tito_audit.record.column import ColumnRole, MovePolicy
-from tito_audit.record.message import Message, ToolSpec, as_messages
+from tito_audit.record.column import Column, ColumnRole, MovePolicy
+from tito_audit.record.message import Message, ToolSpec, as_messages, sampled_indices
 from tito_audit.record.policy_columns import SAMPLING, WEIGHTS, versions_and_trainers_logged
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 from tito_audit.record.stated import NOTHING_STATED, Stated
@@ -63,6 +63,10 @@ CALL_LISTS = ("calls", "turns", "steps", "trajectory")
 _COMPLETION_TEXTS = ("completion_text", "text", "response_text", "output_text", "completion", "response", "output")
 _ENTRY_PROMPT = (*PROMPT_IDS, "input_ids")
 _ENTRY_COMPLETION = (*COMPLETION_IDS, "token_ids")
+_ENTRY_IDS = frozenset((*_ENTRY_PROMPT, *_ENTRY_COMPLETION))
+_ENTRY_TEXTS = frozenset((*_COMPLETION_TEXTS, "prompt_text", "prompt", "messages"))
+_ENTRY_ENDS = frozenset(("finish_reason", "stop_reason", "is_truncated"))
+"""Without these keys, neither `finish_reason` nor `stop_string` finds anything."""
 _ID_NAMES = {*PROMPT_IDS, *COMPLETION_IDS, *FLAT_IDS}
 
 
@@ -80,28 +84,32 @@ def read_turn(
     """
     prompt_name = first_filled_name(entry, _ENTRY_PROMPT)
     completion_name = first_filled_name(entry, _ENTRY_COMPLETION)
+    # Each part is read only if a key of it is there: most calls have few.
     logprobs_name = None
     if not _LOGPROBS.isdisjoint(entry):
         objects = (name for name in CALL_LOGPROBS if isinstance(entry.get(name), dict | Mapping))
         logprobs_name = first_filled_name(entry, CALL_LOGPROBS) or next(objects, None)
-    text = first_text(entry, _COMPLETION_TEXTS)
+    text = prompt_text = sent = None
+    if not _ENTRY_TEXTS.isdisjoint(entry):
+        text, prompt_text = first_text(entry, _COMPLETION_TEXTS), first_text(entry, ("prompt_text", "prompt"))
+        sent = entry.get("messages", entry.get("prompt"))
+    may_end = not _ENTRY_ENDS.isdisjoint(entry)
     try:  # not `errors_at`, which costs six function calls for each call of a row
         turn = build_turn(
             (prompt_name or "", entry.get(prompt_name or "")),
             (completion_name or "", entry.get(completion_name or "")),
-            lambda: logprob_column(entry, logprobs_name),
-            other_columns(entry, {*_ENTRY_PROMPT, *_ENTRY_COMPLETION, logprobs_name or ""}),
+            None if logprobs_name is None else lambda: logprob_column(entry, logprobs_name),
+            {} if _ENTRY_IDS.issuperset(entry) else other_columns(entry, {*_ENTRY_IDS, logprobs_name or ""}),
             entry,
             message_index=message_index,
-            prompt_text=first_text(entry, ("prompt_text", "prompt")),
+            prompt_text=prompt_text,
             completion_text=text,
-            finish_reason=finish_reason(entry),
-            stop_string=stop_string(entry),
+            finish_reason=finish_reason(entry) if may_end else None,
+            stop_string=stop_string(entry) if may_end else None,
             extras=NO_EXTRAS if EXTRA_COLUMNS.isdisjoint(entry) else read_extras(entry),
             alternatives=read_alternatives(entry[logprobs_name]) if logprobs_name else (),
         )
-        sent = entry.get("messages", entry.get("prompt")) if prompt_messages is None else None
-        if is_messages(sent):
+        if sent is not None and prompt_messages is None and is_messages(sent):
             prompt_messages = as_messages(sent, "messages")
     except RecordError as error:
         raise RecordError(f"{where}: {error}" if where else str(error)) from None
@@ -116,23 +124,27 @@ def read_turn(
 def build_turn(
     prompt: tuple[str, object],
     completion: tuple[str, object],
-    logprobs: Callable[[], tuple[str, Raw] | None],
+    logprobs: Callable[[], tuple[str, Raw] | None] | None,
     other: Mapping[str, tuple[Raw, MovePolicy]],
     versions: Mapping[str, Any] = MappingProxyType({}),
     **fields: Any,
 ) -> Turn:
     """The turn with these ids, given as (name in the log, value), and with further `fields` of Turn.
 
-    `logprobs` returns a column's name and values; `other` are its other columns. `versions` is the object that may
-    name the weight versions. An empty completion with a prompt is known to have no tokens. Without ids, empty
-    columns are ignored, and columns with entries show that ids are missing.
+    `logprobs` returns a column's name and values; None: the call has none. `other` are its other columns.
+    `versions` is the object that may name the weight versions. An empty completion with a prompt is known to have
+    no tokens. Without ids, empty columns are ignored, and columns with entries show that ids are missing.
     """
     prompt_ids, ids = ids_or_none(prompt[1], prompt[0]), ids_or_none(completion[1], completion[0])
     if ids is None and prompt_ids is not None and completion[1] is not None:
         ids = empty_ids()
-    values, columns = build_call_columns(empty_ids() if ids is None else ids, logprobs=logprobs(), other=other)
-    if ids is None:
-        values, columns = None, tuple(column for column in columns if len(column.values))
+    column = None if logprobs is None else logprobs()
+    values: Logprobs | None = None
+    columns: tuple[Column, ...] = ()
+    if column is not None or other:
+        values, columns = build_call_columns(empty_ids() if ids is None else ids, logprobs=column, other=other)
+        if ids is None:
+            values, columns = None, tuple([each for each in columns if len(each.values)])
     if WEIGHTS in versions or "weight_version" in versions:
         spans = version_spans(versions.get(WEIGHTS), 0 if ids is None else len(ids))
         fields |= {"weight_versions": weight_versions(versions), "weight_spans": spans}
@@ -222,7 +234,7 @@ def answer_indices(messages: Sequence[Message], calls: int) -> list[int | None]:
     The calls are paired with the last answers: earlier ones are examples in the prompt. With fewer answers than
     calls it is unclear: a retry, a sub-agent or a compacted history left no message.
     """
-    indices = [i for i, message in enumerate(messages) if message.sampled]
+    indices = sampled_indices(messages)
     if len(indices) < calls or not calls:
         return [None] * calls
     return list(indices[-calls:])
@@ -367,11 +379,17 @@ def one_model_name(names: Sequence[object]) -> str | None:
 
 def stated_model(row: Mapping[str, Any]) -> Stated:
     """The model and the tokenizer that the row, an object in it, or all of its calls name."""
-    if _MAY_NAME_MODEL.isdisjoint(row) and LISTS_OF_CALLS.isdisjoint(row):
+    calls: list[Mapping[str, Any]] = []
+    if not LISTS_OF_CALLS.isdisjoint(row):
+        calls = [
+            call
+            for key in CALL_LISTS
+            if isinstance(entries := row.get(key), list | tuple)
+            for call in entries[:_CALLS_EXAMINED]
+            if isinstance(call, dict | Mapping) and not _MAY_NAME_MODEL.isdisjoint(call)
+        ]
+    if not calls and _MAY_NAME_MODEL.isdisjoint(row):
         return NOTHING_STATED
-    listed = (value for key in CALL_LISTS if isinstance(value := row.get(key), list | tuple))
-    calls = [call for value in listed for call in value[:_CALLS_EXAMINED] if isinstance(call, dict | Mapping)]
-    calls = [call for call in calls if not _MAY_NAME_MODEL.isdisjoint(call)]
     model, tokenizer = (
         _model_name_in(row, names) or one_model_name([_model_name_in(call, names) for call in calls])
         for names in _MODEL_KEYS

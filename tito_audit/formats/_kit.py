@@ -410,7 +410,7 @@ def find_sample_ranges(row: Row, ids: str) -> SampleRanges | None:
 
     RecordError if two columns disagree, one counts tokens that do not exist, or trained tokens are in no sample.
     """
-    if _RANGE_COLUMNS.isdisjoint(row):
+    if RANGE_COLUMNS.isdisjoint(row):
         return None
     size = len(row[ids])
     found_by: dict[str, SampleRanges] = {}
@@ -516,7 +516,7 @@ _RANGE_READERS: Mapping[tuple[str, ...], Callable[[_Integers, str, Row, int], Sa
 }
 
 
-_RANGE_COLUMNS = frozenset(name for names in _RANGE_READERS for name in names)
+RANGE_COLUMNS = frozenset(name for names in _RANGE_READERS for name in names)
 
 
 def _as_integers(value: Any) -> _Integers | None:

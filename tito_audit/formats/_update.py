@@ -61,7 +61,7 @@ def object_at(row: Any, *path: str | int) -> Mapping[str, Any]:
             row = row.get(key)
         else:
             row = row[key] if isinstance(key, int) and is_list(row) and key < len(row) else None
-    return row if isinstance(row, dict | Mapping) else {}
+    return row if row is not None and isinstance(row, dict | Mapping) else {}
 
 
 def sources_at(paths: Iterable[Path]) -> tuple[Source, ...]:

@@ -33,7 +33,13 @@ from tito_audit.formats._columns import (
     parsed_column,
 )
 from tito_audit.formats._flat import read_flat_row, read_split_row
-from tito_audit.formats._kit import SampleRows, split_packed_row, updated_sample, with_updated_training_row
+from tito_audit.formats._kit import (
+    RANGE_COLUMNS,
+    SampleRows,
+    split_packed_row,
+    updated_sample,
+    with_updated_training_row,
+)
 from tito_audit.formats._text_logs import text_log
 from tito_audit.formats._update import list_if_changed, object_at, with_counts, with_values
 from tito_audit.record.json_text import rewrite_json_string
@@ -69,9 +75,9 @@ def read(row: Row, place: Place) -> Rollout:
         for i, entry in enumerate(entries):
             if not isinstance(entry, dict | Mapping):
                 raise RecordError(f"{calls}[{i}] is not a call (an object)")
+        answers = answer_indices(messages, len(entries))
         turns = tuple(
-            read_turn(entry, f"{calls}[{i}]", message_index=index)
-            for i, (entry, index) in enumerate(zip(entries, answer_indices(messages, len(entries)), strict=True))
+            [read_turn(entries[i], f"{calls}[{i}]", message_index=index) for i, index in enumerate(answers)]
         )
     # Null columns do not count beside a training row: in a table every row has the columns of all others.
     elif not _COMPLETION.isdisjoint(row) and any(
@@ -179,15 +185,17 @@ def _calls_column(row: Row) -> str | None:
         return None
     for name in CALL_LISTS:
         entries = parsed_column(row, name)
-        if isinstance(entries, list | tuple) and any(
-            isinstance(entry, dict | Mapping) and _CALL_KEYS & entry.keys() for entry in entries[:8]
-        ):
-            return name
+        for entry in entries[:8] if isinstance(entries, list | tuple) else ():
+            if isinstance(entry, dict | Mapping) and not _CALL_KEYS.isdisjoint(entry):
+                return name
     return None
 
 
 _ROWS = SampleRows(
-    read, update_sample, lambda row: split_packed_row(row) if _calls_column(row) is None else None, forks=True
+    read,
+    update_sample,
+    lambda row: None if RANGE_COLUMNS.isdisjoint(row) or _calls_column(row) else split_packed_row(row),
+    forks=True,
 )
 
 

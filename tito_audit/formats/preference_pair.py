@@ -164,7 +164,7 @@ def read(row: Row, place: Place) -> Rollout:
 def _read_tokens(row: Row, messages: tuple[Message, ...], sent: int) -> tuple[TrainingRow | None, Turn | None]:
     """The tokens of a side: a call if all of its answer is trained, else a training row."""
     if _ANSWER in row:
-        turn = build_turn((_PROMPT, row[_PROMPT]), (_ANSWER, row[_ANSWER]), lambda: None, {})
+        turn = build_turn((_PROMPT, row[_PROMPT]), (_ANSWER, row[_ANSWER]), None, {})
         if turn.prompt_ids is None and is_list(row[_PROMPT]):
             turn = replace(turn, prompt_ids=empty_ids())  # it is logged, and holds nothing
         ids, whole = turn.seen_ids, None

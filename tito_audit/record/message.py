@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -54,8 +54,7 @@ class Message:
     @property
     def sampled(self) -> bool:
         """Whether the model under training wrote the message, going by its role."""
-        speaker = self.stated_speaker or USUAL_SPEAKERS.get(self.role)
-        return (speaker or speaker_of(self.role)) == ASSISTANT
+        return (self.stated_speaker or USUAL_SPEAKERS.get(self.role) or speaker_of(self.role)) == ASSISTANT
 
     @property
     def known_unsampled(self) -> bool:
@@ -69,6 +68,15 @@ class Message:
             return self.content
         parts = self.content or ()
         return "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
+
+
+def sampled_indices(messages: Iterable[Message]) -> list[int]:
+    """The indices of the messages that are `sampled`, found in one call of a function for all of them."""
+    usual, indices = USUAL_SPEAKERS, []
+    for index, message in enumerate(messages):
+        if (message.stated_speaker or usual.get(message.role) or speaker_of(message.role)) == ASSISTANT:
+            indices.append(index)
+    return indices
 
 
 def as_message(value: object, where: str) -> Message:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import Column
-from tito_audit.record.message import Message, ToolSpec
+from tito_audit.record.message import Message, ToolSpec, sampled_indices
 from tito_audit.record.speakers import Speakers
 from tito_audit.record.stated import NOTHING_STATED, Stated
 from tito_audit.record.token_extras import NO_EXTRAS, TokenExtras
@@ -185,7 +185,7 @@ def with_speakers(rollout: Rollout, speakers: Speakers) -> Rollout:
         return rollout
     turns = rollout.turns
     messages = tuple(replace(each, stated_speaker=speakers.speaker(each.role)) for each in rollout.messages)
-    answers = [index for index, message in enumerate(messages) if message.sampled][-len(turns) or None :]
+    answers = sampled_indices(messages)[-len(turns) or None :]
     unpaired = all(turn.message_index is None and turn.prompt_messages is None for turn in turns)
     if turns and unpaired and len(answers) == len(turns):
         turns = tuple(replace(turn, message_index=at) for turn, at in zip(turns, answers, strict=True))
