@@ -18,6 +18,7 @@ from tests.tiers import one_in
 from tito_audit.errors import RecordError
 from tito_audit.format import Format
 from tito_audit.formats import _calls, _flat, all_formats, pick_format
+from tito_audit.formats._columns import is_number_list
 from tito_audit.record.arrays import as_ids
 from tito_audit.record.build import SHOWN_BY_ROW, build_training_row
 from tito_audit.record.column import ColumnRole
@@ -312,3 +313,9 @@ def test_ids_that_fit_no_vocabulary_are_named_in_lists_and_arrays_alike(ids: lis
         else:
             assert result.dtype == np.int32
             assert result.tolist() == ids
+
+
+@given(st.lists(st.sampled_from([None, 1, 0.5, True, np.float64(2), np.int32(3), "a", {}, [1]]), max_size=6))
+def test_a_list_of_numbers_starts_with_four_numbers_or_nulls(values: list[Any]):
+    plain = all(value is None or isinstance(value, int | float) for value in values[:4])
+    assert is_number_list(values) is is_number_list(tuple(values)) is plain

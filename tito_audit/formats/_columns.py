@@ -25,6 +25,7 @@ Raw: TypeAlias = Sequence[Any] | NDArray[Any]
 """A list as storage returns it: a Python list, or a numpy array where a column holds only numbers."""
 
 _LISTS = (list, tuple, np.ndarray)
+_NUMBERS = frozenset((int, float, bool, type(None)))
 
 
 def names_in(text: str) -> tuple[str, ...]:
@@ -78,6 +79,12 @@ ENGINE_COLUMNS = frozenset(
     )
 )
 """Columns that an engine returned for exactly these tokens; nothing else can compute them for other tokens."""
+_POLICIES = {
+    **dict.fromkeys(STALE_COLUMNS, MovePolicy.STALE),
+    **dict.fromkeys(("position_ids", "attention_mask", *SEGMENT_COLUMNS), MovePolicy.COPY),
+    **dict.fromkeys(ENGINE_COLUMNS, MovePolicy.DROP),
+}
+"""What a repair does to a column, by its name; all others move."""
 
 
 def is_list(value: object) -> TypeGuard[Raw]:
@@ -136,8 +143,11 @@ def is_number_list(value: object) -> bool:
     """Whether the first four entries of a list are numbers or null; the rest is not checked."""
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "iufb"
-    return isinstance(value, list | tuple) and all(
-        entry is None or isinstance(entry, int | float) for entry in value[:4]
+    if not isinstance(value, list | tuple):
+        return False
+    kinds = set(map(type, value[:4]))
+    return kinds <= _NUMBERS or (
+        dict not in kinds and all(entry is None or isinstance(entry, int | float) for entry in value[:4])
     )
 
 
@@ -232,7 +242,7 @@ def other_columns(row: Mapping[str, Any], read_names: Collection[str]) -> dict[s
     for name, value in row.items():
         if name in read_names or not isinstance(value, _LISTS) or len(value) < 2:
             continue
-        policy = move_policy(name)
+        policy = _POLICIES.get(name, MovePolicy.MOVE)
         if policy is not MovePolicy.MOVE or is_number_list(value):
             columns[name] = (value, policy)
     return columns
@@ -251,11 +261,7 @@ def columns_of_lengths(
 
 def move_policy(name: str) -> MovePolicy:
     """What a repair does to the column of this name when tokens change."""
-    if name in ENGINE_COLUMNS:
-        return MovePolicy.DROP
-    if name in ("position_ids", "attention_mask", *SEGMENT_COLUMNS):
-        return MovePolicy.COPY
-    return MovePolicy.STALE if name in STALE_COLUMNS else MovePolicy.MOVE
+    return _POLICIES.get(name, MovePolicy.MOVE)
 
 
 def parsed_column(row: Mapping[str, Any], name: str) -> Any:

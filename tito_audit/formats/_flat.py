@@ -28,7 +28,7 @@ from tito_audit.formats._columns import (
     same_ids,
     to_list,
 )
-from tito_audit.formats._extras import read_extras, with_token_versions
+from tito_audit.formats._extras import EXTRA_COLUMNS, read_extras, with_token_versions
 from tito_audit.formats._update import (
     RepeatedIds,
     column_as_logged,
@@ -41,9 +41,14 @@ from tito_audit.formats._update import (
 from tito_audit.record.arrays import Ids, Mask, as_floats, empty_ids
 from tito_audit.record.build import SHOWN_BY_ROW, build_training_row, column_values
 from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, decode_mask, detect_mask_encoding
+from tito_audit.record.policy_columns import WEIGHTS
 from tito_audit.record.rollout import NO_PADDING, Padding, TrainingRow
+from tito_audit.record.token_extras import NO_EXTRAS
 
 PROMPT_LENGTHS = ("prompt_length", "prompt_len")
+_PROMPTS = frozenset(PROMPT_IDS)
+_NOT_OTHER = frozenset((*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, "attention_mask"))
+"""Names of columns that are not other columns of a row; nor are its mask and its logprobs."""
 
 
 def without_padding(row: Row, name: str | None) -> tuple[Row, Padding, Mask | None]:
@@ -146,7 +151,7 @@ def read_flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
         ids,
         mask=None if mask is None else (mask, row[mask]),
         logprobs=logprob_column(row, logprobs),
-        other=other_columns(row, _known_columns(mask, logprobs)),
+        other=other_columns(row, {mask or "", logprobs or "", *_NOT_OTHER}),
         prompt_length=prompt_length,
         sentinel=SHOWN_BY_ROW,
         # Only slime and miles write this length, and for them no mask means the whole response.
@@ -154,9 +159,9 @@ def read_flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
         shifts=None,
         padding=padding,
         hidden=hidden,
-        extras=read_extras(row),
+        extras=NO_EXTRAS if EXTRA_COLUMNS.isdisjoint(row) else read_extras(row),
     )
-    return with_token_versions(row, trained)
+    return with_token_versions(row, trained) if WEIGHTS in row else trained
 
 
 def read_split_row(row: Row, *, of_one_call: bool = False) -> TrainingRow | None:
@@ -184,7 +189,7 @@ def read_split_row(row: Row, *, of_one_call: bool = False) -> TrainingRow | None
         np.concatenate([prompt, response]),
         mask=(mask, row[mask]),
         logprobs=logprob_column(row, logprobs),
-        other=other_columns(row, _known_columns(mask, logprobs)),
+        other=other_columns(row, {mask or "", logprobs or "", *_NOT_OTHER}),
         prompt_length=len(prompt),
         sentinel=SHOWN_BY_ROW,
         hidden=hidden,
@@ -330,11 +335,6 @@ def _trains_all_of_response(mask: Raw, prompt: Ids, response: Ids) -> bool:
     return all(isinstance(entry, int | float) and entry == 1 for entry in mask)
 
 
-def _known_columns(mask: str | None, logprobs: str | None) -> set[str]:
-    """Names of columns that are not other columns of the row."""
-    return {mask or "", logprobs or "", *FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, "attention_mask"}
-
-
 def _prompt_length(row: Row, ids: str | None, full: int) -> tuple[int | None, bool]:
     """The number of tokens before the response, None if unknown; and whether `response_length` gave it."""
     response = row.get("response_length")
@@ -344,7 +344,7 @@ def _prompt_length(row: Row, ids: str | None, full: int) -> tuple[int | None, bo
         length = row.get(name)
         if type(length) is int and 0 <= length <= full:
             return length, False
-    prompt_name = first_filled_name(row, PROMPT_IDS)
+    prompt_name = None if _PROMPTS.isdisjoint(row) else first_filled_name(row, PROMPT_IDS)
     prompt: Raw = () if prompt_name is None else row[prompt_name]
     # An inner list is not an id; compared with one it may give an array, which has no truth value.
     comparable = ids is not None and 0 < len(prompt) <= full and not is_list(prompt[0])

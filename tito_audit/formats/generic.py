@@ -97,7 +97,7 @@ def read(row: Row, place: Place) -> Rollout:
         place,
         FORMAT.name,
         messages,
-        as_tools(parsed_column(row, "tools"), "tools"),
+        as_tools(parsed_column(row, "tools"), "tools") if "tools" in row else (),
         template_kwargs=object_at(row, "chat_template_kwargs"),
         turns=turns,
         training_row=with_finish_reasons(trained, row, turns),

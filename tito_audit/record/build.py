@@ -23,6 +23,8 @@ from tito_audit.record.rollout import NO_PADDING, Padding, TrainingRow
 from tito_audit.record.token_extras import NO_EXTRAS, TokenExtras
 
 Raw = Sequence[Any] | NDArray[Any]
+_all = np.logical_and.reduce
+"""Whether all of a mask are true, without the Python function that `mask.all()` calls."""
 SHOWN_BY_ROW = float("nan")
 """A sentinel to be inferred from the row: the value that all its untrained tokens have."""
 
@@ -62,11 +64,10 @@ def build_training_row(
         columns.append(column)
     elif absent_mask_trains_response and prompt_length is not None:
         loss_mask = np.arange(full) >= prompt_length
-    trained = int(np.count_nonzero(loss_mask)) if loss_mask is not None else None
     values: Logprobs | None = None
     if logprobs is not None:
         raw = as_floats(logprobs[1], logprobs[0])
-        fit = alignment_by_length(len(raw), full=full, prompt_length=prompt_length, trained=trained)
+        fit = alignment_by_length(len(raw), full=full, prompt_length=prompt_length, trained=loss_mask)
         if fit is Alignment.SHIFTED and not (_shows_shift(raw, columns, loss_mask) if shifts is None else shifts):
             fit = None
         if whole and fit is not Alignment.FULL:
@@ -79,7 +80,7 @@ def build_training_row(
         columns.append(Column(logprobs[0], ColumnRole.LOGPROBS, raw, fit, sentinel=sentinel))
     sentinel = None if sentinel is SHOWN_BY_ROW else sentinel
     for name, (entries, policy) in (other or {}).items():
-        fit = alignment_by_length(len(entries), full=full, prompt_length=prompt_length, trained=trained)
+        fit = alignment_by_length(len(entries), full=full, prompt_length=prompt_length, trained=loss_mask)
         if fit is not None and full > 1:
             columns.append(Column(name, ColumnRole.OTHER, column_values(entries), fit, policy))
     every = tuple(columns)
@@ -94,7 +95,7 @@ def _shared_untrained_value(logprobs: Logprobs | None, loss_mask: Mask | None) -
     if logprobs is None or loss_mask is None or not len(logprobs):
         return None
     first = float(logprobs[loss_mask.argmin()])
-    if first != first or not ((logprobs == first) | loss_mask).all():
+    if first != first or not _all((logprobs == first) | loss_mask):
         missing = np.isnan(logprobs)
         outside = logprobs[~loss_mask & ~missing]
         if not len(outside) or (outside != outside[0]).any():
@@ -103,7 +104,7 @@ def _shared_untrained_value(logprobs: Logprobs | None, loss_mask: Mask | None) -
         if np.count_nonzero((missing & ~loss_mask)[int(missing.argmin()) :]) > len(outside):
             return None
         first = float(outside[0])
-    elif loss_mask.all():
+    elif _all(loss_mask):
         return None
     # A lone untrained token may have a real logprob: below zero, above any floor.
     return None if -100 < first < 0 else first

@@ -74,18 +74,18 @@ class Column:
 
 
 def alignment_by_length(
-    length: int, *, full: int, prompt_length: int | None = None, trained: int | None = None
+    length: int, *, full: int, prompt_length: int | None = None, trained: Mask | None = None
 ) -> Alignment | None:
     """The first of full, response, sampled, shifted that a column of this length fits; None if none.
 
-    `full` is the number of tokens, `prompt_length` the first sampled position, `trained` the number of trained
-    tokens. Names are never considered: frameworks use one name for different alignments.
+    `full` is the number of tokens, `prompt_length` the first sampled position, `trained` which tokens are trained.
+    Names are never considered: frameworks use one name for different alignments.
     """
     if length == full:
         return Alignment.FULL
     if prompt_length is not None and length == full - prompt_length:
         return Alignment.RESPONSE
-    if trained is not None and length == trained:
+    if trained is not None and length == np.count_nonzero(trained):
         return Alignment.SAMPLED
     if length == full - 1:
         return Alignment.SHIFTED
@@ -132,8 +132,10 @@ def detect_mask_encoding(values: NDArray[Any], ids: Ids | None = None) -> MaskEn
         return None
     if values.dtype == np.float16:
         values = values.astype(np.float64)  # float16 cannot hold ids, nor _ID_LIMIT
-    if values.dtype.kind in "iu" and len(values) and values.min() >= 0 and values.max() <= 1:
-        return MaskEncoding.BINARY
+    if values.dtype.kind in "iu" and len(values):
+        least, most = np.minimum.reduce(values), np.maximum.reduce(values)
+        if 0 <= least <= most <= 1:
+            return MaskEncoding.BINARY
     if (values == -100).any():
         rest = values[values != -100]
         are_ids = bool(((rest >= 0) & (rest < _ID_LIMIT) & (rest == np.floor(rest))).all())

@@ -217,12 +217,11 @@ def _other_columns(
     NaN where nothing is. At most eight columns; one that no alignment fits to the tokens is left out.
     """
     shown: dict[str, NDArray[np.float64]] = {}
-    count = None if trained is None else int(np.count_nonzero(trained))
     others = [column for column in columns if column.role is ColumnRole.OTHER]
     named = [(column.name, column.values, column.alignment) for column in others]
     for name, value in extras.credit.items():
         if isinstance(value, list | tuple | np.ndarray):
-            length = alignment_by_length(len(value), full=size, prompt_length=prompt, trained=count)
+            length = alignment_by_length(len(value), full=size, prompt_length=prompt, trained=trained)
             named.append((name, np.asarray(value), length))
     for name, values, alignment in named:
         if name in shown or len(shown) == 8 or values.ndim != 1 or values.dtype.kind not in "fiu":
