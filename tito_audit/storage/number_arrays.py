@@ -148,15 +148,16 @@ def _extend_previous(data: bytes, start: int, stop: int, before: _FoundArray) ->
     """
     first, end, numbers = before
     size = min(stop - start, end - first)
-    text = np.frombuffer(data, np.uint8, size, start)
-    differ = text != np.frombuffer(data, np.uint8, size, first)
-    same = int(differ.argmax()) if differ.any() else size
+    differ = np.frombuffer(data, np.uint8, size, start) != np.frombuffer(data, np.uint8, size, first)
+    same = int(differ.argmax())
+    same = same if differ[same] else size
     if same == stop - start == end - first:
         return numbers.copy()
     comma = data.rfind(b",", start, start + same)
     if comma - start < size // 2:
         return None
-    count = int(np.count_nonzero(text[: comma - start] == _COMMA)) + 1
+    # As many as there were, but for those behind the last comma that both have, which are few.
+    count = len(numbers) - data.count(b",", first + comma - start, end)
     rest = parse_numbers(data, comma + (2 if data[comma + 1] == _SPACE else 1), stop)
     if rest is None or rest.dtype != numbers.dtype:
         return None
@@ -206,11 +207,11 @@ def _parse_integers(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.
     padded = data[start:stop] + bytes(2 * _WORD - (stop - start) % _WORD)
     text = np.frombuffer(padded, np.uint8, stop - start)
     commas = (text == _COMMA).nonzero()[0]
-    if gap == 2 and not (text.take(commas + 1, mode="clip") == _SPACE).all():
+    if gap == 2 and not np.logical_and.reduce(text.take(commas + 1, mode="clip") == _SPACE):
         return None
     starts = np.zeros(len(commas) + 1, np.int64)
     np.add(commas, gap, out=starts[1:])
-    lengths = np.empty_like(starts)
+    lengths = np.empty(len(starts), np.int64)
     np.subtract(commas, starts[:-1], out=lengths[:-1])
     lengths[-1] = len(text) - starts[-1]
     negative = None
@@ -218,7 +219,7 @@ def _parse_integers(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.
         negative = text.take(starts, mode="clip") == _MINUS
         starts += negative
         lengths -= negative
-    if int(lengths.min()) < 1 or int(lengths.max()) > _WORD:
+    if np.minimum.reduce(lengths) < 1 or np.maximum.reduce(lengths) > _WORD:
         return None
     # The eight characters from each start on, out of the word that it is in and the next.
     words = np.frombuffer(padded, "<u8")
@@ -232,7 +233,7 @@ def _parse_integers(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.
     words |= following
     words ^= _ZEROS
     zero_first = words.astype(np.uint8) == 0
-    if zero_first.any() and int(lengths[zero_first].max()) > 1:
+    if np.logical_or.reduce(zero_first) and np.maximum.reduce(lengths[zero_first]) > 1:
         return None
     # Move the digits to the end of the word, which drops what followed them; zeros come before.
     words <<= (np.subtract(_WORD, lengths) << 3).view(np.uint64)
