@@ -138,7 +138,7 @@ def read_flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
     With `has_calls` the row also holds calls, to which columns named after completions belong.
     """
     name = first_filled_name(row, FLAT_IDS)
-    row, padding, hidden = without_padding(row, name)
+    row, padding, hidden = without_padding(row, name) if "attention_mask" in row else (row, NO_PADDING, None)
     ids = ids_or_none(row.get(name or ""), name or "")
     if ids is None:
         return None
