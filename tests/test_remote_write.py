@@ -24,9 +24,8 @@ from tests.tables import table
 from tests.tiers import DEEP, some
 from tito_audit.errors import StorageError
 from tito_audit.storage import _store
-from tito_audit.storage.atomic import new_file
+from tito_audit.storage.atomic import new_file, output_path, path_identity, upload
 from tito_audit.storage.remote import RemoteFile
-from tito_audit.storage.remote_output import output_path, path_identity, upload
 
 ROOT = Path(__file__).parents[1]
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"

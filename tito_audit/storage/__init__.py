@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tito_audit.storage.atomic import (
     make_folder,
+    output_path,
+    path_identity,
     raise_open_file_limit,
     refuse_existing,
     target_paths,
@@ -29,7 +31,6 @@ from tito_audit.storage.in_memory import RowsInMemory, is_in_memory
 from tito_audit.storage.log import Log, open_log
 from tito_audit.storage.output import Output, Quarantine, open_output
 from tito_audit.storage.remote import RemoteFile
-from tito_audit.storage.remote_output import output_path, path_identity
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.watch import path_from_name
 

@@ -24,8 +24,8 @@ from typing import Any, BinaryIO, TypeAlias
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.storage._store import RemoteStatus
+from tito_audit.storage.atomic import CONTENT_ETAG, content_status
 from tito_audit.storage.remote import RemoteFile
-from tito_audit.storage.remote_output import CONTENT_ETAG, content_status
 
 VERSION = 2
 SUFFIX = ".journal"
