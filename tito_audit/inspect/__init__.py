@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from tito_audit.inspect.columns import RelationKind
-from tito_audit.inspect.inspection import Inspection, inspect_log
+from tito_audit.inspect.inspection import Inspection, as_flags, as_toml, inspect_log
 from tito_audit.inspect.logprobs import Author
-from tito_audit.inspect.mapping import as_flags, as_toml
 from tito_audit.inspect.page import as_object, mapping_lines, page_lines
 from tito_audit.inspect.roles import Role
 

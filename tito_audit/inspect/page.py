@@ -16,8 +16,7 @@ from rich.text import Text
 
 from tito_audit.errors import SetupError
 from tito_audit.inspect.columns import LogColumn, Look, Relation, RelationKind
-from tito_audit.inspect.inspection import Inspection, inspect_log
-from tito_audit.inspect.mapping import as_flags, as_toml, needs_no_mapping
+from tito_audit.inspect.inspection import Inspection, as_flags, as_toml, inspect_log, needs_no_mapping
 from tito_audit.inspect.roles import Role
 from tito_audit.report import ReportOptions
 from tito_audit.settings.model import Settings
