@@ -122,14 +122,12 @@ class Store:
 
 def with_retries(operation: Callable[[], T]) -> T:
     """What the operation returns; it is tried `TRIES` times while it raises Transient."""
-    for tries in range(1, TRIES + 1):
+    for tries in range(1, TRIES):
         try:
             return operation()
         except Transient as failure:
-            if tries == TRIES:
-                raise
             wait_before_retry(tries, failure)
-    raise AssertionError
+    return operation()
 
 
 def wait_before_retry(tries: int, failure: Transient) -> None:
@@ -310,7 +308,7 @@ class BucketStore(Store):
         details = self._details(url)
         if details.get("type") == "directory":
             raise Missing(f"this is a folder. {self.advice.check}")
-        return self._status(details)
+        return status_from_info(details)
 
     def is_folder(self, url: str) -> bool:
         return bool(self._details(url).get("type") == "directory")
@@ -320,7 +318,7 @@ class BucketStore(Store):
         below = self.filesystem.find(bucket_path(url), detail=True)
         for key, details in below.items():
             if details.get("type") == "file":
-                yield self._url(url, key), self._status(details)
+                yield self._url(url, key), status_from_info(details)
 
     def entries(self, url: str) -> list[str]:
         keys = self.filesystem.ls(bucket_path(url), detail=False)
@@ -369,9 +367,6 @@ class BucketStore(Store):
 
     def _url(self, url: str, key: str) -> str:
         return f"{url.partition('://')[0]}://{key.lstrip('/')}"
-
-    def _status(self, details: dict[str, Any]) -> RemoteStatus:
-        return status_from_info(details)
 
 
 class S3Store(BucketStore):
@@ -461,11 +456,6 @@ class GoogleStore(BucketStore):
             skip_instance_cache=True, use_listings_cache=False, timeout=READ_SECONDS, check_connection=False
         )
 
-    def _status(self, details: dict[str, Any]) -> RemoteStatus:
-        status = status_from_info(details)
-        generation = details.get("generation")
-        return RemoteStatus(status.st_size, status.st_mtime_ns, str(generation or status.etag), status.key)
-
     def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
         """Bytes of one generation of the object; if that is gone, the object was overwritten."""
         try:
@@ -512,7 +502,8 @@ class AzureStore(BucketStore):
 
 def status_from_info(details: dict[str, Any]) -> RemoteStatus:
     """The status of a file from what fsspec's `info` says of it."""
-    etag = next((details[name] for name in ("ETag", "etag", "md5Hash", "content_md5") if details.get(name)), None)
+    tags = ("generation", "ETag", "etag", "md5Hash", "content_md5")  # Google's generations tell versions apart
+    etag = next((details[name] for name in tags if details.get(name)), None)
     when: Any = details.get("LastModified") or details.get("last_modified") or details.get("mtime")
     if hasattr(when, "timestamp"):
         when = when.timestamp()

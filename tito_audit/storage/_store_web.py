@@ -457,20 +457,20 @@ def _hub_status(entry: Mapping[str, Any], place: HubPath, commit: str) -> Remote
 
 def refusal_from_hub(error: Exception, place: HubPath) -> Refusal:
     """What an exception of the hub's client means, judged by the names of its classes."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    if "GatedRepoError" in names:
-        return Refusal(f"{place.name} is gated: ask for access on its page. {HUB_ADVICE.credentials}")
-    if "RevisionNotFoundError" in names:
-        return Missing(f"{place.name} has no revision {place.revision or 'main'}. {HUB_ADVICE.check}")
-    if "RepositoryNotFoundError" in names:
-        return Missing(
-            f"there is no {place.kind} {place.name}, or it is private. {HUB_ADVICE.credentials} "
-            "Data sets begin with hf://datasets/."
-        )
-    if "OfflineModeIsEnabled" in names:
-        return Refusal("HF_HUB_OFFLINE forbids to reach the hub. Unset it, or pass files on disk.")
-    if "HFValidationError" in names:
-        return Refusal(f"{place.name} cannot be the name of a repository. {HUB_ADVICE.check}")
-    if "EntryNotFoundError" in names:
-        return Missing(f"there is no such folder in {place.name}. {HUB_ADVICE.check}")
+    name, credentials, check = place.name, HUB_ADVICE.credentials, HUB_ADVICE.check
+    private = f"or it is private. {credentials} Data sets begin with hf://datasets/."
+    kinds: dict[str, tuple[type[Refusal], str]] = {
+        "GatedRepoError": (Refusal, f"{name} is gated: ask for access on its page. {credentials}"),
+        "RevisionNotFoundError": (Missing, f"{name} has no revision {place.revision or 'main'}. {check}"),
+        "RepositoryNotFoundError": (Missing, f"there is no {place.kind} {name}, {private}"),
+        "OfflineModeIsEnabled": (
+            Refusal,
+            "HF_HUB_OFFLINE forbids to reach the hub. Unset it, or pass files on disk.",
+        ),
+        "HFValidationError": (Refusal, f"{name} cannot be the name of a repository. {check}"),
+        "EntryNotFoundError": (Missing, f"there is no such folder in {name}. {check}"),
+    }
+    classes = {kind.__name__ for kind in type(error).__mro__}
+    for kind, words in (kinds[cls] for cls in kinds if cls in classes):
+        return kind(words)
     return refusal_from_error(error, HUB_ADVICE)

@@ -16,7 +16,7 @@ from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import block_seed
 from tito_audit.storage.streams import Damage
-from tito_audit.storage.table_edit import TableEdit, TableOutput, unwritable_error
+from tito_audit.storage.table_edit import TableOutput, unwritable_error
 from tito_audit.storage.table_rows import ArrowRows, Block, first_line, refuse_duplicate_names
 
 _STREAM = b"\xff\xff\xff\xff"
@@ -226,8 +226,10 @@ def _is_sound_but_for_text(array: Any) -> bool:
 class ArrowOutput(TableOutput):
     """Writes an Arrow file again with some rows replaced, in the format of the source."""
 
+    what = "an Arrow file"
+
     def __init__(self, source: Path, out: BinaryIO, added: tuple[str, ...]) -> None:
-        super().__init__(source, out, TableEdit(source, "an Arrow file", added))
+        super().__init__(source, out, added)
         self._dictionaries: dict[int, Any] = {}
         """By column, for files with a footer: an empty array with the dictionary that was written so far."""
 

@@ -36,7 +36,7 @@ from tito_audit.storage.new_log import ColumnTypes, new_log, output_kind, table_
 from tito_audit.storage.output import NestedOutput, Output
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
-from tito_audit.storage.table_edit import RowCopies, TableEdit, changes_between, json_text
+from tito_audit.storage.table_edit import FileOutput, RowCopies, TableEdit, changes_between, json_text
 from tito_audit.storage.table_rows import ArrowRows, MemoryContent, row_spans, to_batch
 
 Logs: TypeAlias = str | Path | Sequence[str | Path] | Any
@@ -277,14 +277,13 @@ def _not_logs_error(what: str) -> SetupError:
     return SetupError(f"logs: {what} is neither paths nor rows.\n{_ACCEPTED}")
 
 
-class MemoryOutput:
+class MemoryOutput(FileOutput):
     """An output for rows in memory; `finish` makes `result` of the changes."""
 
     def __init__(
         self, path: RowsInMemory, added: tuple[str, ...], target: Path | None, *, stack: ExitStack, overwrite: bool
     ) -> None:
         """`added` are text columns that tables may get; a file that is written appears when `stack` closes."""
-        self.changed = False
         self.result = path
         """The repaired rows, as a path."""
         self.target = target
@@ -294,9 +293,6 @@ class MemoryOutput:
         self._stack = stack
         self._overwrite = overwrite
         self._rows: dict[int, RowCopies] = {}
-
-    def keep(self, raw: RawRow) -> None:
-        """Keep the row as it is."""
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
         copies = [changes_between(raw.value, row) for row in rows]

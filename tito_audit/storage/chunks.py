@@ -6,7 +6,7 @@ RandomAccess: a file whose rows can be read again in any order.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -366,25 +366,23 @@ Ticket = tuple[int, int]
 """The index of a row, and where to read it again: the byte offset of its line, or of its entry in the spool."""
 
 
+@dataclass(frozen=True, slots=True)
 class RowBatch:
     """Consecutive rows of a file that are read more than once; any process can read them."""
 
-    __slots__ = ()
+    lines: _Lines | None = None
+    """The lines of an uncompressed file; None for rows that cannot be read by offset."""
+    packed_rows: Sequence[bytes] = ()
+    """Those rows, each as `pack_row` returns it."""
 
     def rows(self, parse: ParseRow) -> Iterator[tuple[int | bytes, RawRow | None]]:
-        """Each row after the byte offset of its line, or its entry for the spool; None for a blank line."""
-        raise NotImplementedError
+        """Each row after the byte offset of its line, or its entry for the spool; None for a blank line.
 
-
-@dataclass(frozen=True, slots=True)
-class LinesInPlace(RowBatch):
-    """Lines of an uncompressed file."""
-
-    chunk: _Lines
-
-    def rows(self, parse: ParseRow) -> Iterator[tuple[int, RawRow | None]]:
-        """Each line after its byte offset, numbered from 0 in the batch; None for a blank one."""
-        chunk = self.chunk
+        Lines are numbered from 0 in the batch, other rows as in the file.
+        """
+        yield from ((pack_entry(data), unpack_row(data, parse)) for data in self.packed_rows)
+        if (chunk := self.lines) is None:
+            return
         try:
             with reading_file(chunk.path), chunk.path.open("rb") as file:
                 at, lines = chunk.lines(file, ChunkReader(chunk))
@@ -393,18 +391,6 @@ class LinesInPlace(RowBatch):
                     at += line.size + 1
         except Damage as damage:
             raise StorageError(f"{chunk.path}: {damage}.") from None
-
-
-@dataclass(frozen=True, slots=True)
-class SpooledRows(RowBatch):
-    """Rows of a file that cannot be read by offset, each as `pack_row` returns it."""
-
-    packed_rows: list[bytes]
-
-    def rows(self, parse: ParseRow) -> Iterator[tuple[bytes, RawRow]]:
-        """Each row after its entry for the spool, numbered as in the file."""
-        for data in self.packed_rows:
-            yield pack_entry(data), unpack_row(data, parse)
 
 
 class RandomAccess:
@@ -444,7 +430,7 @@ class RandomAccess:
         with reading_file(self.path):
             if self.in_place:
                 chunks = chunks_of(self._log, size)
-                yield from (LinesInPlace(chunk) for chunk in chunks if isinstance(chunk, _Lines))
+                yield from (RowBatch(chunk) for chunk in chunks if isinstance(chunk, _Lines))
                 return
             self._log.keep_text = self._log.kind == "lines"
             # `unpack_row` parses the text.
@@ -455,10 +441,10 @@ class RandomAccess:
                 rows.append(pack_row(raw))
                 total += len(rows[-1])
                 if total >= size:
-                    yield SpooledRows(rows)
+                    yield RowBatch(packed_rows=rows)
                     rows, total = [], 0
             if rows:
-                yield SpooledRows(rows)
+                yield RowBatch(packed_rows=rows)
 
     def add_entry(self, entry: bytes) -> int:
         """Put the entry of a row into the spool; returns its offset."""

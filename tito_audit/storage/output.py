@@ -30,6 +30,7 @@ from tito_audit.storage.log import BINARY, TABLES, Kind, Log
 from tito_audit.storage.parquet import ParquetOutput
 from tito_audit.storage.row import RawRow, dump_row, json_default
 from tito_audit.storage.streams import Compression
+from tito_audit.storage.table_edit import FileOutput
 from tito_audit.storage.torch_files import TorchOutput
 from tito_audit.terminal.words import listed
 
@@ -120,35 +121,24 @@ def open_output(
         new_file(target, overwrite=overwrite, source=log.path, on_done=on_done) as out,
         contextlib.ExitStack() as stack,
     ):
-        inner: _FileOutput
+        inner: FileOutput
         if log.kind in ("parquet", "arrow"):
-            kind: type[ParquetOutput | ArrowOutput] = ParquetOutput if log.kind == "parquet" else ArrowOutput
-            inner = table = kind(log.path, out, added)
-            stack.callback(table.abandon)
+            inner = (ParquetOutput if log.kind == "parquet" else ArrowOutput)(log.path, out, added)
         elif log.kind == "torch":
             inner = TorchOutput(log.path, out)
         else:
-            inner = text = TextOutput(out, log.kind, compression)
-            stack.callback(text.abandon)
+            inner = TextOutput(out, log.kind, compression)
+        stack.callback(inner.abandon)
         whole = _CheckedOutput(log, out, inner, changes or RowChanges(), may_copy=compression == log.compression)
         yield whole if log.row_path is None else NestedOutput(whole, added if log.kind in TABLES else ())
         if not whole.finished:
             raise RuntimeError("an output has to be finished before its block ends")
 
 
-class _FileOutput(Output, Protocol):
-    """An output for one kind of file; a binary one is not finished if no row changes."""
-
-    lost_features: Sequence[str]
-    """Features of the log's storage format that the written file lacks, in words; known after `finish`."""
-
-
 class _CheckedOutput:
     """An output that refuses to lose rows, and copies the log's file if no row changes."""
 
-    def __init__(
-        self, log: Log, out: BinaryIO, inner: _FileOutput, changes: RowChanges, *, may_copy: bool
-    ) -> None:
+    def __init__(self, log: Log, out: BinaryIO, inner: FileOutput, changes: RowChanges, *, may_copy: bool) -> None:
         self.changed = False
         self.finished = False
         self._path = log.path
@@ -246,15 +236,13 @@ def _compression_for(log: Log, target: Path) -> Compression:
     return None if last in _TEXT_SUFFIXES else log.compression
 
 
-class TextOutput:
+class TextOutput(FileOutput):
     """Writes JSONL, documents or an array, with the bytes between rows as they are in the log.
 
     A dropped row takes its lead with it, but the first row that is written gets the lead of the log's first row.
     """
 
     def __init__(self, out: BinaryIO, kind: Kind, compression: Compression) -> None:
-        self.changed = False
-        self.lost_features: Sequence[str] = ()
         self._kind = kind
         self._compression = compression
         self._out = Compressor(out, compression)
@@ -308,7 +296,6 @@ class TextOutput:
         self._out.finish()
 
     def abandon(self) -> None:
-        """Close the compressor and discard what it still writes."""
         self._out.abandon()
 
     def _count_text(self, raw: RawRow) -> None:

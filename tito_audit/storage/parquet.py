@@ -20,7 +20,7 @@ from tito_audit.storage._store import RemoteStatus
 from tito_audit.storage.remote import RangedFile, RemoteFile
 from tito_audit.storage.row import block_seed
 from tito_audit.storage.streams import Damage
-from tito_audit.storage.table_edit import TableEdit, TableOutput, unwritable_error
+from tito_audit.storage.table_edit import TableOutput, unwritable_error
 from tito_audit.storage.table_rows import (
     BATCH_BYTES,
     BATCH_ROWS,
@@ -220,8 +220,7 @@ _SCHEMA = b"ARROW:schema"
 class ParquetOutput(TableOutput):
     """Writes a Parquet file again with some rows replaced, group by group; large row groups become several."""
 
-    def __init__(self, source: Path, out: BinaryIO, added: tuple[str, ...]) -> None:
-        super().__init__(source, out, TableEdit(source, "a Parquet file", added))
+    what = "a Parquet file"
 
     def _batch_writer(self) -> Generator[int, None, None]:
         try:

@@ -388,19 +388,43 @@ def json_text(value: Any) -> Any:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode("utf-8")
 
 
-class TableOutput(ABC):
+class FileOutput:
+    """A file of one kind written again with some rows replaced; a binary one is not finished if no row changes."""
+
+    changed = False
+    """Whether any row was changed, forked or dropped."""
+    lost_features: Sequence[str] = ()
+    """Features of the log's storage format that the written file lacks, in words; known after `finish`."""
+
+    def keep(self, raw: RawRow) -> None:
+        """Keep the row as it is."""
+
+    def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
+        """Write these rows instead."""
+        raise NotImplementedError
+
+    def finish(self, log: Any) -> None:
+        """Write what follows the last row."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Close what is open; nothing more is written."""
+
+
+class TableOutput(FileOutput, ABC):
     """A table written again with some rows replaced; what no change touches passes through as Arrow data.
 
     Rows come in file order. One batch, a row group or a record batch, is in memory at a time and stays one batch.
     Nothing is read or written before the first changed row.
     """
 
-    def __init__(self, source: Path, out: BinaryIO, edit: TableEdit) -> None:
-        self.changed = False
-        self.lost_features: Sequence[str] = ()
+    what: str
+    """The kind of file, in words."""
+
+    def __init__(self, source: Path, out: BinaryIO, added: tuple[str, ...]) -> None:
         self._source = source
         self._out = out
-        self._edit = edit
+        self._edit = TableEdit(source, self.what, added)
         self._rows: dict[int, RowCopies] = {}
         """The changed rows of the next batch to write, by number in the file."""
         self._batches = self._batch_writer()
@@ -412,7 +436,6 @@ class TableOutput(ABC):
         """Yields where each batch ends, and writes it when resumed: then its changes are known."""
 
     def keep(self, raw: RawRow) -> None:
-        """Keep the row as it is."""
         if self.changed:
             self._write_before(raw.index)
 
@@ -423,12 +446,10 @@ class TableOutput(ABC):
         self._write_before(raw.index)
         self._rows[raw.index] = copies
 
-    def finish(self, log: object) -> None:
-        """Write the remaining batches."""
+    def finish(self, log: Any) -> None:
         self._write_before(None)
 
     def abandon(self) -> None:
-        """Close what is open; nothing more is written."""
         self._batches.close()
 
     def _write_before(self, row: int | None) -> None:

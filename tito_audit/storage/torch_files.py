@@ -21,6 +21,7 @@ from tito_audit.format import Row
 from tito_audit.storage.in_memory import ObjectRows
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow, block_seed
+from tito_audit.storage.table_edit import FileOutput
 from tito_audit.storage.table_rows import Block
 
 TORCH_HEAD = 512
@@ -169,27 +170,22 @@ def _load_error(path: Path, error: Exception) -> StorageError:
     )
 
 
-class TorchOutput:
+class TorchOutput(FileOutput):
     """Writes a Torch file again with some samples replaced; all else is written as it was loaded.
 
     It is one pickle, so it is loaded again and written at the end. Lists stay lists, and tensors keep their types.
     """
 
     def __init__(self, source: Path, out: BinaryIO) -> None:
-        self.changed = False
-        self.lost_features: Sequence[str] = ()
         self._source = source
         self._out = out
         self._rows: dict[int, tuple[RawRow, Sequence[Row]]] = {}
-
-    def keep(self, raw: RawRow) -> None:
-        """Keep the row as it is."""
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
         self.changed = True
         self._rows[raw.index] = raw, rows
 
-    def finish(self, log: object) -> None:
+    def finish(self, log: Any) -> None:
         torch: Any = importlib.import_module("torch")
         payload = load_torch(self._source)
         samples: list[Any] = []
