@@ -106,9 +106,7 @@ def new_file(
 def draft_path(out: BinaryIO) -> Path:
     """Where a file from `new_file` can be read before it has its name."""
     out.flush()
-    raw = getattr(out, "raw", None)
-    if not isinstance(raw, _TargetFile):
-        raise ValueError("only a file that new_file gave can be read before it has its name")
+    raw: _TargetFile = cast(Any, out).raw
     return raw.path
 
 

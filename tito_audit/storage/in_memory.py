@@ -12,7 +12,6 @@ import uuid
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -31,6 +30,14 @@ from tito_audit.storage.table_rows import ArrowRows, Block, MemoryContent, Memor
 
 _SIMPLE = frozenset({str, int, float, bool, bytes, type(None)})
 """Types that need no conversion."""
+_CONVERSIONS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    *((base, base) for base in (str, int, float)),
+    (bytearray, bytes),
+    ((datetime.date, datetime.time, datetime.timedelta, uuid.UUID), str),
+    (decimal.Decimal, float),
+    (os.PathLike, os.fsdecode),
+)
+"""What makes plain values of those of other types."""
 PANDAS_MISSING = {"NAType", "NaTType"}
 """Names of the types of pandas' missing values."""
 
@@ -99,19 +106,11 @@ def _to_plain(value: Any, table_like: bool) -> Any:
         return None
     if isinstance(value, enum.Enum):
         return _to_plain(value.value, table_like)
-    for base in (str, int, float):
-        if isinstance(value, base):
-            return base(value)
-    if isinstance(value, bytearray):
-        return bytes(value)
     if isinstance(value, memoryview):
         return bytes(value) if value.format in ("B", "b", "c") else value.tolist()
-    if isinstance(value, datetime.date | datetime.time | datetime.timedelta | uuid.UUID):
-        return str(value)
-    if isinstance(value, decimal.Decimal):
-        return float(value)
-    if isinstance(value, os.PathLike):
-        return os.fsdecode(value)
+    for types, convert in _CONVERSIONS:
+        if isinstance(value, types):
+            return convert(value)
     if kind.__module__.startswith("PIL."):
         return {"path": str(getattr(value, "filename", ""))}
     if kind.__module__.startswith("pandas."):  # a period or an interval
@@ -320,19 +319,6 @@ UNNAMED_ROWS = "<rows>"
 _names: set[str] = set()
 
 
-@dataclass(frozen=True, slots=True)
-class StatusInMemory:
-    """The status of rows in memory, under the names of `os.stat_result`."""
-
-    st_size: int
-    """Bytes, about."""
-    st_mtime_ns: int = 0
-    """Unknown."""
-    st_ino: int = -1
-    st_dev: int = -1
-    """No file has these."""
-
-
 class RowsInMemory(type(Path())):  # type: ignore[misc]
     """A path that stands for rows in memory, and is shown as their name.
 
@@ -366,8 +352,9 @@ class RowsInMemory(type(Path())):  # type: ignore[misc]
         """Whether the caller's rows can be iterated only once."""
         return isinstance(self._content, OneTimeRows)
 
-    def stat(self, *, follow_symlinks: bool = True) -> StatusInMemory:
-        return StatusInMemory(self.content.size)
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """About the size of the rows in bytes; numbers of a file and a device that no file has."""
+        return os.stat_result((0, -1, -1, 0, 0, 0, self.content.size, 0, 0, 0), {"st_mtime_ns": 0})
 
     def exists(self) -> bool:
         return True

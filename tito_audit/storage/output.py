@@ -259,16 +259,16 @@ class TextOutput(FileOutput):
         """Bytes of text in the log so far; None past a row without text."""
 
     def keep(self, raw: RawRow) -> None:
+        assert raw.text is not None, "the log keeps its text"
         self._count_text(raw)
-        self._write_row(raw.lead, _row_text(raw))
+        self._write_row(raw.lead, raw.text)
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
         """Write these rows instead, each as the text of the row with the differences edited in."""
-        texts = []
+        texts, text = [], raw.text or b""
         self._count_text(raw)
         for row in rows:
             edits = list(edits_between(raw.value, row))
-            text = _row_text(raw)
             texts.append(rewrite_json(text.decode("utf-8"), edits).encode("utf-8") if edits else text)
         self.changed |= texts != [raw.text]
         if texts:
@@ -331,12 +331,6 @@ class TextOutput(FileOutput):
             self._out.write(between)
             self._out.write(text)
         self._waiting.clear()
-
-
-def _row_text(raw: RawRow) -> bytes:
-    if raw.text is None:
-        raise ValueError(f"row {raw.index} has no text: open the log with keep_text")
-    return raw.text
 
 
 class Compressor:
@@ -407,9 +401,8 @@ class NestedOutput:
         self._enter_outer(raw)
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
-        self._enter_outer(raw)
-        if raw.nesting is not None:
-            self._changes.append((raw.nesting.path, rows))
+        path = self._enter_outer(raw)
+        self._changes.append((path, rows))
 
     def finish(self, log: Log) -> None:
         self._write()
@@ -417,16 +410,15 @@ class NestedOutput:
             self._out.keep(empty)
         self._out.finish(log)
 
-    def _enter_outer(self, raw: RawRow) -> None:
-        """Write the row of the file before, if this nested row is the first of another."""
-        if raw.nesting is None:
-            raise ValueError(f"row {raw.index} is in no wrapper")
-        if raw.nesting.outer is self._outer:
-            return
-        self._write()
-        for empty in raw.nesting.before:
-            self._out.keep(empty)
-        self._outer = raw.nesting.outer
+    def _enter_outer(self, raw: RawRow) -> Steps:
+        """The path of a nested row, after the row of the file before is written, if it is the first of another."""
+        assert raw.nesting is not None, "each row is in a wrapper"
+        if raw.nesting.outer is not self._outer:
+            self._write()
+            for empty in raw.nesting.before:
+                self._out.keep(empty)
+            self._outer = raw.nesting.outer
+        return raw.nesting.path
 
     def _write(self) -> None:
         """Write the current row of the file, of which all nested rows are known."""

@@ -157,11 +157,6 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
                 raise FileNotFoundError(2, str(error), str(self)) from None
         return status
 
-    def with_status(self, status: RemoteStatus) -> RemoteFile:
-        """The same file, with the status that the store gave in a listing."""
-        self._status = status
-        return self
-
     def refresh_status(self) -> RemoteStatus:
         """Ask the store for its status once more; FileNotFoundError if there is no such file."""
         self.__dict__.pop("_status", None)
@@ -193,7 +188,9 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
         except Missing:
             return
         for url, status in files:
-            yield RemoteFile(url).with_status(status)
+            file = RemoteFile(url)
+            file._status = status
+            yield file
 
     def entries(self) -> list[str]:
         """Names of what is directly in a folder, the first thousand or so; [] if it cannot be listed."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,18 +20,6 @@ from tito_audit.storage.row import RawRow, RowSample, too_long_row
 BATCH_BYTES = 32 << 20
 BATCH_ROWS = 4096
 """Bytes and rows of a table that become Python objects at once, at most."""
-
-
-class MemoryPart(ABC):
-    """Consecutive rows, or a sample of them, which can be sent to other processes."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Number of rows."""
-
-    @abstractmethod
-    def rows(self, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
-        """The rows, numbered so; those of a table that have more than `limit` bytes are error rows."""
 
 
 class MemoryContent(ABC):
@@ -55,7 +43,7 @@ class MemoryContent(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class PlainRows(MemoryPart):
+class PlainRows:
     """Rows as Python objects."""
 
     values: Sequence[Row | str]
@@ -75,23 +63,25 @@ class PlainRows(MemoryPart):
                 yield RawRow(number, value, extensible=self.extensible)
 
 
-class TableRows(MemoryPart):
-    """Rows of an Arrow record batch, all of them or only the chosen."""
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """Rows of an Arrow record batch."""
 
-    __slots__ = ("batch", "chosen", "copied")
-
-    def __init__(self, batch: Any, chosen: NDArray[np.int64] | None = None, *, copied: bool = False) -> None:
-        """`chosen` are row numbers, `[N]`. `copied`: rows do not keep a larger batch in memory."""
-        self.batch, self.chosen, self.copied = batch, chosen, copied
+    batch: Any
+    chosen: NDArray[np.int64] | None = None
+    """Numbers of the rows, `[N]`; None for all."""
+    copied: bool = False
+    """Whether rows do not keep a larger batch in memory."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # pyarrow would pickle the whole table that the batch is a slice of.
-        return _read_stream, (to_stream(self._chosen_batch()).to_pybytes(),)
+        return _read_stream, (_to_stream(self._chosen_batch()).to_pybytes(),)
 
     def __len__(self) -> int:
         return int(self.batch.num_rows) if self.chosen is None else len(self.chosen)
 
     def rows(self, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
+        """The rows, numbered so; error rows for those of more than `limit` bytes."""
         if self.batch.nbytes <= limit:
             yield from rows_of_batch(self._chosen_batch(), numbers)
             return
@@ -113,11 +103,15 @@ class TableRows(MemoryPart):
         """The batch with only the chosen rows."""
         if self.chosen is not None:
             return take_rows(self.batch, self.chosen)
-        return _read_stream(to_stream(self.batch)).batch if self.copied else self.batch
+        return _read_stream(_to_stream(self.batch)).batch if self.copied else self.batch
 
     def _single_rows(self) -> Iterator[Any]:
         places = range(self.batch.num_rows) if self.chosen is None else self.chosen.tolist()
         return (self.batch.slice(at, 1) for at in places)
+
+
+MemoryPart: TypeAlias = PlainRows | TableRows
+"""Consecutive rows, or a sample of them, which can be sent to other processes."""
 
 
 def _read_stream(data: Any) -> TableRows:
@@ -231,12 +225,11 @@ def take_rows(batch: Any, chosen: NDArray[np.int64]) -> Any:
         return whole[0] if whole else batch.slice(0, 0)
 
 
-def to_stream(*batches: Any) -> Any:
-    """Batches as an Arrow stream in a buffer, which has only the rows of slices."""
+def _to_stream(batch: Any) -> Any:
+    """A batch as an Arrow stream in a buffer, which of a slice has only its rows."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batches[0].schema) as stream:
-        for batch in batches:
-            stream.write_batch(batch)
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
     return sink.getvalue()
 
 
