@@ -52,7 +52,6 @@ from tito_audit.levels.tally import LogRecord
 from tito_audit.record.column import Column, ColumnRole, MaskEncoding, decode_mask, detect_mask_encoding
 from tito_audit.record.finding import Severity
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.run.auditor import Loader
 from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
 from tito_audit.storage import lazy_pyarrow as pa
@@ -209,11 +208,10 @@ def inspect_log(
     rows: int = 100,
     settings: Settings | None = None,
     vocabulary: Vocabulary | None = None,
-    loader: Loader | None = None,
 ) -> Inspection:
     """Inspect the first `rows` rows of a file; StorageError if it cannot be read as a log.
 
-    `vocabulary` is that of the log's tokenizer, if it is known; `loader` loads what a scan of the rows needs.
+    `vocabulary` is that of the log's tokenizer, if it is known.
     """
     settings = (settings or Settings()).at(path)
     log = open_log(path, max_row_bytes=settings.max_row_bytes, rows_at=settings.rows_at)
@@ -258,7 +256,7 @@ def inspect_log(
     result.record = LogRecord.of(result.file, counts)
     result.packed = packing_column(result.columns, result.items.get("", []), result.mapping.get("token_ids"))
     if result.trial is not None:
-        scan = scan_with_mapping(path, result.mapping, result.rows, settings, loader, whole=not result.stopped)
+        scan = scan_with_mapping(path, result.mapping, result.rows, settings, whole=not result.stopped)
         result.trial = replace(result.trial, scan=scan)
     decode = vocabulary.bytes_of if vocabulary is not None else None
     result.calls = inspect_calls(path, [row for _, row in read], result.rows, settings, decode)
@@ -588,7 +586,7 @@ def try_mapping(rows: Sequence[tuple[int, Row]], mapping: Mapping[str, str], fil
 
 
 def scan_with_mapping(
-    path: Path, mapping: Mapping[str, str], rows: int, settings: Settings, loader: Loader | None, *, whole: bool
+    path: Path, mapping: Mapping[str, str], rows: int, settings: Settings, *, whole: bool
 ) -> ScanCounts | None:
     """What a scan of the first rows with the mapping finds; None if the log cannot be scanned.
 
@@ -598,7 +596,6 @@ def scan_with_mapping(
         return None
     own = replace(settings, columns=mapping, format=None, limit=rows, jobs=1, sample=None, row=None)
     scan = scan_rollouts(path, own if whole else replace(own, join=False))
-    scan.loader = loader
     codes: Counter[str] = Counter()
     with_errors = 0
     try:

@@ -314,7 +314,6 @@ class BucketStore(Store):
         return bool(self._details(url).get("type") == "directory")
 
     def files(self, url: str) -> Iterator[tuple[str, RemoteStatus]]:
-        """All files below a folder; each request lists a thousand or more."""
         below = self.filesystem.find(bucket_path(url), detail=True)
         for key, details in below.items():
             if details.get("type") == "file":
@@ -428,7 +427,6 @@ class S3Store(BucketStore):
         return b"".join(parts)
 
     def entries(self, url: str) -> list[str]:
-        """What is directly in a folder, from one request."""
         bucket, _, key = bucket_path(url).partition("/")
         prefix = f"{key}/" if key else ""
         listing = self.filesystem.call_s3(

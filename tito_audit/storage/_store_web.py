@@ -311,11 +311,9 @@ class HubStore(Store):
         self._api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=os.environ.get("HF_TOKEN"))
 
     def refusal(self, error: Exception, url: str) -> Refusal:
-        """What an exception of the hub's client means, which uses requests or httpx."""
         return refusal_from_hub(error, parse_hub_url(url))
 
     def status(self, url: str) -> RemoteStatus:
-        """Size and hash of a file at the commit to which its revision points now."""
         place = parse_hub_url(url)
         commit = self._commit(place)
         entry = self._entry(place, commit)
@@ -324,7 +322,6 @@ class HubStore(Store):
         return _hub_status(entry, place, commit)
 
     def is_folder(self, url: str) -> bool:
-        """Whether the repository has such a folder."""
         place = parse_hub_url(url)
         commit = self._commit(place)
         if not place.path:
@@ -333,7 +330,6 @@ class HubStore(Store):
         return entry is not None and entry["type"] == "directory"
 
     def files(self, url: str) -> Iterator[tuple[str, RemoteStatus]]:
-        """All files below a folder; each request lists a thousand."""
         place = parse_hub_url(url)
         commit = self._commit(place)
         for entry in self._list_tree(place, commit, recursive=True):
@@ -346,7 +342,6 @@ class HubStore(Store):
         return [f"{place.root}/{entry['path']}" for entry in tree]
 
     def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
-        """Bytes of a file at the commit of its status."""
         import huggingface_hub
         from huggingface_hub import hf_hub_url
 
@@ -363,7 +358,6 @@ class HubStore(Store):
         return data[start:stop] if response.status_code == 200 else data[: stop - start]
 
     def upload(self, file: Path, url: str, *, overwrite: bool) -> None:
-        """Commit a file to a data set."""
         from huggingface_hub import CommitOperationAdd
         from huggingface_hub.utils.tqdm import (
             are_progress_bars_disabled,

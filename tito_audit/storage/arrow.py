@@ -70,9 +70,10 @@ class ArrowFile(AbstractContextManager["ArrowFile"]):
             message = next((each for each in messages if each.type == "record batch"), None)
             if message is not None:
                 version, header = message.metadata_version, bytes(message.metadata)
-                compression = _table_at(header, _table_at(header, _table_at(header, 0), _HEADER), _COMPRESSION)
-                at = _field_at(header, compression, _CODEC) if compression else 0
-                codec = ("lz4", "zstd")[header[at] if at else 0] if compression else None
+                batch = _table_at(header, _field_at(header, _table_at(header, 0), _HEADER))
+                if compression := _field_at(header, batch, _COMPRESSION):
+                    at = _field_at(header, _table_at(header, compression), _CODEC)
+                    codec = ("lz4", "zstd")[header[at] if at else 0]
         except (OSError, ValueError, struct.error, IndexError):
             pass  # Arrow errors are among these; reading the batch will raise one
         return pa.ipc.IpcWriteOptions(
@@ -291,16 +292,13 @@ _HEADER, _COMPRESSION, _CODEC = 2, 3, 0
 """Field numbers: header of a message, compression of a record batch, codec of a compression."""
 
 
-def _table_at(data: bytes, table: int, field: int | None = None) -> int:
-    """Position of the table in a field of a table, or in the word at `table`; 0 if there is none."""
-    at = table if field is None else _field_at(data, table, field)
-    if field is not None and not at:
-        return 0
+def _table_at(data: bytes, at: int) -> int:
+    """Position of the table to which the word at a position leads."""
     return at + int(struct.unpack_from("<I", data, at)[0])
 
 
 def _field_at(data: bytes, table: int, number: int) -> int:
-    """Position of a field of a table; 0 if it has its default."""
+    """Position of a field of a table; 0 if it has its default or is none."""
     offsets = table - int(struct.unpack_from("<i", data, table)[0])
     size = int(struct.unpack_from("<H", data, offsets)[0])
     entry = 4 + 2 * number

@@ -125,13 +125,10 @@ def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
         if kind == "torch":  # one pickle, so one chunk
             yield _BlocksInFile(log.path, log.max_row_bytes, log.size, share=log.share)
             return
-        if stream is None:
-            try:
-                yield from _chunk_blocks(log, log.blocks(), size) if kind == "arrow" else _chunk_parquet(log, size)
-            except Damage as damage:
-                yield DamagedEnd(log.path, log.max_row_bytes, log.size, str(damage))
-            return
         try:
+            if stream is None:
+                yield from _chunk_blocks(log, log.blocks(), size) if kind == "arrow" else _chunk_parquet(log, size)
+                return
             start = len(leads.take_lead())
             if kind == "lines" and log.compression is None and raw.seekable() and log.path.is_file():
                 for at in range(start, max(log.size, start + 1), size):
@@ -143,8 +140,11 @@ def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
             else:
                 pieces = cut_values(stream, array=kind == "array", limit=log.max_row_bytes)
                 yield from _chunk_text(log, raw, pieces, size, None)
+        except Damage as damage:
+            yield DamagedEnd(log.path, log.max_row_bytes, log.size, str(damage))
         finally:
-            stream.close()
+            if stream is not None:
+                stream.close()
 
 
 @dataclass(slots=True)
@@ -237,11 +237,11 @@ def _chunk_text(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, sta
                 yield chunk
                 chunk, size_so_far = empty(), 0
     except Damage as error:
-        damage = str(error)
+        damage = error
     if chunk.size:
         yield chunk
     if damage is not None:
-        yield DamagedEnd(log.path, log.max_row_bytes, log.size, damage)
+        raise damage
 
 
 @dataclass(slots=True)
