@@ -9,7 +9,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
@@ -277,22 +277,22 @@ def _not_logs_error(what: str) -> SetupError:
     return SetupError(f"logs: {what} is neither paths nor rows.\n{_ACCEPTED}")
 
 
+@dataclass
 class MemoryOutput(FileOutput):
     """An output for rows in memory; `finish` makes `result` of the changes."""
 
-    def __init__(
-        self, path: RowsInMemory, added: tuple[str, ...], target: Path | None, *, stack: ExitStack, overwrite: bool
-    ) -> None:
-        """`added` are text columns that tables may get; a file that is written appears when `stack` closes."""
-        self.result = path
+    path: RowsInMemory
+    added: tuple[str, ...]
+    """Text columns that tables may get."""
+    target: Path | None
+    """The file to write as well, which appears when `stack` closes; None for none."""
+    stack: ExitStack
+    overwrite: bool
+    _rows: dict[int, RowCopies] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.result = self.path
         """The repaired rows, as a path."""
-        self.target = target
-        """The file to write as well; None for none."""
-        self._path = path
-        self._added = added
-        self._stack = stack
-        self._overwrite = overwrite
-        self._rows: dict[int, RowCopies] = {}
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
         copies = [changes_between(raw.value, row) for row in rows]
@@ -305,14 +305,14 @@ class MemoryOutput(FileOutput):
 
         StorageError if a column cannot hold a value.
         """
-        value, content, once = self._path.value, self._path.content, self._path.is_one_time
+        value, content, once = self.path.value, self.path.content, self.path.is_one_time
         if isinstance(content, ObjectRows):
             rows: list[Any] = []
             for number in range(len(content)):
                 for changes in self._rows.get(number, [[]]):
                     row = content.values[number]
                     for change in changes:
-                        as_text = content.kind == "frame" and change.path[0] in self._added
+                        as_text = content.kind == "frame" and change.path[0] in self.added
                         new = json_text(change.new) if as_text else change.new
                         row = edit_object(row, change.path, new, change.old)
                     rows.append(row)
@@ -325,7 +325,7 @@ class MemoryOutput(FileOutput):
                 value = tuple(rows) if isinstance(value, tuple) else rows
         elif self.changed or once:
             assert isinstance(content, ArrowRows), "what is no objects is read as Arrow"
-            edit, pieces = TableEdit(self._path, "a table", self._added if self._rows else ()), []
+            edit, pieces = TableEdit(self.path, "a table", self.added if self._rows else ()), []
             for start, stop in row_spans(content):
                 here = {row: copies for row, copies in self._rows.items() if start <= row < stop}
                 pieces.append(edit.edit_table(content.table(start, stop), start, here))
@@ -349,9 +349,9 @@ class MemoryOutput(FileOutput):
         if is_from(value, "pandas", "DataFrame") or is_from(value, "polars", "DataFrame"):
             framed = rows_in(value)
             content = framed if isinstance(framed, MemoryContent) else content
-        self.result = RowsInMemory.of(str(self._path), content, value)
+        self.result = RowsInMemory.of(str(self.path), content, value)
         if self.target is not None:
-            _write_file(self.result, self.target, self._stack, overwrite=self._overwrite)
+            _write_file(self.result, self.target, self.stack, overwrite=self.overwrite)
 
     def _rebuild_frame(self, frame: Any, cells: Callable[[Any], Any]) -> Any:
         """A copy of a pandas frame with `cells(name)` in the columns that change; index and types stay."""
@@ -366,7 +366,7 @@ class MemoryOutput(FileOutput):
         places = {str(name): number for number, name in enumerate(frame.columns)}
         changed = (change for copies in self._rows.values() for copy in copies for change in copy)
         touched = dict.fromkeys(str(change.path[0]) for change in changed)
-        for name in (*touched, *(name for name in self._added if name not in touched and name not in places)):
+        for name in (*touched, *(name for name in self.added if name not in touched and name not in places)):
             place = places.get(name)
             if place is None:
                 result[name] = [None if isinstance(cell, float) else cell for cell in cells(name)]
@@ -376,7 +376,7 @@ class MemoryOutput(FileOutput):
                     column = pd.Series(cells(frame.columns[place]), index=result.index).astype(dtype)
                 except (ArithmeticError, TypeError, ValueError) as error:
                     raise StorageError(
-                        f"{self._path}: column {name!r}: a repaired value does not fit its type {dtype} "
+                        f"{self.path}: column {name!r}: a repaired value does not fit its type {dtype} "
                         f"({error}).\nThe types of a frame are kept, so there is no repaired frame. Pass one with "
                         "a type that can hold the value, or a list of dicts."
                     ) from error
@@ -412,7 +412,7 @@ def open_memory_output(
     if target is not None and not isinstance(target, RemoteFile):
         refuse_target(target, overwrite=overwrite)
     with contextlib.ExitStack() as stack:
-        whole = MemoryOutput(path, added, target, stack=stack, overwrite=overwrite)
+        whole = MemoryOutput(path, added, target, stack, overwrite)
         moved = added if log.kind == "frame" else ()
         yield whole, whole if log.row_path is None else NestedOutput(whole, moved)
 

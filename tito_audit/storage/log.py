@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -47,6 +48,7 @@ MAX_ROW_BYTES = 256 * 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
 
 
+@dataclass(eq=False)
 class Log:
     """The rows of one file; each iteration reads it again.
 
@@ -54,43 +56,36 @@ class Log:
     error row, or StorageError if there are no rows before it.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        max_row_bytes: int,
-        keep_text: bool = False,
-        parse: ParseRow = parse_row,
-        share: float | None = None,
-        row_path: RowPath | None = None,
-    ) -> None:
-        self.path = path
-        self.size = path.stat().st_size
+    path: Path
+    max_row_bytes: int
+    keep_text: bool = False
+    """Whether JSON rows keep their bytes."""
+    parse: ParseRow = parse_row
+    """Parses a line of JSON."""
+    share: float | None = None
+    """Share of the rows to sample; None for all."""
+    row_path: RowPath | None = None
+    """Where the rows are nested in those of the file; None if they are the file's own."""
+    only: int | None = None
+    """The one row that is wanted, None for all; others may be missing, or be error rows."""
+    skip_binary: bool = False
+    """Whether large binary values may be left out, which no audit looks at."""
+    position: int = 0
+    """Bytes that were read so far, for progress."""
+    left_out: int = 0
+    """Rows that the sample has left out so far."""
+    tail: bytes = b""
+    """What follows the last row, known after all rows if `keep_text`."""
+    rows_without: Sequence[RawRow] = ()
+    """With `row_path` and `keep_text`, the last rows of the file that contain none; known after all rows."""
+    _kind: Kind | None = None
+    _compression: Compression = None
+
+    def __post_init__(self) -> None:
+        self.size = self.path.stat().st_size
         """Bytes on disk; 0 for a pipe."""
         if self.size >= _LARGE_LOG:
             tune_malloc()
-        self.position = 0
-        """Bytes that were read so far, for progress."""
-        self.tail = b""
-        """What follows the last row, known after all rows if `keep_text`."""
-        self.keep_text = keep_text
-        """Whether JSON rows keep their bytes."""
-        self.parse = parse
-        """Parses a line of JSON."""
-        self.max_row_bytes = max_row_bytes
-        self.share = share
-        """Share of the rows to sample; None for all."""
-        self.row_path = row_path
-        """Where the rows are nested in those of the file; None if they are the file's own."""
-        self.rows_without: list[RawRow] = []
-        """With `row_path` and `keep_text`, the last rows of the file that contain none; known after all rows."""
-        self.left_out = 0
-        """Rows that the sample has left out so far."""
-        self.only: int | None = None
-        """The one row that is wanted, None for all; others may be missing, or be error rows."""
-        self.skip_binary = False
-        """Whether large binary values may be left out, which no audit looks at."""
-        self._kind: Kind | None = None
-        self._compression: Compression = None
 
     @property
     def kind(self) -> Kind:
@@ -122,9 +117,7 @@ class Log:
         if self.kind == "arrow":
             with open_arrow(self.path) as table, contextlib.suppress(OSError, ValueError, Damage):
                 return table.count()
-        log = Log(self.path, self.max_row_bytes)
-        log.only = -1
-        return max((row.index + 1 for row in log), default=0)
+        return max((row.index + 1 for row in Log(self.path, self.max_row_bytes, only=-1)), default=0)
 
     def schema(self) -> Any:
         """The Arrow schema of the rows of a Parquet or an Arrow file."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -67,31 +68,31 @@ def new_log(
             return
         compressor = Compressor(out, compression)
         stack.callback(compressor.abandon)
-        yield _TextLog(out, compressor, array=kind == "array")
+        yield _TextLog(out, compressor, kind == "array")
 
 
+@dataclass
 class _TextLog:
     """Writes JSONL, or a JSON array with a row per line."""
 
-    def __init__(self, file: BinaryIO, out: Compressor, *, array: bool) -> None:
-        self._file = file
-        self._out = out
-        self._array = array
-        self._rows = 0
+    file: BinaryIO
+    out: Compressor
+    array: bool
+    rows: int = 0
 
     def add(self, row: Row) -> None:
-        if self._array:
-            self._out.write(b",\n" if self._rows else b"[\n")
-        self._out.write(dump_row(row))
-        if not self._array:
-            self._out.write(b"\n")
-        self._rows += 1
+        if self.array:
+            self.out.write(b",\n" if self.rows else b"[\n")
+        self.out.write(dump_row(row))
+        if not self.array:
+            self.out.write(b"\n")
+        self.rows += 1
 
     def finish(self) -> Path:
-        if self._array:
-            self._out.write(b"\n]\n" if self._rows else b"[]\n")
-        self._out.finish()
-        return draft_path(self._file)
+        if self.array:
+            self.out.write(b"\n]\n" if self.rows else b"[]\n")
+        self.out.finish()
+        return draft_path(self.file)
 
 
 class _RowBuffer:

@@ -12,6 +12,7 @@ from array import array
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeAlias, cast
 
@@ -129,73 +130,77 @@ def open_output(
         else:
             inner = TextOutput(out, log.kind, compression)
         stack.callback(inner.abandon)
-        whole = _CheckedOutput(log, out, inner, changes or RowChanges(), may_copy=compression == log.compression)
+        whole = _CheckedOutput(
+            log.path, out, inner, changes or RowChanges(), log.kind not in BINARY, compression == log.compression
+        )
         yield whole if log.row_path is None else NestedOutput(whole, added if log.kind in TABLES else ())
         if not whole.finished:
             raise RuntimeError("an output has to be finished before its block ends")
 
 
+@dataclass
 class _CheckedOutput:
     """An output that refuses to lose rows, and copies the log's file if no row changes."""
 
-    def __init__(self, log: Log, out: BinaryIO, inner: FileOutput, changes: RowChanges, *, may_copy: bool) -> None:
-        self.changed = False
-        self.finished = False
-        self._path = log.path
-        self._out = out
-        self._inner = inner
-        self._changes = changes
-        self._may_copy = may_copy
-        self._text = log.kind not in BINARY
-        self._stamp = _stamp(log.path)
+    path: Path
+    out: BinaryIO
+    inner: FileOutput
+    changes: RowChanges
+    is_text: bool
+    may_copy: bool
+    changed: bool = False
+    finished: bool = False
+
+    def __post_init__(self) -> None:
+        self.stamp = _stamp(self.path)
 
     def keep(self, raw: RawRow) -> None:
         """Write the row as it is; StorageError if that is impossible."""
         self._refuse_lost(raw)
-        if raw.value is None and raw.text is None and self._text:
+        if raw.value is None and raw.text is None and self.is_text:
             raise StorageError(
-                f"{self._path}: row {raw.index} cannot be carried over, so its file was not written: {raw.error}."
+                f"{self.path}: row {raw.index} cannot be carried over, so its file was not written: {raw.error}."
             )
-        self._inner.keep(raw)
+        self.inner.keep(raw)
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
         """Write rows instead of one; StorageError if the log cannot be read to its end."""
         self._refuse_lost(raw)
         if len(rows) == 1 and next(edits_between(raw.value, rows[0]), None) is None:
-            self._inner.keep(raw)
+            self.inner.keep(raw)
             return
         self.changed = True
-        self._changes.add(raw.index, raw.value, rows)
-        self._inner.replace(raw, rows)
+        self.changes.add(raw.index, raw.value, rows)
+        self.inner.replace(raw, rows)
 
     def finish(self, log: Log) -> None:
         """Write the end, or copy the file if no row changed."""
-        if self.changed or self._text:
-            self._inner.finish(log)
+        if self.changed or self.is_text:
+            self.inner.finish(log)
         # A text that was modified meanwhile is no longer what was read: keep what was written.
-        if not self.changed and (not self._text or (self._may_copy and self._stamp == _stamp(self._path))):
-            self._out.seek(0)
-            self._out.truncate()
+        if not self.changed and (not self.is_text or (self.may_copy and self.stamp == _stamp(self.path))):
+            self.out.seek(0)
+            self.out.truncate()
             try:
-                with self._path.open("rb") as source:
-                    shutil.copyfileobj(source, self._out, 1 << 20)
+                with self.path.open("rb") as source:
+                    shutil.copyfileobj(source, self.out, 1 << 20)
             except OSError as error:
                 raise StorageError(
-                    f"{self._path}: it can no longer be read ({error.strerror or error}), so its file was not "
+                    f"{self.path}: it can no longer be read ({error.strerror or error}), so its file was not "
                     "written."
                 ) from error
-        elif self.changed and self._inner.lost_features:
-            lost = listed(list(self._inner.lost_features))
-            self._changes.notices.append(f"{self._path}: the repaired file is stored in another form: {lost}.")
+        elif self.changed and self.inner.lost_features:
+            lost = listed(list(self.inner.lost_features))
+            self.changes.notices.append(f"{self.path}: the repaired file is stored in another form: {lost}.")
         # The file may get its name much later; a full disk is reported now.
-        self._out.flush()
-        os.fsync(self._out.fileno())
+        self.out.flush()
+        os.fsync(self.out.fileno())
         self.finished = True
 
     def _refuse_lost(self, raw: RawRow) -> None:
         if raw.lost:
             raise StorageError(
-                f"{self._path}: {raw.error}; the output would lack the rows after it, so its file was not written."
+                f"{self.path}: {raw.error}; the output would lack the rows after it, so its file was not written."
                 " Copy the log again, or write it again."
             )
 
@@ -358,21 +363,21 @@ class Compressor:
         self.finish()
 
 
+@dataclass
 class _Sink:
     """A file that a compressor cannot close; what it writes after its own `close` is discarded."""
 
-    def __init__(self, out: BinaryIO) -> None:
-        self._out = out
-        self.closed = False
+    out: BinaryIO
+    closed: bool = False
 
     def write(self, data: bytes) -> int:
-        return len(data) if self.closed else self._out.write(data)
+        return len(data) if self.closed else self.out.write(data)
 
     def flush(self) -> None:
         pass
 
     def tell(self) -> int:
-        return self._out.tell()
+        return self.out.tell()
 
     def close(self) -> None:
         self.closed = True
@@ -382,6 +387,7 @@ _Change = tuple[Steps, Sequence[Row]]
 """The path of a nested row, and the rows that replace it."""
 
 
+@dataclass
 class NestedOutput:
     """An output for nested rows, which writes the rows of the file around them.
 
@@ -389,13 +395,12 @@ class NestedOutput:
     A dropped row is removed from its list, or with its row of the file.
     """
 
-    def __init__(self, out: Output, moved: Sequence[str]) -> None:
-        self.changed = False
-        self._out = out
-        self._moved = moved
-        """New columns that move to the top of the row of the file, as a table can take them only there."""
-        self._outer: RawRow | None = None
-        self._changes: list[_Change] = []
+    out: Output
+    moved: Sequence[str]
+    """New columns that move to the top of the row of the file, as a table can take them only there."""
+    changed: bool = False
+    _outer: RawRow | None = None
+    _changes: list[_Change] = field(default_factory=list)
 
     def keep(self, raw: RawRow) -> None:
         self._enter_outer(raw)
@@ -407,8 +412,8 @@ class NestedOutput:
     def finish(self, log: Log) -> None:
         self._write()
         for empty in log.rows_without:
-            self._out.keep(empty)
-        self._out.finish(log)
+            self.out.keep(empty)
+        self.out.finish(log)
 
     def _enter_outer(self, raw: RawRow) -> Steps:
         """The path of a nested row, after the row of the file before is written, if it is the first of another."""
@@ -416,7 +421,7 @@ class NestedOutput:
         if raw.nesting.outer is not self._outer:
             self._write()
             for empty in raw.nesting.before:
-                self._out.keep(empty)
+                self.out.keep(empty)
             self._outer = raw.nesting.outer
         return raw.nesting.path
 
@@ -427,9 +432,9 @@ class NestedOutput:
         if outer is None:
             return
         if not changes:
-            self._out.keep(outer)
+            self.out.keep(outer)
             return
-        moved, stay = self._moved, changes
+        moved, stay = self.moved, changes
         if moved:
             stay = [
                 (path, [{name: row[name] for name in row if name not in moved} for row in rows])
@@ -450,8 +455,8 @@ class NestedOutput:
                 whole = [{**row, name: {"rows": entries, **before}} for row in whole]
             else:
                 whole = [{**row, name: {**value, **before}} for row, (_, value) in zip(whole, named, strict=True)]
-        self._out.replace(outer, whole)
-        self.changed = self._out.changed
+        self.out.replace(outer, whole)
+        self.changed = self.out.changed
 
 
 def _replace_nested(value: Any, changes: Sequence[_Change], depth: int) -> list[Any]:
@@ -471,12 +476,12 @@ def _replace_nested(value: Any, changes: Sequence[_Change], depth: int) -> list[
     return [entries]
 
 
+@dataclass
 class Quarantine:
     """A file for the rows that a run drops from its logs."""
 
-    def __init__(self, out: BinaryIO) -> None:
-        self._out = out
-        self.rows = 0
+    out: BinaryIO
+    rows: int = 0
 
     @classmethod
     @contextmanager
@@ -516,5 +521,5 @@ class Quarantine:
 
     def write(self, line: bytes) -> None:
         """Write a line that `add` returned."""
-        self._out.write(line + b"\n")
+        self.out.write(line + b"\n")
         self.rows += 1

@@ -307,15 +307,15 @@ RowCopies = list[list[Change]]
 """The changes of each row that is written instead of one: [] drops it, several are a fork."""
 
 
+@dataclass(frozen=True, slots=True)
 class TableEdit:
     """Changes rows of one file's tables; what no change touches passes through as Arrow data."""
 
-    def __init__(self, source: Path, what: str, added: tuple[str, ...]) -> None:
-        self.added = added
-        """Text columns that changed rows may have and the source has not."""
-        self._source = source
-        self._what = what
-        """The kind of file, in words."""
+    source: Path
+    what: str
+    """The kind of file, in words."""
+    added: tuple[str, ...]
+    """Text columns that changed rows may have and the source has not."""
 
     def edit_schema(self, schema: Any) -> Any:
         """The schema with the added columns."""
@@ -331,8 +331,8 @@ class TableEdit:
             unknown = [change.path[0] for copy in copies for change in copy if change.path[0] not in columns]
             if unknown:
                 raise StorageError(
-                    f"{self._source}: row {row}: the repair adds a column {unknown[0]!r} that the file does not "
-                    f"have.\nThe columns of {self._what} are kept, so the repaired file cannot be written. "
+                    f"{self.source}: row {row}: the repair adds a column {unknown[0]!r} that the file does not "
+                    f"have.\nThe columns of {self.what} are kept, so the repaired file cannot be written. "
                     "Write the log with that column, or as JSONL, or leave the repair out."
                 )
         for name in self.added:
@@ -370,9 +370,9 @@ class TableEdit:
                     kind = str(field.type)
                     kind = kind if len(kind) <= 80 else f"{kind[:77]}..."
                     raise StorageError(
-                        f"{self._source}: row {row}, column {field.name!r}: the repaired value does not fit the "
+                        f"{self.source}: row {row}, column {field.name!r}: the repaired value does not fit the "
                         f"column's type {kind} ({error}).\n"
-                        f"The types of {self._what} are kept, so the repaired file cannot be written. Write the "
+                        f"The types of {self.what} are kept, so the repaired file cannot be written. Write the "
                         "log with a type that can hold the value, or as JSONL, or leave the repair out."
                     ) from error
         pieces += column.slice(start).chunks
