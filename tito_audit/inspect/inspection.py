@@ -5,6 +5,7 @@ Mappings from our column names to the log's: proposed, tried on these rows, and 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -372,21 +373,18 @@ def _read_rows(rows: Sequence[tuple[int, Row]], settings: Settings, file: str) -
 
 def _group_by_format(readings: Sequence[_RowReading]) -> list[FormatRows]:
     """The rows grouped by the format that reads them, the largest group first."""
-    firsts: dict[tuple[str | None, str], _RowReading] = {}
-    counts: Counter[tuple[str | None, str]] = Counter()
-    notices: dict[str | None, dict[str, None]] = {}
+    groups: dict[tuple[str | None, str], list[_RowReading]] = {}
     for reading in readings:
         name = None if reading.form is None else reading.form.name
-        if name is not None and (notice := text_log_notice(reading.row, name)):
-            notices.setdefault(name, {})[notice] = None
-        counts[name, reading.because] += 1
-        firsts.setdefault((name, reading.because), reading)
+        groups.setdefault((name, reading.because), []).append(reading)
     formats = []
-    for (name, because), count in counts.most_common():
-        first = firsts[name, because]
+    for (name, because), alike in sorted(groups.items(), key=lambda group: -len(group[1])):
+        first = alike[0]
         keys = matched_keys(first.form, first.row) if first.form is not None else ()
         near = near_formats(first.row, all_formats(), name)
-        formats.append(FormatRows(name, count, first.number, keys, because, near, tuple(notices.get(name, ()))))
+        notices = [text_log_notice(reading.row, name) for reading in alike] if name is not None else []
+        different = tuple(dict.fromkeys(filter(None, notices)))
+        formats.append(FormatRows(name, len(alike), first.number, keys, because, near, different))
     return formats
 
 
@@ -505,13 +503,10 @@ def as_toml(mapping: Mapping[str, str], table: str = "tool.tito-audit") -> list[
     name = f"{table}.map" if table else "map"
     lines = [f"[{name}]"]
     for ours, theirs in mapping.items():
-        escapes = {'"': '\\"', "\\": "\\\\"}
-        for char in {*theirs} - escapes.keys():
-            number = ord(char)
-            escape = f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"
-            escapes[char] = char if char.isprintable() else escape
-        text = "".join(map(escapes.__getitem__, theirs))
-        lines.append(f'{ours} = "{text}"')
+        text = re.sub(r'["\\]', r"\\\g<0>", theirs)
+        escaped = (f"\\u{ord(char):04x}" if char <= "\uffff" else f"\\U{ord(char):08x}" for char in text)
+        shown = (char if char.isprintable() else escape for char, escape in zip(text, escaped, strict=True))
+        lines.append(f'{ours} = "{"".join(shown)}"')
     return lines
 
 
@@ -574,14 +569,11 @@ def try_mapping(rows: Sequence[tuple[int, Row]], mapping: Mapping[str, str], fil
         misfits.update({c.name for rollout in rollouts for c in token_columns(rollout) if c.alignment is None})
         unread.update(name for name in _LISTS if name in mapping and isinstance(row[name], int | float | str))
     return Trial(
-        counts["rows"],
-        counts["training_rows"],
-        counts["calls"],
-        counts["messages"],
-        counts["without_ids"],
-        dict(errors.most_common()),
-        dict(misfits.most_common()),
-        dict(unread.most_common()),
+        **counts,
+        errors=dict(errors.most_common()),
+        misfits=dict(misfits.most_common()),
+        unread=dict(unread.most_common()),
+        scan=None,
     )
 
 

@@ -105,10 +105,12 @@ _FILE_WORDS = {
     "arrow": "Arrow",
     "torch": "a Torch file",
 }
+IDS = (Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS)
+_PLAIN = (Role.TEXT, Role.SCALAR, Role.LIST, Role.OBJECT, Role.NOTHING)
 _STYLES = {
-    **dict.fromkeys((Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS), "bold cyan"),
+    **dict.fromkeys(IDS, "bold cyan"),
     **dict.fromkeys((Role.MASK, Role.LOGPROBS, Role.MESSAGES, Role.TOOLS, Role.CALLS), "bold"),
-    **dict.fromkeys((Role.TEXT, Role.SCALAR, Role.LIST, Role.OBJECT, Role.NOTHING), "dim"),
+    **dict.fromkeys(_PLAIN, "dim"),
 }
 _ALIGNMENT_WORDS = {
     "full": "every token",
@@ -117,7 +119,6 @@ _ALIGNMENT_WORDS = {
     "sampled": "trained tokens",
     "shifted": "all but the first",
 }
-_PLAIN = (Role.TEXT, Role.SCALAR, Role.LIST, Role.OBJECT, Role.NOTHING)
 _RELATION_WORDS = {
     RelationKind.SUM: "{} + {} = {}",
     RelationKind.MINUS_ONE: "{} is one shorter than {}",
@@ -138,7 +139,6 @@ _MASK_WORDS = {
     "labels": "ids, or -100 where nothing is trained",
     "none": "no mask",
 }
-IDS = (Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS)
 
 
 def page_lines(inspection: Inspection, vocabulary: Vocabulary | None) -> Iterator[RenderableType]:

@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from hashlib import sha256
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
@@ -378,11 +378,9 @@ def exists_error(target: Path) -> StorageError:
 
 def content_status(file: Path) -> RemoteStatus:
     """A status with a hash of the content as its etag, for which the whole file is read."""
-    digest = sha256()
     with file.open("rb") as opened:
-        while block := opened.read(_BLOCK):
-            digest.update(block)
-    return RemoteStatus(file.stat().st_size, 0, CONTENT_ETAG + digest.hexdigest())
+        digest = file_digest(opened, "sha256").hexdigest()
+    return RemoteStatus(file.stat().st_size, 0, CONTENT_ETAG + digest)
 
 
 # The targets of a run
