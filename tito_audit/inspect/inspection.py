@@ -372,7 +372,6 @@ def _read_rows(rows: Sequence[tuple[int, Row]], settings: Settings, file: str) -
 
 
 def _group_by_format(readings: Sequence[_RowReading]) -> list[FormatRows]:
-    """The rows grouped by the format that reads them, the largest group first."""
     groups: dict[tuple[str | None, str], list[_RowReading]] = {}
     for reading in readings:
         name = None if reading.form is None else reading.form.name

@@ -510,7 +510,6 @@ def _trial_lines(inspection: Inspection, rows: int) -> Iterator[Text]:
 
 
 def _no_mapping_lines(inspection: Inspection) -> Iterator[str]:
-    """Why no mapping is proposed, and what to do."""
     ids = [column for column in inspection.columns if inspection.roles[column.path].role in IDS]
     samples = [column for column in ids if "[]" in column.keys and not column.scope.replace("[*]", "")]
     inner = next((column for column in ids if not column.is_mappable), None)

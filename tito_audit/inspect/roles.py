@@ -480,7 +480,6 @@ class _ScopeColumns:
 
 
 def _role_without_numbers(column: LogColumn) -> RoleGuess:
-    """The role of a column that holds no lists of numbers."""
     name, sample = column.name, column.samples[0] if column.samples else None
     if not +column.types:
         return RoleGuess(Role.NOTHING, "always null")

@@ -244,7 +244,6 @@ def refusal_from_status(status: int, advice: Advice, retry_after: float = 0.0) -
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """An exception and those that caused it."""
     errors = [error]
     while (cause := errors[-1].__cause__ or errors[-1].__context__) is not None and cause not in errors:
         errors.append(cause)
@@ -360,7 +359,6 @@ class BucketStore(Store):
             raise refused from None
 
     def _details(self, url: str) -> dict[str, Any]:
-        """What fsspec's `info` says of a URL."""
         details: dict[str, Any] = self.filesystem.info(bucket_path(url))
         return details
 

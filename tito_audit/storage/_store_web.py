@@ -276,7 +276,6 @@ def _file_size(headers: Message) -> int | None:
 
 
 def _parse_number(text: str) -> int | None:
-    """The whole number in a header; None if there is none."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 

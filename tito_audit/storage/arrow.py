@@ -277,7 +277,6 @@ class ArrowOutput(TableOutput):
 
 
 def _has_dictionary(kind: Any) -> bool:
-    """Whether a type or a part of it is dictionary-encoded."""
     if isinstance(kind, pa.BaseExtensionType):
         return _has_dictionary(kind.storage_type)
     if pa.types.is_dictionary(kind):

@@ -236,10 +236,8 @@ def output_path(name: str | Path) -> Path:
 def path_identity(path: str | Path) -> str:
     """A text that all names of one file share, whatever links, mounts and spellings lead to it on disk, or however
     its URL is spelled."""
-    if isinstance(path, RemoteFile):
-        return normalize_url(path.url)
-    if is_url(str(path)):
-        return normalize_url(str(path))
+    if isinstance(path, RemoteFile) or is_url(str(path)):
+        return normalize_url(path.url if isinstance(path, RemoteFile) else str(path))
     with suppress(OSError, ValueError):
         status = os.stat(path)  # noqa: PTH116  names that cannot be paths raise ValueError
         if stat.S_ISREG(status.st_mode):
@@ -331,7 +329,6 @@ def refuse_existing_remotes(targets: Iterable[RemoteFile]) -> None:
 
 
 def _exists(target: RemoteFile) -> bool:
-    """Whether the store has the file now."""
     try:
         target.refresh_status()
     except FileNotFoundError:

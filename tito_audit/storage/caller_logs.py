@@ -246,7 +246,6 @@ def pandas_to_arrow(frame: Any) -> Any | None:
 
 
 def _has_array(cell: Any) -> bool:
-    """Whether a cell is an array, or an object that has one."""
     return isinstance(cell, np.ndarray) or (isinstance(cell, Mapping) and any(map(_has_array, cell.values())))
 
 
@@ -439,7 +438,6 @@ def memory_targets(files: Sequence[RowsInMemory], out: Path) -> Mapping[Path, Pa
 
 
 def _write_file(rows: RowsInMemory, target: Path, stack: ExitStack, *, overwrite: bool) -> None:
-    """Write rows to a new file of the kind that its suffix names."""
     content, to_table = rows.content, output_kind(target)[0] == "table"
     if to_table and is_from(rows.value, "pandas", "DataFrame"):
         table = pandas_to_arrow(rows.value)

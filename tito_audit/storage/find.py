@@ -165,7 +165,6 @@ def _other_files(folder: Path) -> Iterator[Path]:
 
 
 def _require_logs(folder: Path) -> list[Path]:
-    """The logs below a folder; StorageError if there are none."""
     files = _collect_logs(folder)
     if not files:
         others = [str(path.relative_to(folder)) for path in sorted(_other_files(folder))]
@@ -216,7 +215,6 @@ def _has_log_name(path: Path) -> bool:
 
 
 def _has_json_name(path: Path) -> bool:
-    """Whether a file has the name of uncompressed JSON."""
     return path.name.endswith((".json", ".jsonl", ".ndjson"))
 
 
@@ -403,7 +401,6 @@ def write_dataset_metadata(
 
 
 def _is_split_folder(folder: Path) -> bool:
-    """Whether `Dataset.save_to_disk` wrote a folder."""
     return (folder / _STATE).is_file() and isinstance(_load_object(folder / _STATE).get("_data_files"), list)
 
 
@@ -442,7 +439,6 @@ def _load_object(path: Path) -> dict[str, Any]:
 
 
 def _folder_error(path: Path, why: str, way_out: str = "") -> StorageError:
-    """The error for metadata that cannot be followed."""
     way_out = way_out or "The copy is incomplete; copy the folder again, or pass the files with rows themselves."
     return StorageError(f"{path}: {why}.\n{way_out}")
 

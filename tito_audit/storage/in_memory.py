@@ -232,7 +232,6 @@ class ObjectRows(MemoryContent):
 
 
 def _json_size(value: Any) -> int:
-    """About the bytes of a value as JSON."""
     if isinstance(value, str | bytes):
         return len(value) + 2
     if isinstance(value, Mapping):

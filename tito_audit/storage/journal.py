@@ -284,7 +284,6 @@ def _stamp(status: FileStatus) -> Stamp:
 
 
 def _file_stamp(file: Path) -> Stamp | None:
-    """The stamp of a file now; None if there is no file."""
     try:
         return _stamp(file.stat())
     except OSError:

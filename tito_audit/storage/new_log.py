@@ -165,8 +165,6 @@ def table_writer(out: BinaryIO, schema: Any, suffix: str) -> Any:
 
 
 class _TableLog(_RowBuffer):
-    """Writes a table."""
-
     def __init__(self, out: BinaryIO, column_types: ColumnTypes, suffix: str) -> None:
         super().__init__()
         column_types.unify_buffered()

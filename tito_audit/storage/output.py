@@ -304,7 +304,6 @@ class TextOutput(FileOutput):
         self._out.abandon()
 
     def _count_text(self, raw: RawRow) -> None:
-        """Add the bytes of a row to `_read`."""
         if raw.text is None or self._read is None:
             self._read = None
         else:

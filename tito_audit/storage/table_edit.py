@@ -64,7 +64,6 @@ def is_text_type(kind: Any) -> bool:
 
 
 def _first_chunk(column: Any, start: int, length: int) -> Any:
-    """The first chunk with values in a part of a column."""
     return next(chunk for chunk in column.slice(start, length).chunks if len(chunk))
 
 
@@ -131,7 +130,6 @@ def _by_first_step(changes: Sequence[Change]) -> dict[str | int, list[Change]]:
 
 
 def _map_pairs(array: Any) -> tuple[Any, Any]:
-    """The keys and the items of an array of maps."""
     offsets = array.offsets
     low, high = offsets[0].as_py(), offsets[-1].as_py()
     return array.keys.slice(low, high - low), array.items.slice(low, high - low)
@@ -274,7 +272,6 @@ def _value_words(value: Any) -> str:
 
 
 def _is_number(kind: Any) -> bool:
-    """Whether a type is of integers, floats or booleans."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 

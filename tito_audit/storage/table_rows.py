@@ -100,7 +100,6 @@ class TableRows:
         ]
 
     def _chosen_batch(self) -> Any:
-        """The batch with only the chosen rows."""
         if self.chosen is not None:
             return take_rows(self.batch, self.chosen)
         return _read_stream(_to_stream(self.batch)).batch if self.copied else self.batch

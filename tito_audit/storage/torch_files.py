@@ -42,8 +42,6 @@ def is_torch(head: bytes) -> bool:
 
 
 class _Samples(ObjectRows):
-    """The samples of a loaded Torch file, each a dict."""
-
     size = 0  # nothing is saved by reading few at once: all are in memory
 
     def row(self, value: Any) -> Row | str:

@@ -115,8 +115,6 @@ _DESCRIPTORS = "/proc/self/fd"
 
 @dataclass(frozen=True, slots=True)
 class _InputCopy:
-    """The content of standard input in a file."""
-
     stream: Any
     process: int
     file: Any
