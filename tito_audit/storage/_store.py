@@ -122,12 +122,14 @@ class Store:
 
 def with_retries(operation: Callable[[], T]) -> T:
     """What the operation returns; it is tried `TRIES` times while it raises Transient."""
-    for tries in range(1, TRIES):
+    for tries in range(1, TRIES + 1):
         try:
             return operation()
         except Transient as failure:
+            if tries == TRIES:
+                raise
             wait_before_retry(tries, failure)
-    return operation()
+    raise AssertionError
 
 
 def wait_before_retry(tries: int, failure: Transient) -> None:
