@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import re
@@ -135,7 +134,9 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
             schemes = ", ".join(f"{name}://" for name in _STORES)
             raise StorageError(f"{self}: {scheme}:// is not read. Logs are read from {schemes} and from disk.")
         if isinstance(kind, str):
-            kind = cast("type[Store]", getattr(importlib.import_module("tito_audit.storage._store_web"), kind))
+            from tito_audit.storage import _store_web
+
+            kind = cast("type[Store]", getattr(_store_web, kind))
         which = (os.getpid(), kind, driver_settings())
         if which not in _stores:
             try:
