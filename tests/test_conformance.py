@@ -336,7 +336,7 @@ def test_a_hostile_template_neither_runs_code_nor_reaches_the_page_unescaped(tmp
 
 
 def test_the_conversations_change_only_with_their_version() -> None:
-    from tito_audit.conformance.corpus import CORPUS, CORPUS_VERSION
+    from tito_audit.conformance.world import CORPUS, CORPUS_VERSION
 
     wires = [
         (each.name, each.sampled, [message.wire for message in each.probe.messages], len(each.probe.tools))

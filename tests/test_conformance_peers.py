@@ -26,8 +26,7 @@ from tests.template_oracle.sources import frameworks, needed, tokenizer_folders
 from tests.test_conformance import collected
 from tests.tiers import DEEP
 from tito_audit.conformance.builders import BUILDERS, AnsweredTurn, NotBuilt, as_plain
-from tito_audit.conformance.corpus import CORPUS
-from tito_audit.conformance.world import Tokens, UnknownSample, World
+from tito_audit.conformance.world import CORPUS, Tokens, UnknownSample, World
 from tito_audit.errors import RenderError
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.render.renderer import make_renderer

@@ -15,20 +15,16 @@ from tito_audit.cli.rescore import page_parts, summary_object
 from tito_audit.errors import PluginError, ProviderError
 from tito_audit.provider import ScoredTokens
 from tito_audit.report import ReportOptions
-from tito_audit.rescore.html import page
 from tito_audit.rescore.journal import merge_prefixes
-from tito_audit.rescore.model import Sums, fit_temperature
-from tito_audit.rescore.plan import ScoreQuery
+from tito_audit.rescore.model import ScoreQuery, Sums, fit_temperature
 from tito_audit.rescore.summary import (
-    AFTER_HEADS,
-    AGREEMENT_HEADS,
-    DRIFTED_HEADS,
     CausePrice,
     RescoreSummary,
-    after_rows,
-    agreement_rows,
-    drifted_rows,
-    mismatch_cells,
+    after_table,
+    agreement_table,
+    drifted_table,
+    mismatch_table,
+    page,
 )
 from tito_audit.terminal.page import render_text
 
@@ -302,9 +298,9 @@ def test_no_number_or_heading_of_the_page_is_cut(width):
     summary = RescoreSummary("vllm=http://127.0.0.1:8000", "m", sums=sums, by_turn={0: sums, 1: sums, 20: sums})
     summary.causes["SEQ301", "resplit"] = cause
     page = render_text(page_parts(summary, 0, str), ReportOptions(width=width))
-    heads = (*AGREEMENT_HEADS, *DRIFTED_HEADS, *AFTER_HEADS)
-    rows = (*agreement_rows(summary, 12), *drifted_rows(summary), *after_rows(summary))
-    assert [cell for cell in (*heads, *(cell for row in rows for cell in row)) if cell not in page] == []
+    tables = agreement_table(summary, 12), drifted_table(summary), after_table(summary)
+    rows = [row for table in tables for row in (table.heads, *table.rows)]
+    assert [cell for row in rows for cell in row if cell not in page] == []
     assert "…" not in page
     assert max(map(len, page.splitlines()[2:])) <= width
 
@@ -320,7 +316,7 @@ def test_the_run_says_which_share_of_the_difference_has_which_cause(tmp_path):
             return ScoredTokens(tuple(ids), start, tuple(model[tuple(ids)][start:]))
 
     _, run = rescored(planted.write(tmp_path / "log.jsonl"), Trained())
-    (cause, share, tokens, worst), *others = mismatch_cells(run.summary)
+    (cause, share, tokens, worst), *others = mismatch_table(run.summary).rows
     assert re.fullmatch(r"temperature \(the sampler's is 0\.\d+ \(.*\) times the model's\)", cause)
     assert tokens == "800"
     assert float(share.removeprefix("over ").removesuffix(" %")) > 99

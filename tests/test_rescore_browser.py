@@ -11,7 +11,7 @@ from tests.rescoring import OPEN, call, log_of, rescored, token_ids
 from tests.test_html_browser import CONTRAST, UNNAMED, browser, quiet
 from tests.test_rescore import SAMPLED
 from tito_audit.cli.rescore import verdict
-from tito_audit.rescore.html import page
+from tito_audit.rescore.summary import page
 
 __all__ = ["browser"]
 

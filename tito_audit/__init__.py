@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from tito_audit.version import VERSION
 
 if TYPE_CHECKING:
-    from tito_audit.agents.client import rollout_client as rollout_client
     from tito_audit.agents.rollout import rollout as rollout
+    from tito_audit.agents.rollout import rollout_client as rollout_client
     from tito_audit.align.mask_drift import mask_drift as mask_drift
     from tito_audit.chains.fork import ForkedRow as ForkedRow
     from tito_audit.chains.fork import fork_cost as fork_cost
@@ -119,8 +119,7 @@ __version__ = VERSION
 
 _HOMES = {
     "settings.model": "GateSettings MaxRate Override RepairChoices RepairSettings Requirement Settings",
-    "agents.client": "rollout_client",
-    "agents.rollout": "rollout",
+    "agents.rollout": "rollout rollout_client",
     "convert.run": "Conversion convert_rollouts",
     "errors": "ChoiceError EncodeError ProviderError RecordError RenderError SetupError SpliceError "
     "StorageError TitoAuditError TokenizerError",

@@ -15,11 +15,16 @@ from tito_audit.cli._exit import FAILED
 from tito_audit.cli._options import Options
 from tito_audit.cli._outputs import print_result, refuse_overwriting
 from tito_audit.conformance.builders import BUILDERS
-from tito_audit.conformance.corpus import CORPUS, CORPUS_VERSION
-from tito_audit.conformance.matrix import DriftCell, drift_cells, worsened_cells
-from tito_audit.conformance.table import as_row, read_table, write_table
-from tito_audit.conformance.verdicts import DriftTrial
-from tito_audit.conformance.world import World, installed_templates, template_files
+from tito_audit.conformance.matrix import (
+    DriftCell,
+    DriftTrial,
+    as_row,
+    drift_cells,
+    read_table,
+    worsened_cells,
+    write_table,
+)
+from tito_audit.conformance.world import CORPUS, CORPUS_VERSION, World, installed_templates, template_files
 from tito_audit.errors import SetupError
 from tito_audit.run.template import open_template
 from tito_audit.terminal.escape import visible

@@ -129,8 +129,7 @@ def score_rollouts(
     from tito_audit.provider import ProviderOptions
     from tito_audit.providers import key_of, open_provider
     from tito_audit.rescore.journal import ScoreJournal
-    from tito_audit.rescore.run import Rescoring
-    from tito_audit.rescore.write import scores_of
+    from tito_audit.rescore.run import Rescoring, scores_of
 
     if settings.engine != "local":
         raise SetupError(

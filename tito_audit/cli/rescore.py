@@ -25,28 +25,23 @@ from tito_audit.provider import ProviderOptions
 from tito_audit.providers import key_of, open_provider
 from tito_audit.report import ReportOptions
 from tito_audit.report_objects import as_json, finding_object, mismatch_object, pick
-from tito_audit.rescore.html import Pieces, describe_place, most_expensive, page
 from tito_audit.rescore.journal import ScoreJournal
 from tito_audit.rescore.model import EDGES, NEAR, Agreement, RescoredRollout, Sums
 from tito_audit.rescore.prompts import PromptRun, PromptSummary, Question
-from tito_audit.rescore.run import Rescoring
+from tito_audit.rescore.run import RescoredLog, Rescoring, check_target, scores_of
 from tito_audit.rescore.summary import (
-    AFTER_HEADS,
-    AFTER_LEGEND,
-    AGREEMENT_HEADS,
-    AGREEMENT_LEGEND,
-    DRIFTED_HEADS,
-    DRIFTED_LEGEND,
-    MISMATCH_HEADS,
+    Pieces,
     RescoreSummary,
     Row,
-    after_rows,
-    agreement_rows,
-    drifted_rows,
-    mismatch_cells,
+    after_table,
+    agreement_table,
+    describe_place,
+    drifted_table,
+    mismatch_table,
+    most_expensive,
+    page,
     reach_lines,
 )
-from tito_audit.rescore.write import RescoredLog, check_target, scores_of
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import elided, visible
 from tito_audit.terminal.page import heading, page_writer, ruled_table
@@ -167,22 +162,22 @@ def page_parts(
     name = Text("tito-audit rescore  ", style="bold")
     yield name.append(visible(f"{counts}{summary.provider}{model}"), style="")
     yield Text(verdict(summary), style="bold red" if summary.failed else "bold green")
-    rows = list(agreement_rows(summary, 12))
-    if rows:
+    if (by_turn := agreement_table(summary, 12)).rows:
         yield from heading("Recorded logprobs against the model's")
-        yield from (_table(AGREEMENT_HEADS, rows), Text(""), AGREEMENT_LEGEND)
+        yield from (_table(by_turn.heads, by_turn.rows), Text(""), by_turn.legend)
     for words, number in summary.explanations.most_common():
         yield Text(f"{many(number, 'rollout')}: {visible(words)}.")
-    if shares := list(mismatch_cells(summary)):
+    if (shares := mismatch_table(summary)).rows:
         yield from heading("Why they differ: shares of the difference")
-        yield from (_table(MISMATCH_HEADS, shares), Text(""))
+        yield from (_table(shares.heads, shares.rows), Text(""))
     if summary.causes:
         # By cause: the drifted tokens, then the sampled tokens after them.
         yield from heading("What drift costs, in nats")
-        yield from (_table(DRIFTED_HEADS, list(drifted_rows(summary))), Text(""), DRIFTED_LEGEND)
-        if after := list(after_rows(summary)):
+        drifted = drifted_table(summary)
+        yield from (_table(drifted.heads, drifted.rows), Text(""), drifted.legend)
+        if (after := after_table(summary)).rows:
             yield from heading("What drift does to the sampled tokens after it")
-            yield from (_table(AFTER_HEADS, after), Text(""), AFTER_LEGEND)
+            yield from (_table(after.heads, after.rows), Text(""), after.legend)
         yield from reach_lines(summary)
     if prices := most_expensive(summary, worst):
         yield from heading("The most expensive findings")

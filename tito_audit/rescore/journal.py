@@ -17,7 +17,7 @@ from tito_audit.errors import ProviderError, SetupError, StorageError
 from tito_audit.provider import TokenProvider
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.prefix import starts_with
-from tito_audit.rescore.plan import Scorable, ScoreQuery
+from tito_audit.rescore.model import Scorable, ScoreQuery
 
 _FORMAT = "tito_audit_scores"
 _VERSION = 1

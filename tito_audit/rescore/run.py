@@ -1,14 +1,16 @@
-"""The flow of `rescore`: rows are read and audited while the provider scores the rows before them."""
+"""The flow of `rescore`: rows are read, audited and scored, and the log is written with the scores."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
+from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -19,27 +21,35 @@ from tito_audit.evidence.judgement import JUDGEMENT
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.provider import TokenProvider
-from tito_audit.record.arrays import Logprobs
+from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.column import Alignment, Column, ColumnRole, MovePolicy
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.mismatch import MISMATCH, RowMismatch
+from tito_audit.record.model_scores import ModelScores
+from tito_audit.record.outcome import Outcome
 from tito_audit.record.policy_columns import RESCORED_LOGPROBS, TRAINER_COLUMNS
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.rescore.journal import ScoreJournal, Scorer
 from tito_audit.rescore.model import (
+    DRIFT,
     NEAR,
     TOLERANCE,
     ChangedSum,
     Price,
     RescoredLogprobs,
     RescoredRollout,
+    Scorable,
     Segment,
+    SequencePair,
     Sums,
+    Unscored,
+    drift_pairs,
     explain_disagreement,
     fit_temperature,
+    is_logprob,
     pair_logprobs,
+    scorable_parts,
 )
-from tito_audit.rescore.plan import DRIFT, Scorable, SequencePair, Unscored, drift_pairs, scorable_parts
 from tito_audit.rescore.summary import RescoreSummary
 from tito_audit.rule import Rule
 from tito_audit.run.auditor import Auditor
@@ -47,12 +57,14 @@ from tito_audit.run.check import check_explained, explain_differences
 from tito_audit.run.guard import LEAVE_OUT, guard_plugin
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Progress, RowCounts
-from tito_audit.settings.model import Settings
-from tito_audit.storage import find_logs, log_paths
+from tito_audit.run.repair import Repairs, repair_rollouts
+from tito_audit.settings.model import RepairSettings, Settings
+from tito_audit.storage import dataset_metadata, find_logs, log_paths, output_path, refuse_existing, target_paths
 from tito_audit.storage.row import RawRow
 from tito_audit.summary import Summary
 from tito_audit.terminal.words import decimal
 from tito_audit.tokens.vocab import Vocabulary
+from tito_audit.version import VERSION
 from tito_audit.viewer.replacements import WAS_SAMPLED, WAS_SEEN
 
 # What each drift finding costs, by the logprobs of both sides, each in its own context.
@@ -421,3 +433,94 @@ class Rescoring(ModelRun[RescoredRollout]):
         if temperature is None:
             return ""
         return f"the recorded logprobs are those at temperature {decimal(temperature)}"
+
+
+@dataclass(frozen=True, slots=True)
+class JournalScores:
+    """Looks up a model's scores of a rollout in the journal; calls no provider."""
+
+    journal: ScoreJournal
+    source: str
+    """Who scored: model, provider and date."""
+    replaces: bool = False
+    """Whether logprobs in the log are replaced too."""
+    adds: bool = True
+    """Whether columns may be added."""
+
+    def __call__(self, evidence: Evidence) -> ModelScores | None:
+        """The scores of a rollout; None if nothing in it was scored."""
+        calls: dict[int, Logprobs] = {}
+        recorded: dict[int | None, Mask] = {}
+        versions: set[str] = set()
+        row: Logprobs | None = None
+        for part in scorable_parts(evidence, None)[0]:
+            scores = self.journal.get(part.query)
+            if scores is None or scores.logprobs is None:
+                continue
+            values = np.where(part.sampled, scores.logprobs[part.offset :], np.nan)
+            versions.update(() if scores.weight_version is None else (scores.weight_version,))
+            if part.recorded is None:
+                recorded[part.turn] = np.zeros(len(values), np.bool_)
+            else:
+                recorded[part.turn] = is_logprob(part.recorded, values, part.sentinel)
+            if part.where is Where.ROW:
+                row = values
+            elif part.turn is not None:
+                calls[part.turn] = values
+        if not recorded:
+            return None
+        weights = f", weights {', '.join(sorted(versions))}" if versions else ""
+        return ModelScores(self.source + weights, calls, row, recorded, self.replaces, self.adds)
+
+
+_TABLES = (".parquet", ".arrow", ".arrows", ".feather")
+"""File types with fixed columns."""
+
+
+def check_target(logs: Sequence[str], out: str, *, force: bool) -> None:
+    """StorageError if a file to write is one of the logs, or exists and `force` is not set."""
+    files = find_logs(list(logs))
+    targets = target_paths(list(logs), files, output_path(out))
+    refuse_existing({**targets, **dataset_metadata(list(logs), targets)}, overwrite=force)
+
+
+def scores_of(logs: Sequence[str], journal: ScoreJournal, model: str, *, replaces: bool = False) -> JournalScores:
+    """The scores for the repair; their source names the model, the date and our version."""
+    today = datetime.now(UTC).date().isoformat()
+    tables = any(file.name.endswith(_TABLES) for file in find_logs(list(logs)))
+    return JournalScores(journal, f"{model} on {today} (tito-audit {VERSION})", replaces, not tables)
+
+
+class RescoredLog:
+    """Writes a rescored log row by row; its counts are complete after the last one."""
+
+    def __init__(
+        self,
+        logs: Sequence[str],
+        out: str,
+        settings: Settings,
+        scores: JournalScores,
+        *,
+        force: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        repair = RepairSettings(("rescore",), unsafe=scores.replaces, force=force)
+        repair = replace(repair, choices=replace(repair.choices, rescored=scores))
+        # Threads that a provider left running must not be forked.
+        self.run: Repairs = repair_rollouts(list(logs), out, replace(settings, jobs=1), repair, progress)
+        self.rows = self.changed = 0
+        self.refused = Counter[str]()
+        """How many rows stay as they were although the model has logprobs for them, by reason."""
+
+    def __iter__(self) -> Iterator[Outcome]:
+        for outcome in self.run:
+            self.rows += 1
+            self.changed += outcome.repaired
+            if not outcome.repaired and "rescore" in outcome.declined:
+                self.refused[outcome.declined["rescore"]] += 1
+            yield outcome
+
+    @property
+    def files(self) -> Sequence[tuple[Path, Path]]:
+        """Each log and the file that was written for it."""
+        return self.run.written

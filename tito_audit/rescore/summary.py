@@ -1,11 +1,17 @@
-"""The counts of a rescoring, and their tables for the terminal and the HTML page."""
+"""The counts of a rescoring, their tables for the terminal, and the HTML page: one file without scripts."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +24,7 @@ from tito_audit.rescore.model import EDGES, NEAR, TOLERANCE, Agreement, Price, R
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.mismatch import mismatch_rows
-from tito_audit.terminal.words import percent, unsigned
+from tito_audit.terminal.words import many, percent, unsigned
 
 LOWEST = -20
 """The lowest logprob of the plot; lower ones are drawn there."""
@@ -46,6 +52,10 @@ class CausePrice:
     lowest: float = 0.0
     """The lowest summed logprob of the other tokens of a segment."""
     behind: Sums = field(default_factory=Sums)
+
+    @property
+    def title(self) -> str:
+        return visible(f"{self.code} {self.cause}".rstrip())
 
     def add(self, price: Price) -> None:
         self.findings += 1
@@ -106,6 +116,11 @@ class RescoreSummary:
     def agreement(self) -> Agreement | None:
         """How all compared tokens agree; None if there are none."""
         return self.sums.agreement(self.tolerance)
+
+    @property
+    def sorted_causes(self) -> list[CausePrice]:
+        """The causes of each code together, the most frequent first."""
+        return sorted(self.causes.values(), key=lambda cause: (cause.code, -cause.findings))
 
     @property
     def failed(self) -> bool:
@@ -176,73 +191,78 @@ def _bins(values: Logprobs) -> list[int]:
 # The counts as text cells of tables, for the terminal and the HTML page.
 
 
-_EDGES = tuple(f"> {edge:g}" for edge in EDGES)
 _NEAR = ("1st", "5th", "17th", "65th")
 """The ordinals of `NEAR`, counted from 1."""
 Row = tuple[str, ...]
 
-AGREEMENT_HEADS: Row = ("", "tokens", "mean", "max", "k1", "k3", *_EDGES)
-AGREEMENT_LEGEND = (
-    "mean, max: of the absolute difference; k1, k3: estimates of the KL divergence; "
-    f"{', '.join(_EDGES)}: tokens that differ by more."
-)
-DRIFTED_HEADS: Row = ("rule, cause", "findings", "tokens", "sampled", "instead", "change", "likelier")
-DRIFTED_LEGEND = (
-    "sampled, instead: mean logprob per token of what was sampled, and of what replaced it; change: of the summed "
-    "logprob, per span of drifted tokens; likelier: spans whose replacement is more likely."
-)
-AFTER_HEADS: Row = ("rule, cause", "tokens", "mean change", "largest")
-AFTER_LEGEND = "The same tokens in another context, up to the next drift; changes are absolute."
 
-MISMATCH_HEADS: Row = ("cause", "share", "tokens", "the worst")
+class CountTable(NamedTuple):
+    """Counts as text: the heads of the columns, the rows, and what the heads mean."""
+
+    heads: Row
+    rows: list[Row]
+    legend: str = ""
 
 
-def mismatch_cells(summary: RescoreSummary) -> Iterator[Row]:
-    """Why the recorded logprobs differ from the model's, which stands where a trainer's would."""
-    fine = {MismatchCause.NUMERICS, MismatchCause.COPIED}
-    if summary.mismatch is not None and not fine.issuperset(summary.mismatch.shares):
-        for part, cause, estimate, tokens, worst in mismatch_rows(summary.mismatch):
-            estimate = estimate.replace("the trainer's", "the model's")
-            words = f"{cause} ({estimate})" if estimate else cause
-            yield visible(words), percent(part), f"{tokens:,}", worst
-
-
-def agreement_rows(summary: RescoreSummary, turns: int) -> Iterator[Row]:
+def agreement_table(summary: RescoreSummary, turns: int) -> CountTable:
     """How recorded logprobs agree with the model's: in all, in each of the first `turns` turns, and after them."""
     by_turn = sorted(summary.by_turn.items())
     named = [("no turn" if turn < 0 else f"turn {turn}", sums) for turn, sums in by_turn[:turns]]
     later = [sums for _, sums in by_turn[turns:]]
     if later:
         named.append((f"later {len(later)}", sum(later, Sums())))
+    rows: list[Row] = []
     for name, sums in [("all", summary.sums), *(named if len(by_turn) > 1 else ())]:
         agreement = sums.agreement(summary.tolerance)
         if agreement is not None:
             estimates = (unsigned(f"{value:.4f}") for value in (agreement.k1, agreement.k3))
             sizes = f"{agreement.size:.4f}", f"{agreement.largest:.3f}"
-            yield name, f"{agreement.tokens:,}", *sizes, *estimates, *map(percent, agreement.above)
+            rows.append((name, f"{agreement.tokens:,}", *sizes, *estimates, *map(percent, agreement.above)))
+    edges = tuple(f"> {edge:g}" for edge in EDGES)
+    legend = (
+        "mean, max: of the absolute difference; k1, k3: estimates of the KL divergence; "
+        f"{', '.join(edges)}: tokens that differ by more."
+    )
+    return CountTable(("", "tokens", "mean", "max", "k1", "k3", *edges), rows, legend)
 
 
-def drifted_rows(summary: RescoreSummary) -> Iterator[Row]:
+def mismatch_table(summary: RescoreSummary) -> CountTable:
+    """Why the recorded logprobs differ from the model's, which stands where a trainer's would."""
+    fine, rows = {MismatchCause.NUMERICS, MismatchCause.COPIED}, []
+    if summary.mismatch is not None and not fine.issuperset(summary.mismatch.shares):
+        for part, cause, estimate, tokens, worst in mismatch_rows(summary.mismatch):
+            estimate = estimate.replace("the trainer's", "the model's")
+            words = f"{cause} ({estimate})" if estimate else cause
+            rows.append((visible(words), percent(part), f"{tokens:,}", worst))
+    return CountTable(("cause", "share", "tokens", "the worst"), rows)
+
+
+def drifted_table(summary: RescoreSummary) -> CountTable:
     """How the logprobs of the drifted tokens change, by rule and cause."""
-    for cause in _sorted_causes(summary):
+    rows = []
+    for cause in summary.sorted_causes:
         cells: Row = ("–",) * 5
         if cause.segments:
-            cells = (
-                f"{cause.sampled_tokens:,} → {cause.other_tokens:,}",
-                _mean(cause.sampled, cause.sampled_tokens),
-                _mean(cause.other, cause.other_tokens),
-                f"{(cause.other - cause.sampled) / cause.segments:+.2f}",
-                percent(cause.likelier / cause.segments),
-            )
-        yield _title(cause), f"{cause.findings:,}", *cells
+            pairs = (cause.sampled, cause.sampled_tokens), (cause.other, cause.other_tokens)
+            means = (f"{total / tokens:.2f}" if tokens else "–" for total, tokens in pairs)
+            change = f"{(cause.other - cause.sampled) / cause.segments:+.2f}"
+            tokens = f"{cause.sampled_tokens:,} → {cause.other_tokens:,}"
+            cells = tokens, *means, change, percent(cause.likelier / cause.segments)
+        rows.append((cause.title, f"{cause.findings:,}", *cells))
+    return CountTable(
+        ("rule, cause", "findings", "tokens", "sampled", "instead", "change", "likelier"),
+        rows,
+        "sampled, instead: mean logprob per token of what was sampled, and of what replaced it; change: of the "
+        "summed logprob, per span of drifted tokens; likelier: spans whose replacement is more likely.",
+    )
 
 
-def after_rows(summary: RescoreSummary) -> Iterator[Row]:
+def after_table(summary: RescoreSummary) -> CountTable:
     """How the logprobs of equal sampled tokens after the drift change, by rule and cause."""
-    for cause in _sorted_causes(summary):
-        after = cause.behind
-        if after.tokens:
-            yield _title(cause), f"{after.tokens:,}", f"{after.size / after.tokens:.3f}", f"{after.largest:.2f}"
+    afters = [(cause.title, cause.behind) for cause in summary.sorted_causes if cause.behind.tokens]
+    rows = [(name, f"{n.tokens:,}", f"{n.size / n.tokens:.3f}", f"{n.largest:.2f}") for name, n in afters]
+    legend = "The same tokens in another context, up to the next drift; changes are absolute."
+    return CountTable(("rule, cause", "tokens", "mean change", "largest"), rows, legend)
 
 
 def reach_lines(summary: RescoreSummary) -> Iterator[str]:
@@ -262,13 +282,151 @@ def reach_lines(summary: RescoreSummary) -> Iterator[str]:
         )
 
 
-def _sorted_causes(summary: RescoreSummary) -> list[CausePrice]:
-    return sorted(summary.causes.values(), key=lambda cause: (cause.code, -cause.findings))
+_SQUARE = 9
+"""Width of a square of the plot, in pixels."""
+_MARGIN = 34
+_SHADES = 8
+_MAX_BARS = 24
+"""How many causes have a bar; the table has all."""
+_BAR_WIDTH = 360
+Pieces = Callable[[tuple[int, ...]], str]
 
 
-def _title(cause: CausePrice) -> str:
-    return visible(f"{cause.code} {cause.cause}".rstrip())
+def page(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) -> str:
+    """The HTML page, with every text from a log escaped; `pieces` writes ids as text."""
+    assets = files("tito_audit.rescore").joinpath("assets")
+    style, html = (assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.html"))
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    model = f", model {summary.model}" if summary.model else ""
+    parts = [
+        f"<h1>tito-audit rescore</h1><p class='quiet'>{_escape(summary.provider + model)}</p>",
+        f"<p class='verdict {'bad' if summary.failed else 'good'}'>{_escape(verdict)}</p>",
+        f"<p class='quiet'>{_escape(', '.join(map(str, summary.scan.files)))}</p>",
+    ]
+
+    def add(name: str, title: str, table: CountTable, figure: str = "", after: Iterable[str] = ()) -> None:
+        """Add a section with a figure, a table, its legend and what comes after, unless the table has no rows."""
+        if not table.rows:
+            return
+        head = "".join(f'<th scope="col">{_escape(name)}</th>' for name in table.heads)
+        rows = ("".join(f"<td>{_escape(cell)}</td>" for cell in row) for row in table.rows)
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        whole = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        lines = "".join(f"<p class='quiet'>{_escape(line)}</p>" for line in filter(None, (table.legend, *after)))
+        parts.append(_section(name, title, figure + whole + lines))
+
+    by_turn = agreement_table(summary, len(summary.by_turn))
+    add("recorded", "Recorded against rescored logprobs", by_turn, _density_plot(summary))
+    add("mismatch", "Why they differ: shares of the difference", mismatch_table(summary))
+    add("price", "What drift costs, in nats", drifted_table(summary), _cause_bars(summary))
+    title = "What drift does to the sampled tokens after it"
+    add("after", title, after_table(summary), after=reach_lines(summary))
+    prices = [
+        (
+            describe_place(place, price),
+            pieces(price.segments[0].sampled_ids),
+            f"{price.sampled:.2f}",
+            pieces(price.segments[0].other_ids),
+            f"{price.other:.2f}",
+            f"{price.difference:+.2f}",
+            percent(price.share),
+        )
+        for place, price in most_expensive(summary, worst)
+    ]
+    heads = ("finding", "sampled", "logprob", "instead", "logprob", "difference", "share of the change")
+    add("worst", "The most expensive findings", CountTable(heads, prices))
+    several = summary.findings[8:]
+    notes = [
+        *(f"{many(number, 'rollout')}: {words}." for words, number in summary.explanations.most_common()),
+        *(f"{finding.code} {finding.place}: {finding.hit.message}" for finding in summary.findings[:8]),
+        *([f"{len(several):,} more findings of LPR507 and LPR509 by the model's values"] if several else ()),
+        *(f"{count:,} not scored: {why} (first: {first})" for why, (count, first) in summary.unscored.items()),
+        *(f"{many(count, 'finding')} without a price: {why}" for why, count in summary.unpriced.items()),
+        *summary.scan.notices,
+    ]
+    if notes:
+        items = "".join(f"<li>{_escape(note)}</li>" for note in notes)
+        parts.append(_section("notes", "Notes", f"<ul>{items}</ul>"))
+    shown = _escape(summary.model or summary.provider)
+    return Template(html).substitute(policy=policy, model=shown, style=style, body="\n".join(parts))
 
 
-def _mean(total: float, tokens: int) -> str:
-    return f"{total / tokens:.2f}" if tokens else "–"
+def most_expensive(summary: RescoreSummary, worst: int) -> list[tuple[Place, Price]]:
+    """The findings with the highest prices that are known, and their places."""
+    return [(at, price) for at, price in summary.most_expensive(worst) if math.isfinite(price.difference)]
+
+
+def describe_place(place: Place, price: Price) -> str:
+    """`TOK101 run.jsonl:3 turn 2 completion 14:16`."""
+    hit = price.finding.hit
+    turn = "" if hit.turn is None else f" turn {hit.turn}"
+    return f"{price.finding.code} {place}{turn} {hit.where} {hit.start}:{hit.end}"
+
+
+def _section(name: str, title: str, inside: str) -> str:
+    return (
+        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{inside}</section>'
+    )
+
+
+def _density_plot(summary: RescoreSummary) -> str:
+    """How many tokens have each pair of logprobs, as a heat map with a line where both are equal."""
+    size = BINS * _SQUARE
+    most = math.log1p(max(summary.plot.values(), default=0))
+    squares = "".join(
+        f'<rect class="shade{1 + min(int(math.log1p(number) / most * _SHADES), _SHADES - 1)}" '
+        f'x="{_MARGIN + x * _SQUARE}" y="{(BINS - 1 - y) * _SQUARE}" width="{_SQUARE}" height="{_SQUARE}">'
+        f"<title>recorded {_bin_range(x)}, rescored {_bin_range(y)}: {many(number, 'token')}</title></rect>"
+        for (x, y), number in sorted(summary.plot.items())
+    )
+    marks = "".join(
+        f'<text x="{_MARGIN + at * size // 4}" y="{size + 16}" text-anchor="middle">{value}</text>'
+        f'<text x="{_MARGIN - 6}" y="{size - at * size // 4 + 4}" text-anchor="end">{value}</text>'
+        for at, value in enumerate(range(LOWEST, 1, -LOWEST // 4))
+    )
+    return (
+        f'<figure><svg viewBox="0 0 {_MARGIN + size + 16} {size + 40}" role="img" '
+        f'aria-label="Recorded logprobs across, rescored ones up">'
+        f'<rect class="frame" x="{_MARGIN}" y="0" width="{size}" height="{size}"/>{squares}'
+        f'<path class="equal" d="M{_MARGIN} {size}L{_MARGIN + size} 0"/>{marks}'
+        f'<text x="{_MARGIN + size // 2}" y="{size + 34}" text-anchor="middle">recorded logprob, nats</text></svg>'
+        "<figcaption>Tokens by recorded logprob (across) and the model's (up); on the line both are equal. "
+        f"Darker: more tokens (logarithmic). Values below {LOWEST} count as {LOWEST}.</figcaption></figure>"
+    )
+
+
+def _bin_range(square: int) -> str:
+    width = -LOWEST / BINS
+    return f"{LOWEST + square * width:g} to {LOWEST + (square + 1) * width:g}"
+
+
+def _cause_bars(summary: RescoreSummary) -> str:
+    """A bar for each cause, as long as the change of the summed logprob; "" where nothing changes."""
+    changes = [(cause, cause.other - cause.sampled) for cause in summary.causes.values() if cause.segments]
+    ranked = sorted(changes, key=lambda pair: -abs(pair[1]))[:_MAX_BARS]
+    most = max((abs(change) for _, change in ranked), default=0)
+    if not most:
+        return ""
+    rows = []
+    for number, (cause, change) in enumerate(ranked):
+        label = f"{cause.code} {visible(cause.cause)}"
+        name = _escape(label if len(label) <= 34 else label[:33] + "…")
+        width = max(round(_BAR_WIDTH * abs(change) / most), 1)
+        y = number * 24
+        rows.append(
+            f'<text x="236" y="{y + 15}" text-anchor="end">{name}</text>'
+            f'<rect class="{"loss" if change < 0 else "gain"}" x="244" y="{y + 4}" width="{width}" height="14">'
+            f"<title>{name}: {change:+.2f} nats</title></rect>"
+            f'<text x="{250 + width}" y="{y + 15}">{change:+.1f}</text>'
+        )
+    return (
+        f'<figure><svg viewBox="0 0 {260 + _BAR_WIDTH + 60} {24 * len(ranked)}" role="img" '
+        f'aria-label="Change of the summed logprob by cause">{"".join(rows)}</svg><figcaption>Change of '
+        "the summed logprob of all drifted tokens, in nats: of what replaced them, minus of what was "
+        "sampled.</figcaption></figure>"
+    )
+
+
+def _escape(text: str) -> str:
+    return escape(visible(text))
