@@ -48,7 +48,7 @@ def serve(options: Options) -> None:
         _print_lines([notice])
     from tito_audit.serve.app import HttpOptions, ServerOptions
     from tito_audit.serve.app import serve as serve_gateway
-    from tito_audit.serve.gateway import Gateway, ParsingProvider
+    from tito_audit.serve.gateway import Gateway
 
     async def run() -> None:
         if settings.tokenizer is None:
@@ -67,7 +67,7 @@ def serve(options: Options) -> None:
         calls = CallLog(Path(options.log), sync=options.fsync)
         name = options.model_name or source.model or "default"
         by_server = options.tool_parser == _SERVER
-        if by_server and not isinstance(source, ParsingProvider):
+        if by_server and not hasattr(source, "derender"):
             raise SetupError(
                 f"--tool-parser server: {source.name} cannot parse answers.\nChoose a parser by name."
             )

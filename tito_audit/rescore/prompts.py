@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -52,15 +52,6 @@ class Question(StrEnum):
     IDS = "sent as ids"
     MESSAGES = "sent as messages"
     REPLAY = "replayed greedily"
-
-
-@runtime_checkable
-class RenderingProvider(Protocol):
-    """A provider whose server renders chat requests, and repeats the prompt ids that it was sent."""
-
-    async def render(self, chat_request: Mapping[str, Any]) -> Sequence[int]:
-        """The ids of the prompt of a chat request; ProviderError if the server refuses."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +182,7 @@ class PromptRun(ModelRun[AskedRollout]):
         turn = evidence.rollout.turns[k]
         prompt, completion = turn.prompt_ids, turn.completion_ids
         assert prompt is not None
-        repeats = isinstance(self.provider, RenderingProvider)
+        repeats = hasattr(self.provider, "render")  # such servers also repeat the ids that they were sent
         certain = min(self.replay, _count_greedy(turn, stated))
         if not repeats:
             result.skip(Question.IDS, f"{self.provider.name} does not repeat the prompt that it was given")
@@ -249,7 +240,8 @@ class PromptRun(ModelRun[AskedRollout]):
         if messages[-1].sampled:
             result.skip(question, "the messages end with an answer that the prompt may continue")
             return
-        if not isinstance(self.provider, RenderingProvider):
+        render = getattr(self.provider, "render", None)
+        if render is None:
             result.skip(question, f"{self.provider.name} does not render messages")
             return
         renderer = work.auditor.renderer_for(rollout)
@@ -272,7 +264,7 @@ class PromptRun(ModelRun[AskedRollout]):
         if arguments:
             request["chat_template_kwargs"] = arguments
         try:
-            written = _clip_ids(await self.provider.render(request))
+            written = _clip_ids(await render(request))
         except ProviderError as error:
             if error.status not in (*REFUSALS, 404, 405):
                 raise

@@ -18,6 +18,7 @@ import numpy as np
 import orjson
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
+from prometheus_client import generate_latest
 
 from tito_audit.errors import ProviderError, SetupError
 from tito_audit.provider import GenerationResult, TokenProvider, count_waits
@@ -254,7 +255,7 @@ def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Applic
     async def count_tokens(request: web.Request) -> web.Response:
         body = await _read_body(request)
         await gateway.check_ready()
-        parsed = messages.parse_count(body)
+        parsed = messages.parse(body, counts=True)
         _check_model(gateway, parsed)
         return _json_response({"input_tokens": await gateway.count_prompt_tokens(parsed, _session_id(request))})
 
@@ -394,7 +395,8 @@ async def _health(request: web.Request) -> web.Response:
 async def _metrics(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
     gateway.metrics.sessions.set(len(gateway.conversations))
-    return web.Response(body=gateway.metrics.exposition(), headers={"Content-Type": "text/plain; version=0.0.4"})
+    text = generate_latest(gateway.metrics.registry)
+    return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
 @web.middleware

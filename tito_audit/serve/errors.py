@@ -6,13 +6,14 @@ from typing import Any
 
 from tito_audit.errors import ProviderError, TitoAuditError
 
-_OPENAI_TYPES = {
+_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    409: "conflict_error",
     429: "rate_limit_error",
 }
+_OPENAI_TYPES = _TYPES | {409: "conflict_error"}
+_ANTHROPIC_TYPES = _TYPES | {413: "request_too_large", 504: "timeout_error", 529: "overloaded_error"}
 _MAX_MESSAGE = 2000
 """The longest error message that a client gets, in characters."""
 
@@ -29,19 +30,10 @@ class Refused(TitoAuditError):
 
 def openai_error(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """The body of an error as OpenAI writes it."""
-    kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    kind = _OPENAI_TYPES.get(
+        status, "server_error" if status >= 500 else "invalid_request_error"
+    )
     return {"error": {"message": message[:_MAX_MESSAGE], "type": kind, "param": param, "code": code}}
-
-
-_ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
 
 
 def anthropic_error(

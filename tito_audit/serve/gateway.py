@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 import orjson
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tito_audit.errors import EncodeError, ProviderError, RenderError, StorageError
 from tito_audit.parser import Delta, Parsed, ParseOptions, Parser, ParserRun
@@ -92,8 +92,8 @@ class Metrics:
     """What one gateway counts."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        common: Any = {"namespace": "tito_audit", "registry": self._registry}
+        self.registry = CollectorRegistry()
+        common: Any = {"namespace": "tito_audit", "registry": self.registry}
         counter: Callable[..., Counter] = partial(Counter, **common)
         gauge: Callable[..., Gauge] = partial(Gauge, **common)
         histogram: Callable[..., Histogram] = partial(Histogram, **common)
@@ -111,19 +111,6 @@ class Metrics:
         self.unfinished = counter("unfinished", "Answers that were cut off", ("status",))
         self.sessions = gauge("sessions", "Sessions in memory")
         self.log_errors = counter("log_errors", "Calls that could not be logged")
-
-    def count_prompt(self, prompt: Prompt, seconds: float) -> None:
-        """Count a prompt that took so many seconds to build."""
-        self.prompt_seconds.observe(seconds)
-        self.prompt_tokens.inc(prompt.length)
-        self.kept_tokens.inc(prompt.kept)
-        self.branches.labels(prompt.branch).inc()
-        if prompt.branch is Branch.FORK and prompt.fork is not None:
-            self.forks.labels(prompt.fork.reason).inc()
-
-    def exposition(self) -> bytes:
-        """All metrics in Prometheus's text format."""
-        return generate_latest(self._registry)
 
 
 # The lines of the log: one for each answer, and one for the end of a session.
@@ -241,17 +228,6 @@ class BackgroundEncoder:
         self._threads = self._threads or ThreadPoolExecutor(_ENCODER_THREADS, thread_name_prefix="encode")
         loop = asyncio.get_running_loop()
         segments.remember(await loop.run_in_executor(self._threads, segments.encode_uncached, unknown))
-
-
-@runtime_checkable
-class ParsingProvider(Protocol):
-    """A provider whose server has parsers of its own, for model families without a parser here."""
-
-    async def derender(
-        self, results: Sequence[GenerationResult], chat_request: Mapping[str, Any]
-    ) -> tuple[Parsed, ...]:
-        """The answers to one prompt, parsed; ProviderError if the server cannot."""
-        ...
 
 
 _GRAMMAR_FIELDS = frozenset(
@@ -455,8 +431,14 @@ class Gateway:
             raise Refused(f"the chat template cannot write these messages: {error}", "messages") from None
         except EncodeError as error:
             raise Refused(str(error).split("\n")[0]) from None
-        self.metrics.count_prompt(prompt, time.perf_counter() - started)
-        self.metrics.sessions.set(len(self.conversations))
+        metrics = self.metrics
+        metrics.prompt_seconds.observe(time.perf_counter() - started)
+        metrics.prompt_tokens.inc(prompt.length)
+        metrics.kept_tokens.inc(prompt.kept)
+        metrics.branches.labels(prompt.branch).inc()
+        if prompt.branch is Branch.FORK and prompt.fork is not None:
+            metrics.forks.labels(prompt.fork.reason).inc()
+        metrics.sessions.set(len(self.conversations))
         ids = PromptIds(prompt.ids)
         request, answers = self._begin_answers(request, ids)
         return Call(session, request, prompt, ids, f"{request.id_prefix}{uuid4().hex}", self.clock(), answers)
@@ -532,7 +514,6 @@ class Gateway:
         request = call.request
         if not self.server_parses or not isinstance(request, ChatRequest):
             return [None] * len(results)
-        assert isinstance(self.provider, ParsingProvider), "checked when the gateway was made"
         chat_request: dict[str, Any] = {
             "messages": list(request.messages),
             "chat_template_kwargs": dict(request.call.template_kwargs),
@@ -540,7 +521,9 @@ class Gateway:
         }
         if request.parses_calls:
             chat_request["tools"] = list(request.call.tools)
-        return await self.provider.derender(results, chat_request)
+        provider: Any = self.provider  # it has parsers: this was checked when the gateway was made
+        parsed: Sequence[Parsed] = await provider.derender(results, chat_request)
+        return parsed
 
     async def _log_and_commit(self, call: Call, results: Sequence[GenerationResult]) -> None:
         chat = call.request if isinstance(call.request, ChatRequest) else None

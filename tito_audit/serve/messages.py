@@ -59,7 +59,6 @@ _NOT_JSON = "INVALID_JSON"
 _MAX_NESTING = 190
 """How deep clients can read a nested `input`."""
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
-_NOT_STOPPED: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
 _PING: Event = {"type": "ping"}
 _PING_AFTER = 5.0
 """Seconds without an event after which a ping is sent."""
@@ -84,18 +83,14 @@ class MessagesApi:
         self._sampled_arguments: OrderedDict[str, str] = OrderedDict()
         """By the id of a call, its arguments as sampled, where a client may send them back in other words."""
 
-    def parse(self, data: bytes) -> MessagesRequest:
-        """The request in a body of `/v1/messages`; Refused names the field that is wrong."""
+    def parse(self, data: bytes, *, counts: bool = False) -> MessagesRequest:
+        """The request in a body of `/v1/messages` or, `counts`, of `/v1/messages/count_tokens`.
+
+        Refused names the field that is wrong.
+        """
         body = parse_body(data)
-        if body.get("max_tokens") is None:
+        if body.get("max_tokens") is None and not counts:
             raise Refused("max_tokens: a whole number is required")
-        return self._parse_body(body)
-
-    def parse_count(self, data: bytes) -> MessagesRequest:
-        """The request in a body of `/v1/messages/count_tokens`, which needs no `max_tokens`."""
-        return self._parse_body(parse_body(data))
-
-    def _parse_body(self, body: Body) -> MessagesRequest:
         for name in _UNSUPPORTED:
             if body.get(name):
                 raise Refused(f"{name}: not supported, since the gateway runs no tools")
@@ -207,7 +202,8 @@ class MessagesApi:
     async def stream(self, gateway: Gateway, call: Call) -> AsyncGenerator[Event, None]:
         """The events of a streamed message; its last block ends once the answer is in the log."""
         blocks = _BlockEvents(self, _shows_thinking(call))
-        message = {**_message_head(gateway, call), **_NOT_STOPPED, "usage": _usage(call)}
+        message = {**_message_head(gateway, call), "stop_reason": None, "stop_sequence": None}
+        message["usage"] = _usage(call)
         start = {"type": "message_start", "message": message}
         started, last = False, time.monotonic()
         async with aclosing(gateway.stream(call)) as pieces:

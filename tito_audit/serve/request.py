@@ -18,7 +18,10 @@ from tito_audit.sessions.model import ChatCall
 Body = Mapping[str, Any]
 _T = TypeVar("_T")
 
-_TYPE_WORDS = {bool: "true or false", int: "a whole number", str: "a text", dict: "an object"}
+_TYPE_WORDS = {
+    **{bool: "true or false", int: "a whole number", float: "a number", str: "a text"},
+    **{dict: "an object", list: "a list"},
+}
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed")
 _MAX_N = 128
 _LENGTH_FIELDS = ("max_tokens", "max_completion_tokens")
@@ -237,7 +240,8 @@ def typed_field(body: Body, name: str, kind: type[Any], what: str = "", *, defau
     value = body.get(name)
     if value is None:
         return default
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+    kinds = (int, float) if kind is float else kind
+    if not isinstance(value, kinds) or (kind is not bool and isinstance(value, bool)):
         raise Refused(f"`{name}` is not {what or _TYPE_WORDS[kind]}", name)
     return value
 
@@ -255,14 +259,10 @@ def count_field(body: Body, name: str, least: int) -> int | None:
 
 
 def _number_field(body: Body, name: str) -> float | None:
-    number = body.get(name)
-    if number is None:
-        return None
-    if not isinstance(number, int | float) or isinstance(number, bool):
-        raise Refused(f"`{name}` is not a number", name)
-    if number < 0:
+    number = typed_field(body, name, float)
+    if number is not None and number < 0:
         raise Refused(f"`{name}` is below 0", name)
-    return float(number)
+    return None if number is None else float(number)
 
 
 def _list_field(body: Body, name: str, kind: type, what: str) -> Sequence[Any]:
