@@ -118,10 +118,7 @@ def join_deltas(deltas: Iterable[Delta]) -> Parsed:
 
 
 def parse_answer(
-    text: str,
-    reasoning: Parser | None = None,
-    tools: Parser | None = None,
-    options: ParseOptions | None = None,
+    text: str, reasoning: Parser | None = None, tools: Parser | None = None, options: ParseOptions | None = None
 ) -> Parsed:
     """Parse a whole answer."""
     run = start_answer(reasoning, tools, options)

@@ -14,12 +14,7 @@ from uuid import uuid4
 import orjson
 
 from tito_audit.errors import ProviderError, SetupError
-from tito_audit.provider import (
-    ProviderOptions,
-    ScoredTokens,
-    TokenProvider,
-    waiting,
-)
+from tito_audit.provider import ProviderOptions, ScoredTokens, TokenProvider, waiting
 from tito_audit.providers._answers import list_ids
 from tito_audit.record.prompt_ids import PromptIds
 

@@ -6,12 +6,7 @@ from typing import Any
 
 from tito_audit.errors import ProviderError, TitoAuditError
 
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _OPENAI_TYPES = _TYPES | {409: "conflict_error"}
 _ANTHROPIC_TYPES = _TYPES | {413: "request_too_large", 504: "timeout_error", 529: "overloaded_error"}
 _MAX_MESSAGE = 2000
@@ -30,9 +25,7 @@ class Refused(TitoAuditError):
 
 def openai_error(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """The body of an error as OpenAI writes it."""
-    kind = _OPENAI_TYPES.get(
-        status, "server_error" if status >= 500 else "invalid_request_error"
-    )
+    kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message[:_MAX_MESSAGE], "type": kind, "param": param, "code": code}}
 
 
