@@ -159,7 +159,6 @@ def _refusal(status: int, error: object) -> tuple[int, Any]:
 
 
 def _chunks(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The chunks that stream a whole chat completion."""
     head = {name: answer[name] for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     for choice in answer["choices"]:
         delta = dict(choice["message"])
@@ -228,8 +227,6 @@ def open_client(running: RunningRollout | None, *, sync: bool) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _StepResult:
-    """What an environment returns for an agent's text."""
-
     messages: list[dict[str, Any]] = field(default_factory=list)
     reward: float = 0.0
     done: bool = False
@@ -496,8 +493,6 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 @dataclass(slots=True)
 class _Episode:
-    """Runs an agent in its environment, turn by turn."""
-
     running: RunningRollout
     call: Callable[..., Any]
     agent: Callable[..., Any]
@@ -507,7 +502,6 @@ class _Episode:
     rewards: list[float] = field(default_factory=list)
     """One for each turn."""
     text: str = ""
-    """The agent's latest text."""
     truncated: bool = False
     error: Exception | None = None
 

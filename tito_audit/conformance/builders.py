@@ -51,7 +51,7 @@ class AnsweredTurn:
     """The prompt of the answer."""
     sample: SampledAnswer
     number: int = 0
-    """The number of the answer in the conversation, from 0."""
+    """Of the answer, from 0."""
 
     @property
     def new_messages(self) -> tuple[Message, ...]:

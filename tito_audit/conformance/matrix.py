@@ -82,19 +82,16 @@ class DriftCell:
     detail: str = ""
     """The lines and conditions of the template that decide; "" if none do."""
     line: int | None = None
-    """The line of the template."""
     sampled: str = ""
     """The text from the break on, as it was sampled or as the template writes it."""
     next: str = ""
     """The text from the break on in the next prompt."""
 
 
-def drift_cells(
-    world: World, builders: Sequence[PromptBuilder] = BUILDERS, corpus: Iterable[CorpusConversation] = CORPUS
-) -> Iterator[DriftCell]:
+def drift_cells(world: World) -> Iterator[DriftCell]:
     """The cells of one template, conversation by conversation."""
-    ways = [(builder, builder.begin(world)) for builder in builders]
-    for conversation in corpus:
+    ways = [(builder, builder.begin(world)) for builder in BUILDERS]
+    for conversation in CORPUS:
         for builder, build in ways:
             yield _compare(world, builder, build, conversation)
 
@@ -233,7 +230,6 @@ class DriftTrial:
 
     @classmethod
     def of(cls, world: World, cells: Iterable[DriftCell]) -> DriftTrial:
-        """The trial of a template with these cells."""
         trial = cls(world.name, *world.digests, tuple(cells))
         if trial.fate in (TemplateFate.KEPT, TemplateFate.UNKNOWN):
             return trial
@@ -310,7 +306,6 @@ class DriftScore:
 
     @classmethod
     def of(cls, cells: Iterable[DriftCell]) -> DriftScore:
-        """The score of these cells."""
         each = Counter(cell.outcome for cell in cells)
         return cls(each[TokenFate.KEPT], each[TokenFate.FORKED], sum(each[outcome] for outcome in _COMPARED))
 

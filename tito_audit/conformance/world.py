@@ -225,7 +225,6 @@ class World:
 
     @classmethod
     def of_tokenizer(cls, name: str, tokenizer: Tokenizer, renderer: Renderer) -> World:
-        """A tokenizer with its template."""
         return cls(name, renderer, tokenizer, renderer.template(False).source)
 
     @classmethod
@@ -266,7 +265,6 @@ class World:
 
     @cached_property
     def ends(self) -> tuple[str, ...]:
-        """The texts that end a turn."""
         return turn_ends(self.renderer)
 
     @cached_property

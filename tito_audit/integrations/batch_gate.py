@@ -109,7 +109,6 @@ class BatchGate:
         return cls(Settings(**values), **own)
 
     def due(self, step: int) -> bool:
-        """Whether the batch of this step is audited."""
         return step < self.first or step % self.every == 0
 
     def check(

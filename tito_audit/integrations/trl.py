@@ -124,7 +124,6 @@ def _rows_of_batch(batch: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]
 
 
 def _rows_of_rollouts(output: Mapping[str, Any]) -> Sequence[Row]:
-    """The training rows of what a rollout function returned."""
     more = [name for name in _EXTRA_COLUMNS if isinstance(output.get(name), list)]
     rows: list[Row] = []
     for number, ids in enumerate(output["completion_ids"]):

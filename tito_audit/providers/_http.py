@@ -299,7 +299,6 @@ class ServerProvider(TokenProvider):
         self.model: str | None = self._options.model
 
     async def score(self, ids: Sequence[int], *, start: int = 0, top: int = 0) -> ScoredTokens:
-        """The logprobs of `ids[start:]`."""
         plain, first = list_ids(ids), max(1, start)
         if first > len(plain):
             raise ProviderError(f"there are {len(plain)} ids, and no position {start} to score from", status=400)
@@ -307,12 +306,15 @@ class ServerProvider(TokenProvider):
             return ScoredTokens(tuple(plain), first, (), () if top else None)
         return await self._score(plain, first, top)
 
+    def forcing(self, structural_tag: Mapping[str, Any]) -> dict[str, Any]:
+        """The extra parameters that keep an answer to a structural tag of xgrammar."""
+        return {"structured_outputs": {"structural_tag": json.dumps(structural_tag)}}
+
     async def _score(self, ids: list[int], start: int, top: int) -> ScoredTokens:
         """The logprobs of `ids[start:]`, which is not empty."""
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._http.close()
 
 

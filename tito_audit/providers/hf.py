@@ -292,8 +292,6 @@ _MAX_PASS = 2048
 
 @dataclass(slots=True)
 class _UnfinishedAnswer:
-    """One answer that is being sampled."""
-
     index: int
     generator: torch.Generator
     output_ids: list[int] = field(default_factory=list)
@@ -461,20 +459,16 @@ class HuggingFaceProvider(TokenProvider):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tito-audit-model")
 
     async def find_tokenizer(self) -> str:
-        """The folder or hub name of the model."""
         return self.name.removeprefix("hf=")
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
-        """All answers to a prompt, sampled in one batch."""
         chunks = [chunk async for chunk in self.stream(input_ids, sampling)]
         return join_chunks(chunks, tuple(int(token) for token in input_ids), sampling.n)
 
     def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
-        """The answers token by token."""
         return self._in_thread(sample_steps, input_ids, sampling, self.weight_version)
 
     async def score(self, ids: Sequence[int], *, start: int = 0, top: int = 0) -> ScoredTokens:
-        """The logprobs of `ids[start:]`."""
         (scores,) = [each async for each in self._in_thread(score_steps, ids, start, top, self.weight_version)]
         return scores
 

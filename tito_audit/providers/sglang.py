@@ -53,7 +53,6 @@ class SGLangProvider(ModelServer):
         self._where = f"{self.name}{_PATH}"
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
-        """All answers to a prompt, by one request."""
         ids = list_ids(input_ids)
         answer = await self._http.json("POST", _PATH, await self._body(ids, sampling))
         answers = answer if isinstance(answer, list) else [answer]
@@ -70,7 +69,6 @@ class SGLangProvider(ModelServer):
         return join_chunks(chunks, tuple(ids), sampling.n)
 
     async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
-        """The answers as they are sampled."""
         ids = list_ids(input_ids)
         body = {**await self._body(ids, sampling), "stream": True}
         seen = [0] * sampling.n
@@ -125,7 +123,6 @@ class SGLangProvider(ModelServer):
         return await self.find_model()
 
     def forcing(self, structural_tag: Mapping[str, Any]) -> dict[str, Any]:
-        """The extra parameters that keep an answer to a structural tag of xgrammar."""
         return {"structural_tag": json.dumps(structural_tag)}
 
     async def _body(self, ids: list[int], sampling: SamplingParams) -> dict[str, Any]:

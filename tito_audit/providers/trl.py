@@ -7,8 +7,7 @@ TRL 1.0 to 1.10 (huggingface/trl `trl/scripts/vllm_serve.py`: `GenerateRequest`,
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,8 +39,6 @@ _GATHERING_SECONDS = 0.005
 
 @dataclass(slots=True, eq=False)
 class _QueuedCall:
-    """A call that waits to be sent."""
-
     ids: list[int]
     body: dict[str, Any]
     path: str = _GENERATE
@@ -77,7 +74,6 @@ class TRLProvider(ServerProvider):
         self._sender: asyncio.Task[None] | None = None
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
-        """All answers to a prompt."""
         chunks = [chunk async for chunk in self.stream(input_ids, sampling)]
         return join_chunks(chunks, tuple(int(token) for token in input_ids), sampling.n)
 
@@ -124,10 +120,6 @@ class TRLProvider(ServerProvider):
         (logprobs,) = _prompt_rows(answer, "logprobs", 0, 1, where)
         (candidates,) = _prompt_rows(answer, "logprob_token_ids", 0, 1, where)
         return ScoredTokens(tuple(ids), start, *_parse_columns(ids[start:], logprobs, candidates, top, where))
-
-    def forcing(self, structural_tag: Mapping[str, Any]) -> dict[str, Any]:
-        """The extra parameters that keep an answer to a structural tag of xgrammar."""
-        return {"structured_outputs": {"structural_tag": json.dumps(structural_tag)}}
 
     async def _enqueue(self, call: _QueuedCall) -> tuple[Any, int]:
         """Queue a call; the server's answer, and the number of its prompt in it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -105,7 +104,6 @@ class VLLMProvider(ModelServer):
         """As the server states it, in its development mode only; None if it does not."""
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
-        """All answers to a prompt, by one request."""
         ids = prompt_ids(input_ids)
         answer = await self._http.json("POST", self._path, await self._body(ids, sampling), sent=ids)
         choices = _choices(answer, self._where)
@@ -120,7 +118,6 @@ class VLLMProvider(ModelServer):
         return results
 
     async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
-        """The answers as they are sampled."""
         ids = prompt_ids(input_ids)
         body = {**await self._body(ids, sampling), "stream": True}
         ended: list[int] = []
@@ -251,10 +248,6 @@ class VLLMProvider(ModelServer):
         ids = answer.get("tokens") if isinstance(answer, dict) else None
         return ids if isinstance(ids, list) else None
 
-    def forcing(self, structural_tag: Mapping[str, Any]) -> dict[str, Any]:
-        """The extra parameters that keep an answer to a structural tag of xgrammar."""
-        return {"structured_outputs": {"structural_tag": json.dumps(structural_tag)}}
-
     async def _body(self, ids: PromptIds, sampling: SamplingParams) -> dict[str, Any]:
         """The request, with the model's name and a stated `max_tokens`."""
         check_sampling(sampling, ("n", "logprobs") if self._path == TOKENS else _FIXED)
@@ -358,7 +351,6 @@ class VLLMProvider(ModelServer):
         return True
 
     def _prompt_holder(self, answer: Object, choice: Object) -> Object:
-        """The object that holds the ids and logprobs of the prompt."""
         return answer if self._path == TOKENS else choice
 
     def _no_echo(self) -> ProviderError:

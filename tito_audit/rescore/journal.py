@@ -174,7 +174,6 @@ class Scorer:
         """Requests in flight: by sequence, their start and task."""
 
     async def scores(self, queries: Sequence[ScoreQuery]) -> list[Scores]:
-        """The scores of each query, in order."""
         longest, holders = merge_prefixes(queries)
         of_longest = await asyncio.gather(*(self._score_once(query) for query in longest))
         out = []

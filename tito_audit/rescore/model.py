@@ -250,7 +250,6 @@ def _was_sampled(sampled: Mask, start: int, end: int) -> bool:
 
 
 def _is_about(evidence: Evidence, key: SequenceKey, swap: Replacement, finding: Finding) -> bool:
-    """Whether a finding reports this replacement."""
     hit, (where, turn) = finding.hit, key
     if swap.against == WAS_SEEN:
         return hit.turn == turn

@@ -76,8 +76,6 @@ _AGAINST = {WAS_SAMPLED: "training row", WAS_SEEN: "next prompt"}
 
 @dataclass(frozen=True, slots=True)
 class _PricedSpan:
-    """What one span of a pair costs its finding."""
-
     finding: Finding
     against: str
     segment: Segment

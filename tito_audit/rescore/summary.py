@@ -6,7 +6,7 @@ import base64
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
@@ -200,7 +200,7 @@ class CountTable(NamedTuple):
     """Counts as text: the heads of the columns, the rows, and what the heads mean."""
 
     heads: Row
-    rows: list[Row]
+    rows: Sequence[Row]
     legend: str = ""
 
 

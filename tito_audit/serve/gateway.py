@@ -294,7 +294,6 @@ class UnfinishedAnswer:
 
     @property
     def wire_deltas(self) -> list[dict[str, Any]]:
-        """All deltas so far, as OpenAI writes them."""
         return self._as_wire(self._deltas)
 
     @property
@@ -548,7 +547,6 @@ class Gateway:
         return self._states.setdefault(session, SessionState())
 
     def find_session(self, session_id: str) -> Session:
-        """The session with this id; Refused if it is not in memory."""
         session = self.conversations.find_open(session_id)
         if session is None:
             raise Refused(f"session {session_id} is not in memory; its answers are in the log", status=404)

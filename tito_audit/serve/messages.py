@@ -240,8 +240,6 @@ class MessagesApi:
 
 
 class _BlockEvents:
-    """The events that write the content blocks of one answer."""
-
     def __init__(self, api: MessagesApi, shows_thinking: bool) -> None:
         self._api, self._shows_thinking = api, shows_thinking
         self._index = -1

@@ -18,7 +18,7 @@ from tito_audit.sessions.model import ChatCall
 Body = Mapping[str, Any]
 _T = TypeVar("_T")
 
-_TYPE_WORDS = {
+_TYPE_WORDS: Mapping[type, str] = {
     **{bool: "true or false", int: "a whole number", float: "a number", str: "a text"},
     **{dict: "an object", list: "a list"},
 }
@@ -68,7 +68,6 @@ class SamplingRequest:
     logprobs: bool
     returns_token_ids: bool
     returns_tokens_as_ids: bool
-    """`return_tokens_as_token_ids`"""
     shows_special_tokens: bool
     """Whether control tokens stay in the text."""
     sampling_as_sent: Mapping[str, Any]
@@ -200,7 +199,6 @@ def parse_body(data: bytes) -> Body:
 
 
 def _common_fields(body: Body, logprobs: bool, top: int) -> dict[str, Any]:
-    """The fields of a `SamplingRequest`, by name."""
     options = typed_field(body, "stream_options", dict, default={}) or {}
     stop = body.get("stop")
     stops = [stop] if isinstance(stop, str) else _list_field(body, "stop", str, "a text or a list of texts")

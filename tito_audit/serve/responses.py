@@ -88,7 +88,6 @@ class ResponsesRequest(ChatRequest):
     endpoint: ClassVar[str] = "responses"
     id_prefix: ClassVar[str] = "resp_"
     sent_body: Body = field(default_factory=dict)
-    """As the client sent it."""
     input_items: Sequence[Item] = ()
     """The items of the responses that it continues, then its own."""
     history: Sequence[Mapping[str, Any]] = ()
