@@ -376,11 +376,7 @@ def template_files(name: str) -> list[Path]:
     path = Path(name)
     if path.is_file():
         return [path]
-    files = (
-        sorted(file for file in path.rglob("*") if file.suffix in ENDINGS and file.is_file())
-        if path.is_dir()
-        else []
-    )
+    files = sorted(file for file in path.rglob("*") if file.suffix in ENDINGS and file.is_file())
     if not files:
         raise SetupError(
             f"--chat-template {name}: there is no Jinja file here.\n"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
@@ -506,14 +505,12 @@ def explain_disagreement(pairs: Sequence[RescoredLogprobs], tolerance: float = T
             inside = (gap == abs(shift)) & (pair.turns[here] == pair.turns[there]) & ~pair.drifted[here]
             differences.append(np.abs(pair.model[here] - pair.recorded[there])[inside])
         explanations.append((words, differences))
-    conversions: list[tuple[str, Callable[[Logprobs], Logprobs]]] = [
-        ("the recorded logprobs are logarithms of base 2", partial(np.multiply, math.log(2))),
-        ("the recorded logprobs are logarithms of base 10", partial(np.multiply, math.log(10))),
-        ("the recorded values are probabilities, not logprobs", np.log),
-    ]
+    for base in (2, 10):
+        words = f"the recorded logprobs are logarithms of base {base}"
+        explanations.append((words, [np.abs(p.model - math.log(base) * p.recorded)[~p.drifted] for p in pairs]))
+    words = "the recorded values are probabilities, not logprobs"
     with np.errstate(divide="ignore", invalid="ignore"):
-        for words, convert in conversions:
-            explanations.append((words, [np.abs(p.model - convert(p.recorded))[~p.drifted] for p in pairs]))
+        explanations.append((words, [np.abs(p.model - np.log(p.recorded))[~p.drifted] for p in pairs]))
     for words, parts in explanations:
         sizes = np.concatenate(parts)
         if len(sizes) >= MIN_TOKENS and sizes.mean() <= tolerance:

@@ -18,10 +18,7 @@ from tito_audit.sessions.model import ChatCall
 Body = Mapping[str, Any]
 _T = TypeVar("_T")
 
-_TYPE_WORDS: Mapping[type, str] = {
-    **{bool: "true or false", int: "a whole number", float: "a number", str: "a text"},
-    **{dict: "an object", list: "a list"},
-}
+_TYPE_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "an object"}
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed")
 _MAX_N = 128
 _LENGTH_FIELDS = ("max_tokens", "max_completion_tokens")

@@ -126,7 +126,7 @@ class ResponsesApi:
             raise Refused("`truncation` can only be disabled: the gateway drops nothing", "truncation")
         if typed_field(body, "n", int, default=1) != 1:
             raise Refused("`n` is not supported: a response is one answer", "n")
-        include = typed_field(body, "include", list, default=[])
+        include = typed_field(body, "include", list, "a list", default=[])
         if "message.output_text.logprobs" in include:
             raise Refused(f"`include`: logprobs are not supported: {_UNSUPPORTED['top_logprobs']}", "include")
         typed_field(body, "store", bool, default=True)
