@@ -277,7 +277,7 @@ def summary_object(summary: RescoreSummary) -> dict[str, Any]:
             for _, cause in sorted(summary.causes.items())
         ],
         "changed": {
-            "turns": summary.changed,
+            "turns": len(changes),
             "mean": sum(changes) / len(changes) if changes else None,
             "lowest": min(changes, default=None),
             "highest": max(changes, default=None),

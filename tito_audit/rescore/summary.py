@@ -97,10 +97,8 @@ class RescoreSummary:
     worst: list[tuple[Place, Price]] = field(default_factory=list)
     unpriced: Counter[str] = field(default_factory=Counter)
     near: list[Sums] = field(default_factory=lambda: [Sums() for _ in NEAR])
-    changed: int = 0
-    """How many turns and rows have drift."""
     changes: list[float] = field(default_factory=list)
-    """How the summed logprob of each of them changes."""
+    """How the summed logprob of each turn and row with drift changes."""
     unscored: dict[str, tuple[int, Place]] = field(default_factory=dict)
     """How many calls and rows could not be scored, and the first of them, by reason."""
     findings: list[Finding] = field(default_factory=list)
@@ -156,7 +154,6 @@ class RescoreSummary:
             self.worst = self.most_expensive(WORST)
         self.unpriced.update(result.unpriced)
         self.near = [a + b for a, b in zip(self.near, result.near, strict=True)]
-        self.changed += len(result.changed)
         self.changes += [swap.other - swap.sampled for swap in result.changed]
         for missing in result.unscored:
             self._count_unscored(missing.because, result.place)
@@ -277,8 +274,8 @@ def reach_lines(summary: RescoreSummary) -> Iterator[str]:
     if summary.changes:
         mean = sum(summary.changes) / len(summary.changes)
         yield (
-            f"The summed logprob of a whole turn or row with drift ({summary.changed:,}) changes by {mean:+.2f} "
-            f"on average, from {min(summary.changes):+.1f} to {max(summary.changes):+.1f}."
+            f"The summed logprob of a whole turn or row with drift ({len(summary.changes):,}) changes by "
+            f"{mean:+.2f} on average, from {min(summary.changes):+.1f} to {max(summary.changes):+.1f}."
         )
 
 
