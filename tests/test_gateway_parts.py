@@ -12,8 +12,7 @@ from tests.serving import PLAIN, asked, client, codes_of, gated, logged, make_ga
 from tests.tables import stored
 from tests.toy import toy_tokenizer
 from tito_audit.render.renderer import make_renderer
-from tito_audit.sessions.content import renderer_as_served, takes_parts
-from tito_audit.sessions.engine import Conversations
+from tito_audit.sessions.engine import Conversations, renderer_as_served, takes_parts
 
 CHAT = "/v1/chat/completions"
 PARTS = (

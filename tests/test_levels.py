@@ -25,8 +25,14 @@ from tests.world import FORMATS, ROOT
 from tito_audit import CallRecord, RolloutRecord, Settings, record_digest, scan_rollouts, validate_rollouts
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.formats import all_formats, format_named, pick_format
-from tito_audit.levels.facts import RecordLevel, all_facts, is_mixture_of_experts, level_of_format, level_of_mask
-from tito_audit.levels.record_mask import record_mask
+from tito_audit.levels.facts import (
+    RecordLevel,
+    all_facts,
+    is_mixture_of_experts,
+    level_of_format,
+    level_of_mask,
+    record_mask,
+)
 from tito_audit.levels.tally import LogRecord
 from tito_audit.record.rollout import Place
 from tito_audit.summary import RecordCounts, count_record

@@ -19,7 +19,7 @@ from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.render.template import compile_template
 from tito_audit.templates.append_only import StepOutcome, check_append_only
 from tito_audit.templates.breaks import BreakExplainer, HistoryChange, explain_breaks
-from tito_audit.templates.facts import TemplateFacts, template_facts
+from tito_audit.templates.facts import Fidelity, TemplateFacts, answer_form, template_facts
 from tito_audit.templates.probes import (
     ANSWER,
     CORE,
@@ -30,7 +30,6 @@ from tito_audit.templates.probes import (
     assistant,
     tool_call,
 )
-from tito_audit.templates.round_trips import Fidelity, answer_form
 from tito_audit.templates.verdict import claims, verdict
 from tito_audit.tokens.load import load_tokenizer
 

@@ -35,7 +35,7 @@ from tests.template_oracle.facts import (
 )
 from tests.template_oracle.sources import needed, of_tokenizer, published, tokenizer_folders
 from tests.tiers import DEEP, some
-from tito_audit.templates.edits import (
+from tito_audit.templates.training import (
     EditKind,
     apply_edits,
     find_conditions,

@@ -27,8 +27,7 @@ from tito_audit.storage.atomic import new_file, refuse_target
 from tito_audit.templates.append_only import AppendCheck, Step, StepOutcome
 from tito_audit.templates.breaks import Break, BreakSide, explain_breaks, group_breaks
 from tito_audit.templates.comparison import PromptCause
-from tito_audit.templates.facts import TemplateFacts, template_facts
-from tito_audit.templates.round_trips import Fidelity, RoundTrip
+from tito_audit.templates.facts import Fidelity, RoundTrip, TemplateFacts, template_facts
 from tito_audit.templates.seams import Seam
 from tito_audit.templates.training import HistoryReport, TemplateVariant, find_variant
 from tito_audit.templates.verdict import advice, break_line, claims, format_flags, short_verdict, verdict

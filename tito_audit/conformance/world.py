@@ -29,7 +29,7 @@ from tito_audit.record.message import Message, ToolSpec
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Chat, Renderer
 from tito_audit.run.template import PLACEHOLDER_TOKENS, open_template
-from tito_audit.sessions.content import renderer_as_served
+from tito_audit.sessions.engine import renderer_as_served
 from tito_audit.settings.model import Settings
 from tito_audit.templates import probes
 from tito_audit.templates.append_only import Step, missing_parts, sampled_text, turn_ends

@@ -37,7 +37,7 @@ from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Progress
 from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import Settings
-from tito_audit.sft.tokenized import as_sft_row, prompt_and_completion
+from tito_audit.sft.preflight import as_sft_row, prompt_and_completion
 from tito_audit.storage import find_logs, log_paths, open_log, output_path, path_identity
 from tito_audit.storage.atomic import refuse_target
 from tito_audit.storage.nested_rows import wrapper_keys

@@ -47,8 +47,7 @@ from tito_audit.inspect.columns import (
 from tito_audit.inspect.logprobs import LogprobChoice, choose_sampler_logprobs
 from tito_audit.inspect.roles import Role, Roles, count_characters, guess_roles
 from tito_audit.join import CallsInspected, inspect_calls
-from tito_audit.levels.facts import LACKS_ALL
-from tito_audit.levels.record_mask import record_mask
+from tito_audit.levels.facts import LACKS_ALL, record_mask
 from tito_audit.levels.tally import LogRecord
 from tito_audit.record.column import Column, ColumnRole, MaskEncoding, decode_mask, detect_mask_encoding
 from tito_audit.record.finding import Severity

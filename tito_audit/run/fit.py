@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from tito_audit.errors import EncodeError
 from tito_audit.evidence.reference import Reference
-from tito_audit.identify.tokenizer_fit import TestableRows, select_testable, tokenizer_misfit
+from tito_audit.identify.engine import TestableRows, select_testable, tokenizer_misfit
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Renderer

@@ -16,8 +16,7 @@ from typing import Any
 from tito_audit.errors import EncodeError, RecordError, SetupError
 from tito_audit.formats import MatchedKeys, Unread, unread_columns
 from tito_audit.join import Annotations, BatchAnswers, Join, ReadBatch, RowBatch, rows_behind, shown_format_and_row
-from tito_audit.levels.facts import LACKS_ALL
-from tito_audit.levels.record_mask import record_mask
+from tito_audit.levels.facts import LACKS_ALL, record_mask
 from tito_audit.record.finding import Result
 from tito_audit.record.outcome import COLUMN
 from tito_audit.record.rollout import Place, Rollout

@@ -16,8 +16,7 @@ from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Progress
 from tito_audit.run.template import open_other_template
 from tito_audit.settings.model import Settings
-from tito_audit.sft.preflight import PlannedRow, Planner, SetPlan
-from tito_audit.sft.tokenized import prompt_and_completion
+from tito_audit.sft.preflight import PlannedRow, Planner, SetPlan, prompt_and_completion
 from tito_audit.storage import find_logs
 
 _NO_TOKENIZER = "there is no tokenizer to write the messages with.\nPass -t with a folder or a Hugging Face name."

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tito_audit.errors import RecordError
-from tito_audit.levels.facts import LACKS_ALL, RecordLevel
-from tito_audit.levels.record_mask import record_mask
+from tito_audit.levels.facts import LACKS_ALL, RecordLevel, record_mask
 from tito_audit.levels.tally import LogRecord, level_failures, log_records
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Progress, RowCounts

@@ -28,8 +28,7 @@ from tito_audit.parsers import parser_named
 from tito_audit.provider import GenerationResult, SamplingParams, TokenProvider, logged_spans
 from tito_audit.record.arrays import Ids
 from tito_audit.render.renderer import Renderer, make_renderer
-from tito_audit.sessions.content import with_content_form
-from tito_audit.sessions.engine import Conversations
+from tito_audit.sessions.engine import Conversations, with_content_form
 from tito_audit.sessions.fit import as_tokenizer, find_tokenizer
 from tito_audit.sessions.model import Node, Prompt
 from tito_audit.sessions.sample import Sample, SampleStatus

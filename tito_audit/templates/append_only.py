@@ -2,7 +2,7 @@
 
 The sampled answer is taken from the template itself: what it writes for the last answer, from the end of the
 generation prompt to the token that ends the turn. So an answer breaks here only if the template rewrites it once
-something follows, not because a model spaced it differently (see `round_trips.py`).
+something follows, not because a model spaced it differently (see `facts.py`).
 """
 
 from __future__ import annotations
