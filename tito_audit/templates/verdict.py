@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tito_audit.templates.append_only import AppendCheck, StepOutcome
 from tito_audit.templates.breaks import Break, HistoryChange
 from tito_audit.templates.facts import TemplateFacts
-from tito_audit.terminal.words import listed
 
 _MESSAGES = {
     "user": "user messages",
@@ -38,7 +37,7 @@ def verdict(facts: TemplateFacts) -> str:
     always = [_MESSAGES.get(name, name) for name in appended]
     head = short_verdict(append)
     if always:
-        head += f"{'' if append.is_append_only else ', except'} for {listed(always)}"
+        head += f"{'' if append.is_append_only else ', except'} for {_join_words(always)}"
     rest: list[str] = []
     # By change: who spoke next, and the lines of the template that decide it
     nexts: dict[HistoryChange, dict[str, None]] = {}
@@ -49,7 +48,7 @@ def verdict(facts: TemplateFacts) -> str:
         if line is not None:
             lines.setdefault(broken.change, {}).setdefault(line)
     for change, names in sorted(nexts.items(), key=lambda broken: tuple(HistoryChange).index(broken[0])):
-        follows = listed([_NEXT.get(name, name) for name in _NEXT if name in names] or list(names), "or")
+        follows = _join_words([_NEXT.get(name, name) for name in _NEXT if name in names] or list(names), "or")
         at = list(lines.get(change, ()))
         lines_of = f"line{'s' if len(at) > 1 else ''} {', '.join(map(str, at[:3]))}"
         place = f" ({lines_of})" if at else ""
@@ -63,13 +62,13 @@ def verdict(facts: TemplateFacts) -> str:
     parts = dict.fromkeys(part for step in append.left_out for part in step.left_out)
     if parts:
         some = "some answers" if append.is_append_only or append.broken else "them"
-        rest.append(f"leaves out {listed(list(parts))} of {some}")
+        rest.append(f"leaves out {_join_words(list(parts))} of {some}")
     refusing = [name for name, steps in by_next.items() if len(steps.refused) == len(steps.steps)]
     refused = [_MESSAGES.get(name, name) for name in refusing]
     if refused and len(refused) == len(by_next):
         rest.append((append.refused[0].refusal or "").rstrip("."))
     elif refused:
-        rest.append(f"refuses {listed(refused)}")
+        rest.append(f"refuses {_join_words(refused)}")
     return f"{head}: {words}." if (words := "; ".join(rest)) else f"{head}."
 
 
@@ -86,9 +85,9 @@ def advice(facts: TemplateFacts) -> dict[str, str]:
     """What to do about a template: whether it is `safe`, what to `change`, what the `gateway` does with it."""
     append = facts.append
     by_next = {name: steps for name, steps in append.by_speaker().items() if name != "assistant"}
-    follows = listed([_NEXT.get(name, name) for name, steps in by_next.items() if steps.broken], "or")
-    holding = listed([_MESSAGES.get(name, name) for name, steps in by_next.items() if steps.is_append_only])
-    parts = listed(list(dict.fromkeys(part for step in append.left_out for part in step.left_out)))
+    follows = _join_words([_NEXT.get(name, name) for name, steps in by_next.items() if steps.broken], "or")
+    holding = _join_words([_MESSAGES.get(name, name) for name, steps in by_next.items() if steps.is_append_only])
+    parts = _join_words(list(dict.fromkeys(part for step in append.left_out for part in step.left_out)))
     if append.is_append_only or append.broken:
         safe = (
             f"no: once {follows or 'another answer'} follows an answer, the prompt does not hold what was sampled"
@@ -159,7 +158,7 @@ def claims(facts: TemplateFacts) -> tuple[Claim, ...]:
     openers = len(facts.generation_prompt.texts)
     encoded = [seam for seam in after if seam.ids is not None]
     merging = dict.fromkeys(repr(text) for seam in encoded for text in seam.merges_after)
-    merged = listed(list(merging))
+    merged = _join_words(list(merging))
     apart = f"encode it with the new message: a token reaches into one that begins with {merged}"
     if not encoded:
         apart = "no tokenizer was given" if facts.bos.added is None else "there is no such text"
@@ -168,7 +167,7 @@ def claims(facts: TemplateFacts) -> tuple[Claim, ...]:
     written = [stop for stop in facts.stops if stop.written]
     other = [stop.text for stop in written if not stop.of_tokenizer]
     ends: bool | None = not other
-    ending = f"it also ends them with {listed(other)}" if other else ""
+    ending = f"it also ends them with {_join_words(other)}" if other else ""
     if not any(stop.of_tokenizer for stop in facts.stops):
         ends, ending = None, "no end tokens are known"
     elif not written:
@@ -178,7 +177,7 @@ def claims(facts: TemplateFacts) -> tuple[Claim, ...]:
         Claim(
             "The text between an answer and the next message is always the same",
             not loose if after else None,
-            f"not for {listed(loose)}" if loose else "",
+            f"not for {_join_words(loose)}" if loose else "",
         ),
         Claim("That text may be encoded by itself", not merging if encoded else None, apart),
         Claim(
@@ -193,3 +192,7 @@ def claims(facts: TemplateFacts) -> tuple[Claim, ...]:
         ),
         Claim("An answer ends with an end token of the tokenizer", ends, ending),
     )
+
+
+def _join_words(words: Sequence[str], joint: str = "and") -> str:
+    return f" {joint} ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
