@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats import calls_unknown_tools, chat_tools, format_named, pick_format, with_trainer_updates
-from tito_audit.join._call_rows import BatchAnswers, MapBatches, ReadBatch, map_in_process
+from tito_audit.join._call_rows import (
+    BatchAnswers,
+    CallRows,
+    Captures,
+    Gathering,
+    JoinedCalls,
+    MapBatches,
+    ReadBatch,
+    count_joined,
+    joined_notices,
+    key_of_format,
+    map_in_process,
+)
 from tito_audit.join._calls import CallsOfRollout, gathered_format
-from tito_audit.join._gathering import Captures, Gathering, JoinedCalls
 from tito_audit.join._keys import (
     EMPTY,
     MISFIT,
@@ -26,8 +39,18 @@ from tito_audit.join._keys import (
     choose_keys,
     first_row,
     readable_id,
+    value_at,
 )
-from tito_audit.join._sessions import CallsInspected, CallsJoined, PossibleKey, inspect_calls, refuse_unknown_key
+from tito_audit.join._reader import (
+    NAMES,
+    SEEN,
+    CallReader,
+    conversation_name,
+    find_conversation_key,
+    is_joinable,
+    possible_key_paths,
+)
+from tito_audit.join.history import JoinedBy
 from tito_audit.join.traces import Decode
 from tito_audit.record.finding import Result
 from tito_audit.record.message import Message, ToolSpec
@@ -502,3 +525,116 @@ def _is_tool(row: Row) -> bool:
     if isinstance(row.get("function"), Mapping):
         return True
     return isinstance(row.get("name"), str) and "tools" not in row and any(name in row for name in _SHAPES)
+
+
+_LISTED = 16
+
+
+def refuse_unknown_key(path: str, logs: Sequence[Path], max_row_bytes: int) -> None:
+    """Raises SetupError, with similar keys, if no row of the logs names a conversation at this path."""
+    seen: list[Row] = []
+    for log in logs:
+        for raw in open_log(log, max_row_bytes=max_row_bytes):
+            if raw.value is None:
+                continue
+            if conversation_name(value_at(raw.value, path)) is not None:
+                return
+            if len(seen) < SEEN:
+                seen.append(raw.value)
+    if not seen:
+        return
+    keys = list(dict.fromkeys(key for row in seen for key in possible_key_paths(row)))
+    last = path.rpartition(".")[2]
+    ends = {key: key.rpartition(".")[2] for key in keys}
+    like = difflib.get_close_matches(last, list(dict.fromkeys(ends.values())), n=3)
+    own = [key for end in like for key in keys if ends[key] == end]
+    close = list(dict.fromkeys([*difflib.get_close_matches(path, keys, n=2), *own]))[:3]
+    hint = f" Did you mean {' or '.join(close)}?" if close else ""
+    where = str(logs[0]) if len(logs) == 1 else f"the {len(logs)} logs"
+    listed = ", ".join(keys[:_LISTED]) + (", …" if len(keys) > _LISTED else "")
+    has = f"\nText and whole numbers are in {listed}." if keys else ""
+    raise SetupError(f"--session {path}: no row of {where} names a conversation there.{hint}{has}")
+
+
+_LIKE_A_KEY = re.compile(
+    r"(?:^|[^a-z])(?:ids?|uuid|uid|guid|session|conversation|traj|trajectory|rollout|episode|thread|trace|chat|run)"
+    r"(?:$|[^a-z])"
+)
+_BEFORE_A_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
+@dataclass(frozen=True, slots=True)
+class PossibleKey:
+    """A column or path that could name the conversations of a log."""
+
+    path: str
+    rows: int
+    """Calls with a name there."""
+    values: int
+    """Different names."""
+    used: bool
+    """Whether calls are joined by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallsJoined:
+    """The result of joining calls."""
+
+    rows: int
+    """Calls joined to others."""
+    conversations: int
+    """The conversations that these are."""
+    alone: int
+    """Calls joined to no other."""
+    said: tuple[str, ...]
+    """The same in words, with what joined them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallsInspected:
+    """The single calls among the rows of a log that were read."""
+
+    rows: int
+    """Rows that are one call each."""
+    keys: tuple[PossibleKey, ...]
+    joined: CallsJoined | None
+    """None where nothing is joined."""
+
+
+def inspect_calls(
+    path: Path, rows: Sequence[Row], count: int, settings: Settings, decode: Decode | None = None
+) -> CallsInspected | None:
+    """The calls among the first `count` rows of a log, of which `rows` can be read; None if fewer than two.
+
+    StorageError if the log cannot be read a second time.
+    """
+    stated = settings.session
+    calls = [row for row in rows if is_joinable(row, settings.format, stated=stated is not None)]
+    if len(calls) < 2 or settings.columns or settings.rows_at or not path.is_file():
+        return None
+    if not settings.join:
+        return CallsInspected(len(calls), tuple(_possible_keys(calls, None)), None)
+    reader = CallReader(settings.format, stated, find_conversation_key(calls[:SEEN]) if stated is None else None)
+    log = open_log(path, max_row_bytes=settings.max_row_bytes)
+    joined = CallRows([log], reader, decode, count, calls[:SEEN])
+    history = joined.joined
+    by_key = history is not None and (history.keys_believed or JoinedBy.KEY in history.by)
+    used = stated or key_of_format(joined) or (reader.found_key if by_key else None)
+    several, conversations = count_joined(joined.root)
+    alone = joined.named + len(joined.traced) - several
+    result = CallsJoined(several, conversations, alone, tuple(joined_notices(joined, reader)))
+    return CallsInspected(len(calls), tuple(_possible_keys(calls, used)), result)
+
+
+def _possible_keys(calls: Sequence[Row], used: str | None) -> Iterator[PossibleKey]:
+    """The paths that could name the conversations of calls: the used one first, then the usual ones."""
+    paths = dict.fromkeys(path for row in calls for path in possible_key_paths(row))
+    usual = [path for path in paths if path.rpartition(".")[2] in NAMES]
+    own_names = {path: _BEFORE_A_CAPITAL.sub("_", path.rpartition(".")[2]).lower() for path in paths}
+    alike = [path for path, name in own_names.items() if _LIKE_A_KEY.search(name)]
+    for path in dict.fromkeys([*([used] if used else []), *usual, *alike]):
+        names = [name for row in calls if (name := conversation_name(value_at(row, path))) is not None]
+        values = len(set(names))
+        # A value that no two calls share joins nothing.
+        if path == used or path in usual or 1 < values < len(names):
+            yield PossibleKey(path, len(names), values, path == used and values > 0)
