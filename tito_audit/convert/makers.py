@@ -61,8 +61,8 @@ class Maker:
     """The name of the format that reads the row."""
     title: str
     holds: Holds
-    make: Callable[[Sequence[MakerInput]], Row]
-    """The row of one sample, or of a group if rows hold groups; RecordError when the row cannot hold them. It
+    make: Callable[..., Row]
+    """The row of one MakerInput, or of all of a group if rows hold groups; RecordError if it cannot hold them. It
     writes what it has a place for; reading the row back shows what that is."""
     own: frozenset[str]
     """Keys of the row that no fact may use."""
@@ -158,12 +158,9 @@ def spans_by_call(versions: NDArray[Any]) -> list[Any]:
     return calls
 
 
-_Make = Callable[[Sequence[MakerInput]], Row]
-
-
 def maker(
     name: str, *, holds: Holds, own: frozenset[str], format: str | None = None, **more: Any
-) -> Callable[[_Make], Maker]:
+) -> Callable[[Callable[..., Row]], Maker]:
     """A decorator that makes a Maker of a function, whose docstring is the title."""
     return lambda make: Maker(name, format or name, inspect.getdoc(make) or "", holds, make, own, **more)
 
@@ -187,9 +184,8 @@ _CONVERSATION_KEYS = ("messages", "tools", "chat_template_kwargs")
     own=frozenset((*_CONVERSATION_KEYS, "prompt_length", "token_ids", "loss_mask", "logprobs")),
     tables=True,
 )
-def rows(samples: Sequence[MakerInput]) -> Row:
+def rows(sample: MakerInput) -> Row:
     """Training rows: token_ids, loss_mask, logprobs and every other column; messages and tools"""
-    (sample,) = samples
     row = require_training_row(sample)
     new_row: dict[str, Any] = {**sample.facts, **_conversation_columns(sample.rollout)}
     if row.prompt_length is not None:
@@ -213,9 +209,8 @@ def rows(samples: Sequence[MakerInput]) -> Row:
     own_of_calls=_CALL_KEYS,
     tables=True,
 )
-def calls(samples: Sequence[MakerInput]) -> Row:
+def calls(sample: MakerInput) -> Row:
     """Calls: a list of prompt_ids, completion_ids and logprobs; messages and tools"""
-    (sample,) = samples
     rollout = sample.rollout
     if not rollout.turns:
         raise RecordError("it holds no calls")
@@ -275,7 +270,7 @@ _SLIME_FIELDS = ("prompt", "response", "label", "group_index", "index", "reward"
     takes_facts=False,
     grouped=True,
 )
-def atropos_group(samples: Sequence[MakerInput]) -> Row:
+def atropos_group(*samples: MakerInput) -> Row:
     """Atropos groups (ScoredDataGroup), of adjacent rows that share a group"""
     of_group = [require_training_row(sample) for sample in samples]
     new_row: dict[str, Any] = {
@@ -303,9 +298,8 @@ def atropos_group(samples: Sequence[MakerInput]) -> Row:
 
 
 @maker("slime", holds=Holds.ROWS, own=_SAMPLE_KEYS, slots=_SAMPLE_SLOTS, wants=("reward",))
-def slime(samples: Sequence[MakerInput]) -> Row:
+def slime(sample: MakerInput) -> Row:
     """slime samples as JSON"""
-    (sample,) = samples
     row = require_training_row(sample)
     weights = loss_mask_as(row, int)
     start = row.prompt_length
@@ -339,9 +333,8 @@ def slime(samples: Sequence[MakerInput]) -> Row:
 
 
 @maker("tito_sample", holds=Holds.ROWS, own=_SAMPLE_KEYS, slots=_SAMPLE_SLOTS, wants=("reward",), tables=True)
-def tito_sample(samples: Sequence[MakerInput]) -> Row:
+def tito_sample(sample: MakerInput) -> Row:
     """Samples of a token-in, token-out stack"""
-    (sample,) = samples
     row = require_training_row(sample)
     facts = dict(sample.facts)
     new_row: dict[str, Any] = {name: facts.pop(name) for name in ("prompt", "response") if name in facts}
@@ -369,9 +362,8 @@ _ENTRY_KEYS = ("role", "content", "token_ids", "token_loss_mask", "generation_lo
     slots=reward_slots("rewards"),
     wants=("rewards",),
 )
-def nemo_rl(samples: Sequence[MakerInput]) -> Row:
+def nemo_rl(sample: MakerInput) -> Row:
     """NeMo-RL training dumps, without padding"""
-    (sample,) = samples
     row, facts = require_training_row(sample), dict(sample.facts)
     new_row: dict[str, Any] = {"idx": facts.pop("idx")} if "idx" in facts else {}
     values: dict[str, Any] = {
@@ -390,9 +382,8 @@ def nemo_rl(samples: Sequence[MakerInput]) -> Row:
 
 
 @maker("nemo_rl_message_log", holds=Holds.ROWS, own=frozenset(("message_log", "tools")))
-def message_log(samples: Sequence[MakerInput]) -> Row:
+def message_log(sample: MakerInput) -> Row:
     """NeMo-RL message logs, alternating trained and other tokens"""
-    (sample,) = samples
     row = require_training_row(sample)
     weights, scores = loss_mask_as(row, int), logprobs_with_fill(row, 0.0)
     columns = {name: values for name, values in other_columns_of_row(row) if name not in (*_ENTRY_KEYS, WEIGHTS)}
@@ -419,9 +410,8 @@ def message_log(samples: Sequence[MakerInput]) -> Row:
     slots=reward_slots("reward"),
     wants=("reward",),
 )
-def nemo_gym(samples: Sequence[MakerInput]) -> Row:
+def nemo_gym(sample: MakerInput) -> Row:
     """NeMo-Gym rollouts"""
-    (sample,) = samples
     rollout, facts = sample.rollout, dict(sample.facts)
     if not rollout.turns:
         raise RecordError("it holds no calls")
@@ -491,8 +481,7 @@ def _response_items(message: Message, turn: Turn | None) -> Iterator[Mapping[str
     yield from items
 
 
-def _sft_row(mask: str, samples: Sequence[MakerInput]) -> Row:
-    (sample,) = samples
+def _sft_row(mask: str, sample: MakerInput) -> Row:
     row = require_training_row(sample)
     weights = loss_mask_as(row, int)
     ids = row.token_ids.tolist()

@@ -132,7 +132,7 @@ class RowBuilder:
 
     def _proven(self, samples: Sequence[MakerInput]) -> tuple[Row, Sequence[Rollout]]:
         """The row of these samples, and the rollouts read back from it; RecordError when they differ."""
-        row = self.maker.make(samples)
+        row = self.maker.make(*samples)
         back = parse_json(dump_row(row))
         form = pick_format(back)
         if form.name != self.form.name:

@@ -8,6 +8,7 @@ silently.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -182,20 +183,19 @@ class _ValuesRead:
             return  # a keyword of the format
         elif value is None or (key in _COUNT_KEYS and type(value) is int and value in self._counts):
             return  # nothing, or a count of what the rollouts hold
-        elif (
-            isinstance(value, str) and value[:1] in ("{", "[") and (_kind_of_key(key), value) not in self._scalars
-        ):
-            # JSON in a string, as tables hold nested values.
-            try:
-                parsed = load_json(value)
-            except ValueError:
-                parsed = None
+        else:
+            parsed = None
+            if (
+                isinstance(value, str)
+                and value[:1] in ("{", "[")
+                and (_kind_of_key(key), value) not in self._scalars
+            ):
+                with suppress(ValueError):  # JSON in a string, as tables hold nested values
+                    parsed = load_json(value)
             if isinstance(parsed, dict | list):
                 self.compare(parsed, key, path, place)
             else:
                 self._record(self._holds_scalar(value, key, nested=len(path) > 1), path)
-        else:
-            self._record(self._holds_scalar(value, key, nested=len(path) > 1), path)
 
     def _record(self, is_held: bool, path: tuple[str, ...]) -> None:
         if is_held:

@@ -153,7 +153,6 @@ def _describe_counts(seen: _FitCounts) -> list[str]:
 
 
 def _finds_texts(seen: _FitCounts) -> bool:
-    """Whether the decoded ids hold the texts of the log."""
     return seen.texts > 1 and seen.texts_found > _FOUND * seen.texts
 
 
@@ -221,7 +220,6 @@ def _are_real(ids: Ids) -> bool:
 
 
 def _normalize(text: str) -> str:
-    """The text in NFC, with each run of white space as one space."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
@@ -363,12 +361,10 @@ def identify(
     for tokenizer, misfit in zip(tokenizers, find_misfits_by_text(rows, tokenizers), strict=True):
         same = 0.0
         if misfit is None:
-            try:
-                reference = Reference(
-                    tokenizer, make_renderer(tokenizer, time_limit=_SECONDS, size_limit=_CHARACTERS)
-                )
-            except SetupError:
-                reference = Reference(tokenizer, None)
+            renderer = None
+            with suppress(SetupError):
+                renderer = make_renderer(tokenizer, time_limit=_SECONDS, size_limit=_CHARACTERS)
+            reference = Reference(tokenizer, renderer)
             try:
                 misfit = tokenizer_misfit(rows, reference)
                 if misfit is None:

@@ -93,7 +93,6 @@ class _LevelTable:
 
 @cache
 def _read_levels() -> _LevelTable:
-    """The content of `levels.toml`."""
     text = files("tito_audit").joinpath("levels/levels.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
     words = {RecordLevel[name]: words for name, words in table["levels"].items()}
@@ -275,7 +274,6 @@ def _every_part(rollout: Rollout, holds: Callable[[Turn | TrainingRow], bool]) -
 
 
 def _logs_experts(rollout: Rollout) -> bool:
-    """Whether experts are logged beside any tokens of a rollout."""
     parts: list[Turn | TrainingRow] = [*rollout.turns]
     parts += [rollout.training_row] if rollout.training_row is not None else []
     return any(part.extras.routing for part in parts)
@@ -338,7 +336,6 @@ def _has_value(value: Any) -> bool:
 
 
 def _states(holder: Row | None, names: Sequence[str]) -> bool:
-    """Whether an object has a value under one of these names."""
     return holder is not None and any(_has_value(holder.get(name)) for name in names)
 
 

@@ -405,11 +405,9 @@ def _contrast(sent: str | None, stored: str | None) -> str:
 
 
 def _message_text(message: Message) -> str:
-    """A message in one text, for people."""
     calls = [f"{call.name}({call.arguments})" for call in message.tool_calls]
     return " ".join([f"{message.role}:", *filter(None, [message.text]), *calls])
 
 
 def _quoted(text: str) -> str:
-    """The start of a text, in quotes."""
     return repr(text if len(text) <= _QUOTED + 12 else f"{text[:_QUOTED]}…")

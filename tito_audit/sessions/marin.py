@@ -176,7 +176,6 @@ def _prompt_messages(prompt: PromptInput, system_prompt: str | None) -> list[Map
 
 
 def _field(value: Any, name: str) -> Any:
-    """A field of an `openai` object or a mapping; None if absent."""
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
 
 

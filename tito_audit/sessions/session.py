@@ -52,7 +52,6 @@ class TextAnswers:
 
     def add(self, node: Node) -> list[Key]:
         """Hold an answer; the keys it was added under."""
-
         seen, length = node.seen_ids, node.length
         keys = [(key_of_bytes(_IDS + seen.tobytes()), length)]
         if self._writer.stop_text(node) is not None:

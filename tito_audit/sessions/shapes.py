@@ -147,7 +147,6 @@ def parse_sampling(arguments: Mapping[str, Any]) -> SamplingParams:
 
 
 def _with_extra_body(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments with those of `extra_body`."""
     extra = arguments.get("extra_body") or {}
     if not isinstance(extra, Mapping):
         raise ValueError("`extra_body` is not a mapping.")

@@ -18,7 +18,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError, RenderError
 from tito_audit.evidence.reference import Reference
-from tito_audit.record.arrays import Ids, Mask, Offsets
+from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.finding import Severity
 from tito_audit.record.prefix import common_prefix
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
@@ -34,8 +34,6 @@ class TokenizedChat:
     rendering: Rendering
     ids: Ids
     """`[N]` int32"""
-    starts: Offsets
-    """`[N]` the byte of the text at which each token begins."""
     answers: tuple[tuple[int, int] | None, ...]
     """The token range `[start, end)` of each answer, its turn end included; None where nothing shows it."""
     headers: tuple[int, ...]
@@ -125,7 +123,7 @@ def tokenize_chat(rollout: Rollout, reference: Reference) -> TokenizedChat:
                 # The tokens that hold any of it, as transformers marks them.
                 first = int(starts.searchsorted(offsets.byte(start), "right")) - 1
                 mask[max(first, 0) : int(starts.searchsorted(offsets.byte(end)))] = True
-    return TokenizedChat(rendering, ids, starts, tuple(answers), tuple(headers), written, mask, tuple(split))
+    return TokenizedChat(rendering, ids, tuple(answers), tuple(headers), written, mask, tuple(split))
 
 
 class _ByteOffsets:
@@ -240,8 +238,6 @@ class PlannedRow:
     """Answers whose last token is trained."""
     problems: tuple[tuple[Problem, str], ...] = ()
     """Each with its evidence, in words."""
-    markers: bool = False
-    """Whether the template's own markers say what is trained."""
 
 
 @dataclass(slots=True)
@@ -343,7 +339,7 @@ class Planner:
         if not mask.any():
             problems.append((Problem.NOTHING, f"{len(ids):,} tokens"))
         ends = sum(end <= len(ids) and bool(mask[end - 1]) for _, end in answers)
-        return PlannedRow(rollout.place, ids, mask, len(answers), ends, tuple(problems), chat.marked is not None)
+        return PlannedRow(rollout.place, ids, mask, len(answers), ends, tuple(problems))
 
     def plan_texts(self, place: Place, prompt: str, completion: str) -> PlannedRow:
         """The plan of a row that holds a prompt and a completion as text."""
@@ -406,7 +402,6 @@ class Planner:
             yield problem, f"message {index}: trained after {ours!r}, prompted with {theirs!r}"
 
     def _length_problems(self, answers: list[tuple[int, int]]) -> Iterator[tuple[Problem, str]]:
-        """Which answers the maximum length cuts."""
         size = self.max_length
         if size is None:
             return

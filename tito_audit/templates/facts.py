@@ -91,7 +91,6 @@ def answer_form(renderer: Renderer) -> WrittenAnswer | None:
 def _render_answers(
     renderer: Renderer, answers: Sequence[Mapping[str, Any]], *, opens: bool = False, tools: bool = False
 ) -> str | None:
-    """The text of a question and these answers; None if the template refuses."""
     question = {"role": "user", "content": USER}
     return make_probe("", [question, *answers], TOOLS if tools else ()).try_render(renderer, opens=opens)
 
@@ -206,28 +205,25 @@ def call_round_trips(renderer: Renderer) -> Iterator[RoundTrip]:
         if called is None:
             continue
         text, quoted = called
+        spellings: list[tuple[str, str, str]] = []  # (case, the call, its arguments)
         if quoted is not None:
             before, _, after = text.partition(quoted)
-            for case, json_text in _JSON.items():
-                answer = assistant(None, None, tool_call(json_text))
-                sampled = f"{before}{json_text}{after}".rstrip()
-                yield _round_trip(other, ("tool call", case, form), prompt, sampled, answer)
+            spellings += ((case, before + spelled + after, spelled) for case, spelled in _JSON.items())
             # The JSON object around name and arguments, if the template writes one
             named = json.dumps({"city": _CITY})
             usual = f'{{"name": "get_weather", "arguments": {named}}}'
-            for case, unusual in (
-                ("the call without spaces", f'{{"name":"get_weather","arguments":{named}}}'),
-                ("arguments before the name", f'{{"arguments": {named}, "name": "get_weather"}}'),
-            ):
-                if usual in text:
-                    sampled = text.replace(usual, unusual).rstrip()
-                    answer = assistant(None, None, tool_call(named))
-                    yield _round_trip(other, ("tool call", case, form), prompt, sampled, answer)
+            wrapped = {
+                "the call without spaces": f'{{"name":"get_weather","arguments":{named}}}',
+                "arguments before the name": f'{{"arguments": {named}, "name": "get_weather"}}',
+            }
+            if usual in text:
+                spellings += ((case, text.replace(usual, unusual), named) for case, unusual in wrapped.items())
         elif text.count(_CITY) == 1:
             for case, (written, value) in _VALUES.items():
-                answer = assistant(None, None, tool_call(json.dumps({"city": value})))
-                sampled = text.replace(_CITY, written).rstrip()
-                yield _round_trip(other, ("tool call", case, form), prompt, sampled, answer)
+                spellings.append((case, text.replace(_CITY, written), json.dumps({"city": value})))
+        for case, sampled, spelled in spellings:
+            answer = assistant(None, None, tool_call(spelled))
+            yield _round_trip(other, ("tool call", case, form), prompt, sampled.rstrip(), answer)
     # Text before a call: servers keep the white space between them as part of the text, or strip it.
     whole = _render_answers(renderer, [assistant(_CONTENT, None, tool_call(_NAMED))], tools=True)
     bare = _render_answers(renderer, [assistant(None, None, tool_call(_NAMED))], tools=True)

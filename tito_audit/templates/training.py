@@ -330,7 +330,6 @@ def _find_cut_chains(tokens: Sequence[Token]) -> Iterator[tuple[int, int, int]]:
 
 
 def _find_closing_bracket(levels: Sequence[int], opening: int) -> int:
-    """The index of the bracket that closes the one at `opening`."""
     return next(i for i in range(opening + 1, len(levels)) if levels[i] == levels[opening])
 
 
@@ -512,7 +511,6 @@ class OriginalTemplate:
 
 
 def _first_prompts(probes: Iterable[Probe]) -> list[Probe]:
-    """Each probe up to its first answer."""
     heads = []
     for case in probes:
         count = next((i for i, message in enumerate(case.messages) if message.sampled), len(case.messages))
@@ -552,7 +550,6 @@ def _render_each_answer(renderer: Renderer, case: Probe) -> Iterator[_RenderedAn
 
 
 def _is_same_answer(before: _RenderedAnswer, after: _RenderedAnswer) -> bool:
-    """Whether a variant writes an answer, and what follows it, as the template did."""
     if before.last is not None and before.last != after.last:
         return False
     if (before.after is None) != (after.after is None):

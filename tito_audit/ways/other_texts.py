@@ -201,7 +201,6 @@ class OtherWays:
 
 
 def _has_system_header(text: str) -> bool:
-    """Whether a text holds the header of a system or developer message."""
     return re.search(r"(^|[>\n|])\s*(system|developer)\b", text) is not None or "<<SYS>>" in text
 
 
@@ -255,7 +254,6 @@ def _quote_names(names: Sequence[str]) -> str:
 
 
 def _nested_keys(value: Any) -> set[str]:
-    """Every key of a definition, at any depth."""
     if isinstance(value, Mapping):
         return {str(key) for key in value} | {key for each in value.values() for key in _nested_keys(each)}
     if isinstance(value, list | tuple):

@@ -202,7 +202,6 @@ def _compile_date_format(format: str) -> tuple[re.Pattern[str] | None, tuple[str
 
 
 def _parse_date(values: dict[str, str]) -> datetime | None:
-    """The moment named by values of `strftime` directives; None if there is none."""
     if not values:
         return None
     try:

@@ -84,10 +84,8 @@ class Search:
                     exact += weight
                     near += weight
                     continue
-                text, recorded = (
-                    self._writer.rendered_text(way, observation),
-                    self._writer.recorded_text(observation),
-                )
+                text = self._writer.rendered_text(way, observation)
+                recorded = self._writer.recorded_text(observation)
                 at = recorded.find(observation.answer) if observation.answer else -1
                 recorded = recorded[:at] if at > 0 else recorded
                 if text is None:
@@ -232,17 +230,14 @@ class Search:
         plain = replace(way, prefill="")
         yield plain
         for observation in self._seen:
-            text, recorded = (
-                self._writer.rendered_text(plain, observation),
-                self._writer.recorded_text(observation),
-            )
+            text = self._writer.rendered_text(plain, observation)
+            recorded = self._writer.recorded_text(observation)
             has_end = observation.is_answered and not observation.answer  # else the answer follows in the text
             if has_end and text is not None and recorded.startswith(text) and 0 < len(recorded) - len(text) <= 400:
                 yield replace(way, prefill=recorded[len(text) :])
 
 
 def _count_leading(text: str, token: str) -> int:
-    """How often a text begins with a token."""
     return next(number for number in count() if not text.startswith(token, number * len(token)))
 
 

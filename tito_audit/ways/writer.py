@@ -218,14 +218,12 @@ class Writer:
         return recorded.startswith(text) and answer.startswith(observation.answer)
 
     def _try_encode(self, text: str) -> Ids | None:
-        """The ids of a text; None if the tokenizer cannot encode it."""
         try:
             return self.tokenizer.encode(text)
         except EncodeError:
             return None
 
     def _encodes_as(self, text: str, ids: Ids) -> bool:
-        """Whether the tokenizer encodes a text as these ids."""
         own = self._try_encode(text)
         return own is not None and same_ids(own, ids)
 
@@ -306,7 +304,6 @@ def _answer_spans(text: str, core: str, ends: re.Pattern[str]) -> _Spans:
 
 
 def _text_outside(text: str, spans: _Spans) -> list[str]:
-    """The text between the answers."""
     at, pieces = 0, []
     for start, end in spans:
         pieces.append(text[at:start])
