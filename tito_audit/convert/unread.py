@@ -194,26 +194,22 @@ class _ValuesRead:
                     parsed = load_json(value)
             if isinstance(parsed, dict | list):
                 self.compare(parsed, key, path, place)
+            elif key in _SCORE_KEYS and isinstance(value, int | float):
+                self._record(float(value) in self._token_numbers(), path)
             else:
-                self._record(self._holds_scalar(value, key, nested=len(path) > 1), path)
+                name = key.rsplit(".", 1)[-1]
+                if name.isdigit() and "." in key:
+                    name = key.split(".")[-2]
+                pair = _kind_of_key(name), _hashable(value)
+                # Text at the top of a row is a fact, unless a call is known to have written it.
+                counts = len(path) > 1 or pair[0] in ("finish", "weights") or key in _TEXTS_OF_CALLS
+                self._record(counts and pair in self._scalars, path)
 
     def _record(self, is_held: bool, path: tuple[str, ...]) -> None:
         if is_held:
             self.hits += 1
         else:
             self.misses.append("".join(path))
-
-    def _holds_scalar(self, value: Any, key: str, *, nested: bool) -> bool:
-        if key in _SCORE_KEYS and isinstance(value, int | float):
-            return float(value) in self._token_numbers()
-        name = key.rsplit(".", 1)[-1]
-        if name.isdigit() and "." in key:
-            name = key.split(".")[-2]
-        pair = _kind_of_key(name), _hashable(value)
-        if not nested:
-            # Text at the top of a row is a fact, unless a call is known to have written it.
-            return pair in self._scalars and (pair[0] in ("finish", "weights") or key in _TEXTS_OF_CALLS)
-        return pair in self._scalars
 
     def _holds_numbers(self, value: Any, key: str) -> bool:
         entries = value.tolist() if isinstance(value, np.ndarray) else list(value)
