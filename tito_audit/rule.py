@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Verified
+from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Occasion, Verified
 from tito_audit.evidence.needs import Needs, describe_missing
 from tito_audit.record.arrays import empty_ids
 from tito_audit.record.finding import (
@@ -59,6 +59,8 @@ class Rule:
     """For causes: the rule of lowest precedence that gives a reason owns the difference."""
     silent: Verified = Verified.NOTHING
     """If all of this is sound, the rule finds nothing and is not run; NOTHING: it always runs."""
+    when: Occasion | None = None
+    """Without this occasion, the rule finds nothing and is not run; None: it needs none."""
     of_log: bool = False
     """Whether it judges a whole log or run, and so covers no single rollout."""
     headline: str = ""
@@ -77,6 +79,7 @@ def rule(
     *,
     needs: tuple[Needs, ...] = (),
     silent: Verified = Verified.NOTHING,
+    when: Occasion | None = None,
     of_log: bool = False,
     headline: str = "",
 ) -> Callable[[Callable[[Evidence], Iterator[Hit]]], Rule]:
@@ -84,12 +87,14 @@ def rule(
 
     The first line of the generator's docstring says what is wrong; then come the headings `## What it finds`, `##
     Why it matters`, `## Example` and `## Repair`. The rule does not run on a row where everything that `silent`
-    names is sound. `of_log` rules judge a whole log or run.
+    names is sound, or that does not give the occasion `when`. `of_log` rules judge a whole log or run.
     """
 
     def decorate(check: Callable[[Evidence], Iterator[Hit]]) -> Rule:
         name, doc = _name_and_manual(check)
-        return Rule(code, name, severity, needs, doc, check=check, silent=silent, headline=headline, of_log=of_log)
+        return Rule(
+            code, name, severity, needs, doc, check, silent=silent, when=when, of_log=of_log, headline=headline
+        )
 
     return decorate
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Flag, StrEnum, auto
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from tito_audit.align.blocks import BlockKind
 from tito_audit.align.pieces import Pieces
-from tito_audit.chains.links import Link
+from tito_audit.chains.links import Link, LinkKind
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.unrelated import Unrelated
 from tito_audit.record.arrays import Ids, Logprobs, Mask
@@ -43,6 +44,19 @@ class Verified(Flag):
     """Exactly the trained tokens have logprobs, all plausible and below zero; the first two of each run differ."""
 
 
+class Occasion(StrEnum):
+    """What few rollouts show, so that rules that look at nothing else need not run on the others."""
+
+    BROKEN_LINK = "a call that does more than continue the one before it"
+    OTHER_ROLLOUT = "a part of another rollout"
+    PAIR = "a side of a preference pair"
+    TRAINED_AGAIN = "tokens that the run trains more than once"
+    UNRENDERED = "messages that the template cannot write"
+    NEVER = "nothing of a rollout: the finding is made where its log is read"
+
+
+_CONTINUES_ONLY = {LinkKind.CONTINUES}
+_KIND_OF_LINK = attrgetter("kind")
 CONTEXT_TOKENS = 3
 """How many equal tokens before and after a difference a finding keeps."""
 
@@ -251,6 +265,18 @@ class Evidence:
     def verified(self) -> Verified:
         """What is proven right in the training row."""
         return self.row.verified if self.row is not None else Verified.NOTHING
+
+    @property
+    def occasions(self) -> frozenset[Occasion]:
+        """The occasions that the rollout gives to look at it more closely."""
+        occasions = (
+            (Occasion.BROKEN_LINK, set(map(_KIND_OF_LINK, self.links)) - _CONTINUES_ONLY),
+            (Occasion.OTHER_ROLLOUT, self.unrelated),
+            (Occasion.PAIR, self.rollout.stated.side is not None),
+            (Occasion.TRAINED_AGAIN, self.trained_again),
+            (Occasion.UNRENDERED, self.render_errors),
+        )
+        return frozenset([occasion for occasion, shown in occasions if shown])
 
     def sequence(self, where: Where, turn: int | None) -> Ids | None:
         """`[N]` the recorded ids that token ranges of this place index; None if they were not recorded."""

@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property, partial
-from operator import itemgetter
+from functools import cached_property, lru_cache, partial
+from operator import attrgetter, itemgetter
 
 import numpy as np
 
@@ -64,9 +64,16 @@ class Decoding:
 def answer_of(evidence: Evidence, turn: Turn) -> Message | None:
     """The assistant message that a turn produced; None if the log does not say which."""
     index, messages = turn.message_index, evidence.rollout.messages
-    if index is None or not 0 <= index < len(messages) or not messages[index].sampled:
+    if index is None or not 0 <= index < len(messages):
         return turn.answer
-    return messages[index]
+    message = messages[index]
+    return message if _is_sampled_role(message.role, message.stated_speaker) else turn.answer
+
+
+@lru_cache(maxsize=256)
+def _is_sampled_role(role: str, stated_speaker: str | None) -> bool:
+    """Whether messages of this role are sampled: a log has few roles and many messages."""
+    return Message(role, {}, stated_speaker=stated_speaker).sampled
 
 
 @memoized
@@ -80,19 +87,20 @@ def spelled_calls(evidence: Evidence) -> frozenset[int]:
     calls = [(k, turn, ids) for k, turn in turns if (ids := turn.completion_ids) is not None and len(ids)]
     if vocabulary is None or vocabulary.prefix is not Prefix.NEVER or not calls:
         return frozenset()
-    joined = np.concatenate([ids for _, _, ids in calls])
-    data, ends, at, start = vocabulary.bytes_of(joined), vocabulary.byte_lengths(joined).cumsum(), 0, 0
+    ends, data, _ = vocabulary.spell(np.concatenate([ids for _, _, ids in calls]))
+    at = start = 0
     for number, turn, ids in calls:
         at += len(ids)
         text = data[start : (start := int(ends[at - 1]))].decode("utf-8", "replace")
         answer, logged = answer_of(evidence, turn), turn.completion_text
-        parts = [] if answer is None else [call.name for call in answer.tool_calls]
+        parts = [] if answer is None else [*map(attrgetter("name"), answer.tool_calls)]
         if logged is not None:
             end = vocabulary.piece(int(ids[-1])) if int(ids[-1]) in evidence.end_ids else ""
             if text not in (logged, logged + end):
                 continue
         elif answer is not None:
-            parts += [answer.text, answer.reasoning or ""]
+            content = answer.content
+            parts += [content if type(content) is str else answer.text, answer.reasoning or ""]
         if not parts or (text.isascii() and all(map(text.__contains__, map(str.strip, parts)))):
             spelled.add(number)
     return frozenset(spelled)

@@ -177,4 +177,4 @@ def _zigzags_early(evidence: Evidence) -> bool:
 
 def _zigzags(values: Logprobs) -> bool:
     before, behind = values[:-1], values[1:]
-    return bool((behind > before).any()) and bool((behind < before).any())
+    return True in (behind > before) and True in (behind < before)  # `any` takes longer on a few values

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.model import Evidence, Occasion
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
 
 
-@rule("REC001", Severity.ERROR, headline="{n} that cannot be read")
+@rule("REC001", Severity.ERROR, headline="{n} that cannot be read", when=Occasion.NEVER)
 def unreadable_row(evidence: Evidence) -> Iterator[Hit]:
     """The row cannot be read.
 

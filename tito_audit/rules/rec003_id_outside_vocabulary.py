@@ -56,12 +56,16 @@ def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
     None is certain: audit with the tokenizer that sampled, or `drop` the rollout. `mask` takes ids of the padded
     embedding out of the loss.
     """
-    seen = empty_ids()
-    turns = evidence.rollout.turns
-    repeated = {link.turn: link.seen_at for link in evidence.links if link.kind.continues}
-    new = [turn.prompt_ids[repeated.get(n, 0) :] for n, turn in enumerate(turns) if turn.prompt_ids is not None]
-    new += [turn.completion_ids for turn in turns if turn.completion_ids is not None]
-    wrong = len(new) > 0 and bool(_unknown(evidence, np.concatenate(new)).any())
+    turns, new, repeated = evidence.rollout.turns, list[Ids](), dict[int, int]()
+    for link in evidence.links:
+        if link.kind.continues:
+            repeated[link.turn] = link.seen_at
+    for number, turn in enumerate(turns):
+        if turn.prompt_ids is not None:
+            new.append(turn.prompt_ids[repeated.get(number, 0) :])
+        if turn.completion_ids is not None:
+            new.append(turn.completion_ids)
+    wrong, seen = len(new) > 0 and True in _unknown(evidence, np.concatenate(new)), empty_ids()
     for number, turn in enumerate(turns if wrong else ()):
         whole, shared = turn.seen_ids, 0 if turn.prompt_ids is None else common_prefix(seen, turn.prompt_ids)
         seen = seen if whole is None else whole

@@ -60,7 +60,8 @@ def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
     ## Repair
     `drop`: nothing in the log says what was sampled. Log the ids that the server sampled.
     """
-    yield from hits_of_known_causes(evidence, "REC004")
+    if evidence.explained:
+        yield from hits_of_known_causes(evidence, "REC004")
     rollout = evidence.rollout
     stated = rollout.stated.dummy_tokens
     for number, turn in enumerate(rollout.turns):
@@ -88,7 +89,10 @@ def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
     row = rollout.training_row
     if row is None:
         return
-    cause = "stated by the log" if stated and len(row.token_ids) else _pattern(row.token_ids)
+    ids = row.token_ids
+    cause = None
+    if len(ids) and (stated or ids[0] <= 1 or ids[0] == ids[-1]):  # the same quick look
+        cause = "stated by the log" if stated else _pattern(ids)
     in_loop = False
     if cause == _ONE_ID and row.logprobs is not None:
         # Such a row may be the answer of a model in a loop, but has no prompt of that id.

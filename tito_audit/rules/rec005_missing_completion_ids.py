@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -56,7 +57,7 @@ def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
         yield Hit(Where.COMPLETION, 0, 0, message, turn=number, cause="not recoverable", severity=Severity.WARNING)
     unrecovered = dict(evidence.recovery_problems)
     without: list[Hit] = []
-    spelled = spelled_calls(evidence)
+    spelled = spelled_calls(evidence) if evidence.rollout.turns else ()
     for number, turn in enumerate(evidence.rollout.turns):
         if number in unrecovered:
             continue
@@ -85,7 +86,7 @@ def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
         message = f"the call {has} although {there}; it can only be trained on tokens that were never recorded"
         without.append(Hit(Where.COMPLETION, 0, 0, message, turn=number, cause=cause))
     # Calls without ids are one hit for each cause, at the first of them.
-    for cause in dict.fromkeys(hit.cause for hit in without):
+    for cause in dict.fromkeys(map(attrgetter("cause"), without)):
         first, *more = (hit for hit in without if hit.cause == cause)
         calls = f"{1 + len(more)} of {len(evidence.rollout.turns)} calls, this one first: "
         yield replace(first, message=calls + first.message) if more else first

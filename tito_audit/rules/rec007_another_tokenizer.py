@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.model import Evidence, Occasion
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
 
 
-@rule("REC007", Severity.ERROR, of_log=True, headline="{n} written with another tokenizer or chat template")
+@rule(
+    "REC007",
+    Severity.ERROR,
+    of_log=True,
+    headline="{n} written with another tokenizer or chat template",
+    when=Occasion.NEVER,
+)
 def another_tokenizer(evidence: Evidence) -> Iterator[Hit]:
     """The log was written with another tokenizer or chat template.
 

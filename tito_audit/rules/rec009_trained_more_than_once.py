@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.model import Evidence, Occasion
 from tito_audit.evidence.trainings import retraining_hit
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
 
 
-@rule("REC009", Severity.ERROR, of_log=True, headline="{n} trained more than once, or never")
+@rule(
+    "REC009",
+    Severity.ERROR,
+    of_log=True,
+    headline="{n} trained more than once, or never",
+    when=Occasion.TRAINED_AGAIN,
+)
 def trained_more_than_once(evidence: Evidence) -> Iterator[Hit]:
     """Sampled tokens are trained more than once, or never.
 

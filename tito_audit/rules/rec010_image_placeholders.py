@@ -95,11 +95,11 @@ def image_placeholders(evidence: Evidence) -> Iterator[Hit]:
     tokens = image_tokens(evidence.vocabulary) if evidence.vocabulary is not None else None
     if tokens is None:
         return
-    if not evidence.present & Needs.IMAGES:
+    if Needs.IMAGES not in evidence.present:
         # The row, or else the last prompt, may hold a token that opens an image.
         row, turns = evidence.rollout.training_row, evidence.rollout.turns
         ids = row.token_ids if row is not None else turns[-1].prompt_ids if turns else None
-        if ids is None or not (ids == (tokens.start if tokens.start >= 0 else tokens.pad)).any():
+        if ids is None or (tokens.start if tokens.start >= 0 else tokens.pad) not in ids:
             return
     reported: set[str] = set()
     for sequence in _sequences(evidence, tokens):

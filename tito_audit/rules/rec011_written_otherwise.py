@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.model import Evidence, Occasion
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
 
 
-@rule("REC011", Severity.ERROR, of_log=True, headline="{n} written with other template arguments")
+@rule(
+    "REC011",
+    Severity.ERROR,
+    of_log=True,
+    headline="{n} written with other template arguments",
+    when=Occasion.NEVER,
+)
 def written_otherwise(evidence: Evidence) -> Iterator[Hit]:
     """The prompts were rendered with other template arguments.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.model import Evidence, Occasion
 from tito_audit.evidence.unrelated import TRAINING_ROW
 from tito_audit.record.arrays import empty_ids
 from tito_audit.record.finding import Hit, Severity, Where
@@ -12,7 +12,7 @@ from tito_audit.rule import rule
 from tito_audit.rules._words import head
 
 
-@rule("REC012", Severity.ERROR, headline="{n} holding parts of another rollout")
+@rule("REC012", Severity.ERROR, headline="{n} holding parts of another rollout", when=Occasion.OTHER_ROLLOUT)
 def of_another_rollout(evidence: Evidence) -> Iterator[Hit]:
     """The training row or the messages are of another rollout.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.model import Evidence, Occasion
 from tito_audit.evidence.reference import headers_in, pieces_of
 from tito_audit.evidence.roles import token_roles
 from tito_audit.record.arrays import Ids
@@ -17,7 +17,7 @@ from tito_audit.rules._texts import prompt_in_answer
 from tito_audit.rules._words import counted, head, quoted
 
 
-@rule("REC016", Severity.WARNING, headline="{n} of preference pairs that are uneven")
+@rule("REC016", Severity.WARNING, headline="{n} of preference pairs that are uneven", when=Occasion.PAIR)
 def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
     """A preference pair differs in more than its answers, or not at all.
 

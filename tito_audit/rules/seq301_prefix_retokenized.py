@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.model import Evidence, Occasion
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
@@ -16,6 +16,7 @@ from tito_audit.rules._links import broken_prefixes
     Severity.ERROR,
     headline="{n} re-tokenized",
     needs=(Needs.PROMPTS, Needs.COMPLETIONS, Needs.SEVERAL_CALLS),
+    when=Occasion.BROKEN_LINK,
 )
 def prefix_retokenized(evidence: Evidence) -> Iterator[Hit]:
     """Prefix broken by re-tokenization.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tito_audit.chains.links import LinkKind
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.model import Evidence, Occasion
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
@@ -17,6 +17,7 @@ from tito_audit.rules._links import link_hit
     Severity.NOTE,
     headline="{n} retrying or branching off an earlier call",
     needs=(Needs.PROMPTS, Needs.COMPLETIONS, Needs.SEVERAL_CALLS),
+    when=Occasion.BROKEN_LINK,
 )
 def retry_or_sibling(evidence: Evidence) -> Iterator[Hit]:
     """Retry or sibling of an earlier call.

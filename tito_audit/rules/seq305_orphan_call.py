@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tito_audit.chains.links import LinkKind
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.model import Evidence, Occasion
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
@@ -17,6 +17,7 @@ from tito_audit.rules._links import link_hit
     Severity.WARNING,
     headline="{n} continuing no earlier call",
     needs=(Needs.PROMPTS, Needs.COMPLETIONS, Needs.SEVERAL_CALLS),
+    when=Occasion.BROKEN_LINK,
 )
 def orphan_call(evidence: Evidence) -> Iterator[Hit]:
     """Call that belongs to no chain.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.model import Evidence, Occasion
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.rule import rule
@@ -15,6 +15,7 @@ from tito_audit.rule import rule
     Severity.WARNING,
     headline="{n} that the template cannot render",
     needs=(Needs.MESSAGES, Needs.TOKENIZER, Needs.TEMPLATE),
+    when=Occasion.UNRENDERED,
 )
 def template_cannot_render(evidence: Evidence) -> Iterator[Hit]:
     """The template cannot render the messages.

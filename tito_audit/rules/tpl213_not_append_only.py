@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.model import Evidence, Occasion
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
 
 
-@rule("TPL213", Severity.NOTE, of_log=True, headline="{n} rendered by a template that is not append-only")
+@rule(
+    "TPL213",
+    Severity.NOTE,
+    of_log=True,
+    headline="{n} rendered by a template that is not append-only",
+    when=Occasion.NEVER,
+)
 def not_append_only(evidence: Evidence) -> Iterator[Hit]:
     """The template rewrites earlier turns of this log.
 

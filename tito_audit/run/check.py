@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tito_audit.errors import ODD_VALUES, PluginError, TitoAuditError, describe_error
 from tito_audit.evidence.judgement import JUDGEMENT
 from tito_audit.evidence.logprobs import verified_parts
-from tito_audit.evidence.model import Against, Evidence, Explained, Verified
+from tito_audit.evidence.model import Against, Evidence, Explained, Occasion, Verified
 from tito_audit.evidence.needs import Needs, applies
 from tito_audit.record.finding import TRAINING_ROW, Finding, FoldedFindings, Hit, Severity, Skip, Where
 from tito_audit.record.rollout import Place
@@ -193,8 +193,8 @@ def check_explained(
         owned.setdefault(each.code, []).append(each)
     stated = evidence.rollout.stated
     findings = FindingCollector(evidence.rollout.place, stated.calls_at, single)
-    key = tuple(rules), selected, evidence.present, stated.reasons, verified_parts(evidence), frozenset(owned)
-    to_run, skips = _rules_to_run(*key)
+    shown = verified_parts(evidence), evidence.occasions, frozenset(owned)
+    to_run, skips = _rules_to_run(tuple(rules), selected, evidence.present, stated.reasons, *shown)
     for rule in to_run:
         if rule.check is not None:
             try:
@@ -243,12 +243,13 @@ def _rules_to_run(
     present: Needs,
     reasons: tuple[NotRead, ...],
     verified: Verified,
+    occasions: frozenset[Occasion],
     owned: frozenset[str],
 ) -> tuple[Sequence[Rule], tuple[Skip, ...]]:
     """The selected rules to run, and the skips of those that lack something.
 
     `owned` are the codes of explained differences: their rules run in any case. Of the others, rules that only
-    explain differences and rules that find nothing in sound evidence need not run.
+    explain differences, that find nothing in sound evidence, or that lack their occasion need not run.
     """
     reasoned = [(rule, missing_evidence(rule, present, reasons)) for rule in rules if rule.code in selected]
     skips = [
@@ -257,6 +258,15 @@ def _rules_to_run(
         if because is not None and rule.code not in owned
     ]
     able = [rule for rule, because in reasoned if because is None or rule.code in owned]
-    quiet = {rule.code for rule in able if rule.check is None or (rule.silent and rule.silent in verified)} - owned
+    to_run = [
+        rule
+        for rule in able
+        if rule.code in owned
+        or not (
+            rule.check is None
+            or (rule.silent and rule.silent in verified)
+            or (rule.when is not None and rule.when not in occasions)
+        )
+    ]
     # One tuple shared by all rollouts is pickled once; most rollouts skip the same rules.
-    return [rule for rule in able if rule.code not in quiet], tuple(skips)
+    return to_run, tuple(skips)
