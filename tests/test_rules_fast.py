@@ -128,7 +128,8 @@ def simple_check(
             explained.append(Explained(difference, known_cause.code, known_cause.cause, known_cause.what))
             continue
         for rule in sorted((rule for rule in rules if rule.explain), key=lambda rule: rule.precedence):
-            reason = rule.explain(difference, evidence) if rule.explain else None
+            own = rule.explain is not None and difference.kind in rule.kinds
+            reason = rule.explain(difference, evidence) if own else None
             if reason is not None:
                 explained.append(Explained(difference, rule.code, reason.cause, reason.what))
                 break

@@ -48,9 +48,12 @@ class Proposal:
 _Propose = Callable[[Evidence, tuple[Finding, ...], RepairChoices], Proposal | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Repair:
-    """One repair, made by `@repair`; each file of `repairs/` defines one, and its docstring is the manual."""
+    """One repair, made by `@repair`; each file of `repairs/` defines one, and its docstring is the manual.
+
+    Repairs are compared by identity, which makes them cheap keys.
+    """
 
     name: str
     safety: Safety

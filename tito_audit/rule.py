@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
+from tito_audit.align.blocks import BlockKind
 from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Occasion, Verified
 from tito_audit.evidence.needs import Needs, describe_missing
 from tito_audit.record.arrays import empty_ids
@@ -25,6 +26,9 @@ from tito_audit.record.stated import NotRead
 
 SHOWN_TOKENS = 16
 """How many tokens of each side a finding keeps."""
+SAME_BYTES = frozenset((BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT))
+"""The kinds of differences whose sides spell the same bytes."""
+OTHER_BYTES = frozenset(BlockKind) - SAME_BYTES
 _OWN_LABELS = {Where.PROMPT: PROMPT, Where.COMPLETION: SAMPLED, Where.ROW: TRAINING_ROW}
 _NAMED_TOKENS = 8
 """How many tokens of each side the message of a difference names."""
@@ -57,6 +61,8 @@ class Rule:
     explain: Callable[[Difference, Evidence], Reason | None] | None = None
     precedence: int = 0
     """For causes: the rule of lowest precedence that gives a reason owns the difference."""
+    kinds: frozenset[BlockKind] = frozenset(BlockKind)
+    """For causes: the differences that it may explain."""
     silent: Verified = Verified.NOTHING
     """If all of this is sound, the rule finds nothing and is not run; NOTHING: it always runs."""
     when: Occasion | None = None
@@ -100,17 +106,24 @@ def rule(
 
 
 def cause(
-    code: str, severity: Severity, *, precedence: int, needs: tuple[Needs, ...] = (), headline: str = ""
+    code: str,
+    severity: Severity,
+    *,
+    precedence: int,
+    kinds: Collection[BlockKind] = frozenset(BlockKind),
+    needs: tuple[Needs, ...] = (),
+    headline: str = "",
 ) -> Callable[[Callable[[Difference, Evidence], Reason | None]], Rule]:
     """A decorator that turns a function that may explain a difference into a rule.
 
-    Every difference of a rollout goes to the rule of lowest precedence that gives a Reason. The finding has the
+    Every difference of a rollout goes to the rule of lowest precedence that gives a Reason, of those for its kind. The finding has the
     severity of the difference (what the later prompt or the training row made of it), capped at `severity`.
     """
 
     def decorate(explain: Callable[[Difference, Evidence], Reason | None]) -> Rule:
         name, doc = _name_and_manual(explain)
-        return Rule(code, name, severity, needs, doc, explain=explain, precedence=precedence, headline=headline)
+        of = frozenset(kinds)
+        return Rule(code, name, severity, needs, doc, None, explain, precedence, of, headline=headline)
 
     return decorate
 

@@ -334,12 +334,12 @@ class Summary:
                 self.findings[code], self.causes[code] = RuleCount(), Counter()
             self.findings[code].rollouts += of_rollout
         for finding in result.findings:
-            count = self.findings[finding.code]
+            count, times = self.findings[finding.code], finding.times
             word = finding.severity.word
-            setattr(count, word, getattr(count, word) + finding.times)
+            setattr(count, word, getattr(count, word) + times)
             count.tokens += finding.tokens
-            count.known += finding.known and finding.times
-            self.causes[finding.code][finding.hit.cause] += finding.times
+            count.known += finding.known and times
+            self.causes[finding.code][finding.hit.cause] += times
         self.count_new(result)
         for mismatch in result.mismatches:
             if mismatch.trainer not in self.mismatches:
@@ -360,9 +360,11 @@ class Summary:
         new = [finding for finding in result.findings if not finding.known] if result.findings else []
         if not new:
             return
-        numbers: Counter[Severity] = Counter()
+        numbers: dict[Severity, int] = {}
         for finding in new:
-            numbers[finding.severity] += finding.times
+            severity, times = finding.severity, finding.times
+            numbers[severity] = numbers.get(severity, 0) + times
+            self.findings[finding.code].new[severity] += by * times
         for severity, number in numbers.items():
             if severity not in self.new:
                 self.new[severity] = NewCount()
@@ -371,8 +373,6 @@ class Summary:
             count.between += by * result.between_rows
             count.of_logs += by * number * (result.of_log and not result.between_rows)
             count.rollouts += by * (not result.of_log)
-        for finding in new:
-            self.findings[finding.code].new[finding.severity] += by * finding.times
         prints = {id(finding): finding.fingerprint for finding in result.findings if finding.because_of is None}
         roots = {prints[id(finding)]: finding for finding in result.findings if finding.because_of is None}
         worst: dict[str, tuple[Severity, Headline, Finding]] = {}

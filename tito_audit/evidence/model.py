@@ -94,7 +94,8 @@ class TextSide:
     @property
     def in_context(self) -> bytes:
         """`data` with the text before and after it."""
-        return self.before + self.data + self.after
+        before, after = _around(self)
+        return before + self.data + after
 
 
 @lru_cache(maxsize=4)
@@ -291,5 +292,5 @@ class Evidence:
     def side(self, ids: Ids, label: str = "") -> Side:
         """Ids with their pieces for a finding, labelled with what holds them; no pieces without a tokenizer."""
         numbers = ids.tolist()
-        pieces = () if self.vocabulary is None else self.vocabulary.pieces(numbers)
+        pieces = self.vocabulary.pieces(numbers) if numbers and self.vocabulary is not None else ()
         return Side(tuple(numbers), pieces, label)

@@ -23,18 +23,16 @@ class Severity(IntEnum):
     WARNING = 1  # the log cannot prove otherwise, or off-policy but consistent
     ERROR = 2  # the trainer would learn from wrong tokens, a wrong mask or wrong logprobs
 
-    @property
-    def word(self) -> str:
-        """`note`, `warning` or `error`, as reports write it."""
-        return _WORDS[self]
+    word: str
+    """`note`, `warning` or `error`, as reports write it."""
+
+    def __init__(self, _harm: int) -> None:
+        self.word = self.name.lower()
 
     @classmethod
     def threshold(cls, word: str) -> Severity | None:
         """The lowest severity that counts for a value of `--fail-on`; None for `never`."""
         return None if word == "never" else cls[word.upper()]
-
-
-_WORDS = tuple(severity.name.lower() for severity in sorted(Severity))
 
 
 class Where(StrEnum):

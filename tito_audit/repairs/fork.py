@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain
+from operator import attrgetter
 
 from tito_audit.chains.fork import fork_cost, fork_rows
 from tito_audit.evidence.model import Evidence
@@ -15,6 +16,7 @@ from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._carry import chain_tokens, rebuild_row, untrained_turns
 from tito_audit.settings.model import RepairChoices
 
+_BREAKS = attrgetter("kind.breaks")
 _UNTRAINED = frozenset({"MSK403"})
 """Rules that report a part whose turns the row had already left out of the loss."""
 
@@ -25,7 +27,7 @@ _UNTRAINED = frozenset({"MSK403"})
     safety=Safety.SAFE,
     precedence=15,
     fits=lambda evidence, finding: (
-        not finding.code.startswith(("MSK", "LPR")) and any(link.kind.breaks for link in evidence.links)
+        not finding.code.startswith(("MSK", "LPR")) and any(map(_BREAKS, evidence.links))
     ),
 )
 def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:

@@ -8,10 +8,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from tito_audit.align.blocks import BlockKind
 from tito_audit.evidence.model import Difference, Evidence, TextSide
 from tito_audit.record.finding import Hit
-from tito_audit.rule import hit_of
+from tito_audit.rule import SAME_BYTES, hit_of
 
 _THOUGHT = re.compile(rb"<think>(.*?)</think>", re.DOTALL)
 _THOUGHT_END = b"</think>"
@@ -20,7 +19,7 @@ _SPACE_AFTER = re.compile(rb"\s*")
 
 def same_bytes(difference: Difference) -> bool:
     """Whether both sides spell the same bytes."""
-    return difference.kind in (BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT)
+    return difference.kind in SAME_BYTES
 
 
 def hits_of_known_causes(evidence: Evidence, code: str) -> Iterator[Hit]:
@@ -63,7 +62,8 @@ def in_answer(difference: Difference) -> bool:
 
 def control_ids(side: TextSide) -> list[int]:
     """The control tokens of a side, in order."""
-    ids: list[int] = side.ids[side.pieces.control[side.start : side.end]].tolist()
+    own = slice(side.start, side.end)
+    ids: list[int] = side.pieces.ids[own][side.pieces.control[own]].tolist()
     return ids
 
 
@@ -79,18 +79,20 @@ def only_turn_ends(side: TextSide, evidence: Evidence) -> bool:
 def changed_reasoning(recorded: TextSide, canonical: TextSide) -> tuple[bytes, bytes] | None:
     """The text of the reasoning block around a difference on either side; None outside a block, or if both are
     equal."""
-    inner = []
-    for side in (recorded, canonical):
+    inner: dict[TextSide, bytes] = {}
+    # Most often, the side with less text is the one in no block.
+    shorter = canonical if len(canonical.data) < len(recorded.data) else recorded
+    for side in (recorded, canonical) if shorter is recorded else (canonical, recorded):
         start, text = len(side.before), side.in_context
         for thought in reasoning_blocks(text):
             space = _SPACE_AFTER.match(text, thought.end())
             assert space is not None
             if thought.start() <= start and start + len(side.data) <= space.end():
-                inner.append(thought[1].strip())
+                inner[side] = thought[1].strip()
                 break
         else:
             return None
-    return (inner[0], inner[1]) if inner[0] != inner[1] else None
+    return (inner[recorded], inner[canonical]) if inner[recorded] != inner[canonical] else None
 
 
 def hold_mark(difference: Difference, mark: bytes) -> tuple[bool, bool]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 from tito_audit.chains.links import TEXT_UNKNOWN, Link, LinkKind
 from tito_audit.evidence.model import CONTEXT_TOKENS, Against, Evidence
@@ -36,20 +34,21 @@ def broken_prefixes(evidence: Evidence, *, by_tokenizer: bool) -> Iterator[Hit]:
     A break is re-tokenization if the tokenizer or decoding alone explains it.
     """
     for link in evidence.links:
-        if not link.kind.only_tokens_differ:
+        if not link.kind.only_tokens_differ or (link.kind is LinkKind.RETOKENIZED and not by_tokenizer):
             continue
-        explained = map(evidence.explained.__getitem__, _differences_by_turn(evidence).get(link.turn, ()))
-        owned = Counter((each.code, each.cause) for each in explained)
-        text_kept = bool(owned) and all(code.startswith("TOK") for code, _ in owned)
+        codes: set[str] = set()
+        counts: dict[str, int] = {}
+        for number in _differences_by_turn(evidence).get(link.turn, ()):
+            each = evidence.explained[number]
+            codes.add(each.code)
+            counts[each.cause] = counts.get(each.cause, 0) + 1
+        text_kept = bool(codes) and all([code.startswith("TOK") for code in codes])  # noqa: C419  # quicker
         if (link.kind is LinkKind.RETOKENIZED or text_kept) is not by_tokenizer:
             continue
-        counts: Counter[str] = Counter()
-        for (_, cause), n in owned.items():
-            counts[cause] += n
         what = listed([cause if n == 1 else f"{n} × {cause}" for cause, n in counts.items()]) or link.detail
         same = "same text" if link.kind is LinkKind.RETOKENIZED else "what decoding made of the text"
         lead = f"{same}, other ids" if by_tokenizer else "same messages, other text"
-        if not by_tokenizer and any(code == "TPL299" for code, _ in owned):
+        if not by_tokenizer and "TPL299" in codes:
             lead, what = "other text", what.replace("other text", "no cause found")
         if link.detail == TEXT_UNKNOWN:
             lead = "other tokens"
@@ -69,12 +68,13 @@ def link_hit(link: Link, evidence: Evidence, what: str, cause: str) -> Hit:
     if link.kind in (LinkKind.RETRY, LinkKind.SIBLING, LinkKind.ORPHAN):
         message = f"turn {link.turn}: {what}"
     end = min(start + 1, size)
-    hit = Hit(Where.PROMPT, start, end, message, turn=link.turn, cause=cause, later_turn=link.turn)
-    identity = tuple(prompt[start : start + _SHOWN].tolist()), ()
+    turn, shown = link.turn, prompt[start : start + _SHOWN]
     if link.kind in (LinkKind.RETRY, LinkKind.SIBLING):
-        return replace(hit, recorded=evidence.side(prompt[start : start + _SHOWN], PROMPT))
+        recorded = evidence.side(shown, PROMPT)
+        return Hit(Where.PROMPT, start, end, message, turn, cause, None, recorded, later_turn=turn)
     recorded, canonical, before, after = _sides_at_break(link, evidence, prompt, start)
-    return replace(hit, identity=identity, recorded=recorded, canonical=canonical, before=before, after=after)
+    sides = recorded, canonical, before, after, turn, (tuple(shown.tolist()), ())
+    return Hit(Where.PROMPT, start, end, message, turn, cause, None, *sides)
 
 
 def _sides_at_break(link: Link, evidence: Evidence, prompt: Ids, start: int) -> tuple[Side, Side, Side, Side]:

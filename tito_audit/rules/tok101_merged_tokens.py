@@ -14,6 +14,7 @@ from tito_audit.rule import Reason, cause
     Severity.ERROR,
     headline="{n} re-tokenized",
     precedence=50,
+    kinds=(BlockKind.MERGE,),
     needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW),
 )
 def merged_tokens(difference: Difference, evidence: Evidence) -> Reason | None:
@@ -46,6 +47,4 @@ def merged_tokens(difference: Difference, evidence: Evidence) -> Reason | None:
     unbroken run of calls, and is the safe way where a later turn saw the re-encoded tokens. `mask` takes the span
     out of the loss.
     """
-    if difference.kind is not BlockKind.MERGE:
-        return None
     return Reason("merge", "several tokens re-encode as one")

@@ -14,6 +14,7 @@ from tito_audit.rule import Reason, cause
     Severity.ERROR,
     headline="{n} re-tokenized",
     precedence=51,
+    kinds=(BlockKind.SPLIT,),
     needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW),
 )
 def split_token(difference: Difference, evidence: Evidence) -> Reason | None:
@@ -46,6 +47,4 @@ def split_token(difference: Difference, evidence: Evidence) -> Reason | None:
     unbroken run of calls, and is the safe way where a later turn saw the re-encoded tokens. `mask` takes the span
     out of the loss.
     """
-    if difference.kind is not BlockKind.SPLIT:
-        return None
     return Reason("split", "one token re-encodes as several")

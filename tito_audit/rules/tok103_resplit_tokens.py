@@ -14,6 +14,7 @@ from tito_audit.rule import Reason, cause
     Severity.ERROR,
     headline="{n} re-tokenized",
     precedence=52,
+    kinds=(BlockKind.RESPLIT,),
     needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW),
 )
 def resplit_tokens(difference: Difference, evidence: Evidence) -> Reason | None:
@@ -47,6 +48,4 @@ def resplit_tokens(difference: Difference, evidence: Evidence) -> Reason | None:
     unbroken run of calls, and is the safe way where a later turn saw the re-encoded tokens. `mask` takes the span
     out of the loss.
     """
-    if difference.kind is not BlockKind.RESPLIT:
-        return None
     return Reason("resplit", "the text is split in different places")

@@ -6,8 +6,7 @@ from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.roles import GENERATION_PROMPT
 from tito_audit.record.finding import Severity, Where
-from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import same_bytes
+from tito_audit.rule import SAME_BYTES, Reason, cause
 
 
 @cause(
@@ -15,6 +14,7 @@ from tito_audit.rules._drift import same_bytes
     Severity.ERROR,
     headline="{n} re-tokenized",
     precedence=40,
+    kinds=SAME_BYTES,
     needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW),
 )
 def merge_across_seam(difference: Difference, evidence: Evidence) -> Reason | None:
@@ -46,8 +46,6 @@ def merge_across_seam(difference: Difference, evidence: Evidence) -> Reason | No
     unbroken run of calls, and is the safe way where a later turn saw the re-encoded tokens. `mask` takes the span
     out of the loss.
     """
-    if not same_bytes(difference):
-        return None
     first, last = difference.start, difference.end - 1
     if difference.where is Where.COMPLETION:
         crosses = first == 0 and len(difference.recorded.ids) > difference.end

@@ -49,8 +49,10 @@ def control_token_in_text(difference: Difference, evidence: Evidence) -> Reason 
     if same_bytes(difference) and recorded != canonical:
         what = "text spells out a control token" if canonical else "a control token re-encodes as ordinary text"
         return Reason("control token spelled in text", what)
+    if not (difference.sampled and recorded and not canonical) or evidence.vocabulary is None:
+        return None
     inner = [i for i in recorded if i not in evidence.end_ids]
-    if not (difference.sampled and inner and not canonical) or evidence.vocabulary is None:
+    if not inner:
         return None
     plain = b"".join(
         evidence.vocabulary.token_bytes(int(i)) for i in difference.recorded.ids if int(i) not in inner

@@ -5,8 +5,7 @@ from __future__ import annotations
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
-from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import same_bytes
+from tito_audit.rule import OTHER_BYTES, Reason, cause
 
 
 @cause(
@@ -14,6 +13,7 @@ from tito_audit.rules._drift import same_bytes
     Severity.ERROR,
     headline="{n} re-tokenized",
     precedence=10,
+    kinds=OTHER_BYTES,
     needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW),
 )
 def broken_character(difference: Difference, evidence: Evidence) -> Reason | None:
@@ -50,7 +50,7 @@ def broken_character(difference: Difference, evidence: Evidence) -> Reason | Non
     except UnicodeDecodeError:
         broken = True
     replaced = b"\xef\xbf\xbd" in difference.canonical.data and b"\xef\xbf\xbd" not in difference.recorded.data
-    if same_bytes(difference) or not (broken or replaced):
+    if not (broken or replaced):
         return None
     what = "these bytes form no whole character, so text cannot carry them"
     return Reason("broken character", what)

@@ -6,7 +6,7 @@ from tito_audit.evidence.differences import find_normal_form
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
-from tito_audit.rule import Reason, cause
+from tito_audit.rule import OTHER_BYTES, Reason, cause
 
 
 @cause(
@@ -14,6 +14,7 @@ from tito_audit.rule import Reason, cause
     Severity.ERROR,
     headline="{n} re-tokenized",
     precedence=20,
+    kinds=OTHER_BYTES,
     needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW),
 )
 def normalised_text(difference: Difference, evidence: Evidence) -> Reason | None:

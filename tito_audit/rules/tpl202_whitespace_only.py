@@ -6,8 +6,8 @@ from tito_audit.evidence.history_edits import unspaced
 from tito_audit.evidence.model import Against, Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
-from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import in_answer, same_bytes
+from tito_audit.rule import OTHER_BYTES, Reason, cause
+from tito_audit.rules._drift import in_answer
 
 
 @cause(
@@ -15,6 +15,7 @@ from tito_audit.rules._drift import in_answer, same_bytes
     Severity.ERROR,
     headline="{n} with whitespace changed by the template",
     precedence=75,
+    kinds=OTHER_BYTES,
     needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS),
 )
 def whitespace_only(difference: Difference, evidence: Evidence) -> Reason | None:
@@ -44,7 +45,7 @@ def whitespace_only(difference: Difference, evidence: Evidence) -> Reason | None
     `splice` puts the sampled ids back where the log proves that the sampler saw them. `fork` gives one row per
     unbroken run of calls. `mask` takes the span out of the loss.
     """
-    if same_bytes(difference) or unspaced(difference.recorded.data) != unspaced(difference.canonical.data):
+    if unspaced(difference.recorded.data) != unspaced(difference.canonical.data):
         return None
     recorded, canonical = (len(side.data) for side in (difference.recorded, difference.canonical))
     place = "in an answer" if in_answer(difference) else "in the scaffold"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
-from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import same_bytes
+from tito_audit.rule import OTHER_BYTES, Reason, cause
 from tito_audit.ways.recorded_values import differing_dates
 
 
@@ -15,6 +14,7 @@ from tito_audit.ways.recorded_values import differing_dates
     Severity.ERROR,
     headline="{n} rendered on another date",
     precedence=55,
+    kinds=OTHER_BYTES,
     needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS),
 )
 def another_date(difference: Difference, evidence: Evidence) -> Reason | None:
@@ -48,7 +48,7 @@ def another_date(difference: Difference, evidence: Evidence) -> Reason | None:
     None is needed: pass the date on which the log was written (`--clock 2024-07-26`), or `--clock recorded` where
     it differs from row to row. A trainer that renders the messages again needs the same date.
     """
-    if not evidence.date_formats or same_bytes(difference):
+    if not evidence.date_formats:
         return None
     dates = differing_dates(difference.recorded, difference.canonical, evidence.date_formats)
     if dates is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tito_audit.evidence.model import Against, Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity, Where
-from tito_audit.rule import Reason, cause
-from tito_audit.rules._drift import in_answer, same_bytes, texts_in_context
+from tito_audit.rule import OTHER_BYTES, Reason, cause
+from tito_audit.rules._drift import in_answer, texts_in_context
 from tito_audit.ways.recorded_values import find_tools
 
 
@@ -15,6 +15,7 @@ from tito_audit.ways.recorded_values import find_tools
     Severity.ERROR,
     headline="{n} with missing or changed tools",
     precedence=58,
+    kinds=OTHER_BYTES,
     needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS),
 )
 def tools_missing_or_changed(difference: Difference, evidence: Evidence) -> Reason | None:
@@ -53,7 +54,7 @@ def tools_missing_or_changed(difference: Difference, evidence: Evidence) -> Reas
     """
     if difference.against is not Against.NEXT_PROMPT or difference.where is not Where.PROMPT:
         return None
-    if same_bytes(difference) or in_answer(difference):
+    if in_answer(difference):
         return None
     before, after = (find_tools(text) for text in texts_in_context(difference))
     if before == after:

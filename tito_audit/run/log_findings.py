@@ -83,8 +83,9 @@ class FailingFindings:
     def add(self, result: Result, findings: Sequence[Finding]) -> None:
         """Count the failing `findings` of a result."""
         for finding in findings:
-            self.findings[finding.severity] += finding.times
-            self._codes[finding.code] += finding.times
+            times = finding.times
+            self.findings[finding.severity] += times
+            self._codes[finding.code] += times
         self._rollouts += bool(findings) and not result.of_log
         self._between += bool(findings) and result.between_rows
 
