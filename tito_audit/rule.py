@@ -116,8 +116,9 @@ def cause(
 ) -> Callable[[Callable[[Difference, Evidence], Reason | None]], Rule]:
     """A decorator that turns a function that may explain a difference into a rule.
 
-    Every difference of a rollout goes to the rule of lowest precedence that gives a Reason, of those for its kind. The finding has the
-    severity of the difference (what the later prompt or the training row made of it), capped at `severity`.
+    Every difference of a rollout goes to the rule of lowest precedence that gives a Reason, of those for its kind.
+    The finding has the severity of the difference (what the later prompt or the training row made of it), capped
+    at `severity`.
     """
 
     def decorate(explain: Callable[[Difference, Evidence], Reason | None]) -> Rule:

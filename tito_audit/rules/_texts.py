@@ -67,11 +67,11 @@ def answer_of(evidence: Evidence, turn: Turn) -> Message | None:
     if index is None or not 0 <= index < len(messages):
         return turn.answer
     message = messages[index]
-    return message if _is_sampled_role(message.role, message.stated_speaker) else turn.answer
+    return message if is_sampled_role(message.role, message.stated_speaker) else turn.answer
 
 
 @lru_cache(maxsize=256)
-def _is_sampled_role(role: str, stated_speaker: str | None) -> bool:
+def is_sampled_role(role: str, stated_speaker: str | None) -> bool:
     """Whether messages of this role are sampled: a log has few roles and many messages."""
     return Message(role, {}, stated_speaker=stated_speaker).sampled
 

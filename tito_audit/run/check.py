@@ -146,7 +146,7 @@ def explain_differences(
         if (proof := difference.known_cause) is not None:
             explained.append(Explained(difference, proof.code, proof.cause, proof.what))
             continue
-        for rule, explain in _explainers(all_rules, difference.kind):
+        for rule, explain in explainers_of(all_rules, difference.kind):
             try:
                 reason = explain(difference, evidence)
             except ODD_VALUES as error:
@@ -217,7 +217,7 @@ def check_explained(
         if finding.severity is Severity.NOTE:
             continue
         all_repairs = tuple(repairs()) if all_repairs is None else all_repairs
-        for repair in _offered(all_repairs, finding.code):
+        for repair in repairs_offered(all_repairs, finding.code):
             try:
                 fits = repair.fits(evidence, finding)
             except TitoAuditError:
@@ -232,7 +232,7 @@ def check_explained(
 
 
 @lru_cache(maxsize=64)
-def _explainers(
+def explainers_of(
     rules: tuple[Rule, ...], kind: BlockKind
 ) -> list[tuple[Rule, Callable[[Difference, Evidence], Reason | None]]]:
     """The rules that may explain a difference of this kind, by precedence."""
@@ -241,7 +241,7 @@ def _explainers(
 
 
 @lru_cache(maxsize=256)
-def _offered(repairs: tuple[Repair, ...], code: str) -> list[Repair]:
+def repairs_offered(repairs: tuple[Repair, ...], code: str) -> list[Repair]:
     """The repairs that a finding of this code is offered unless the user names others."""
     return [
         repair
