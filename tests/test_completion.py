@@ -17,7 +17,7 @@ import pytest
 
 from tests.tables import stored
 from tests.world import ROOT
-from tito_audit.cli import _complete
+from tito_audit.cli._command import COMPLETIONS
 from tito_audit.cli.repair import REPORTS
 from tito_audit.convert.makers import all_makers
 from tito_audit.formats import all_formats
@@ -110,19 +110,19 @@ def test_fish_offers_the_last_word(line: str, place: Path) -> None:
 
 
 def test_every_name_is_offered() -> None:
-    assert _complete.formats("") == ["auto", *sorted(format.name for format in all_formats())]
-    assert _complete.reports("") == [report.name for report in all_reports()]
-    assert _complete.repair_reports("") == list(REPORTS)
-    assert _complete.repairs("") == sorted(repair.name for repair in all_repairs())
-    assert _complete.codes("") == [*sorted(FAMILIES), *sorted(rule.code for rule in all_rules())]
-    assert set(_complete.manuals("")) == {*_complete.codes(""), *_complete.repairs("")}
-    assert set(_complete.forms("")) == set(all_makers())
+    assert COMPLETIONS["formats"]("") == ["auto", *sorted(format.name for format in all_formats())]
+    assert COMPLETIONS["reports"]("") == [report.name for report in all_reports()]
+    assert COMPLETIONS["repair_reports"]("") == list(REPORTS)
+    assert COMPLETIONS["repairs"]("") == sorted(repair.name for repair in all_repairs())
+    assert COMPLETIONS["codes"]("") == [*sorted(FAMILIES), *sorted(rule.code for rule in all_rules())]
+    assert set(COMPLETIONS["manuals"]("")) == {*COMPLETIONS["codes"](""), *COMPLETIONS["repairs"]("")}
+    assert set(COMPLETIONS["forms"]("")) == set(all_makers())
 
 
 def test_a_name_that_stands_in_the_list_is_not_offered_again() -> None:
-    assert "TOK,SEQ" in _complete.codes("TOK,")
-    assert "TOK,TOK" not in _complete.codes("TOK,")
-    assert all(name.startswith("mask,splice,") for name in _complete.repairs("mask,splice,"))
+    assert "TOK,SEQ" in COMPLETIONS["codes"]("TOK,")
+    assert "TOK,TOK" not in COMPLETIONS["codes"]("TOK,")
+    assert all(name.startswith("mask,splice,") for name in COMPLETIONS["repairs"]("mask,splice,"))
 
 
 ASKS = """

@@ -11,7 +11,7 @@ import typer
 
 from tests.ready import program
 from tito_audit.cli import app
-from tito_audit.cli._help import PANELS, SUMMARIES
+from tito_audit.cli._command import PANELS, SUMMARIES
 from tito_audit.settings.options import OPTIONS, options_of
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]

@@ -16,7 +16,8 @@ import pytest
 import typer
 
 from tests.tables import stored
-from tito_audit.cli import _complete, _options, app
+from tito_audit.cli import _options, app
+from tito_audit.cli._command import COMPLETIONS
 from tito_audit.settings.model import GateSettings, RepairChoices, RepairSettings, Settings
 from tito_audit.settings.option import Option
 from tito_audit.settings.options import FLAG_ONLY, KEYS, OPTIONS, fill_settings, options_of
@@ -199,15 +200,9 @@ def test_what_an_override_may_set_is_of_settings() -> None:
 
 def test_functions_that_options_name_are_there() -> None:
     completing = {option.completes for option in OPTIONS if option.completes}
-    functions = inspect.getmembers(_complete, inspect.isfunction)
-    public = {
-        name
-        for name, function in functions
-        if function.__module__ == _complete.__name__ and not name.startswith("_")
-    }
-    assert completing == public - {"manuals"}, "the shell completes manuals for an argument"
+    assert completing == COMPLETIONS.keys() - {"manuals"}, "the shell completes manuals for an argument"
     for name in completing:
-        assert list(inspect.signature(getattr(_complete, name)).parameters) == ["incomplete"]
+        assert list(inspect.signature(COMPLETIONS[name]).parameters) == ["incomplete"]
     called_first = [option.calls for option in OPTIONS if option.calls]
     assert all(callable(getattr(_options, name)) for name in called_first)
     assert called_first == ["read_no_file", "read_file"], "a file is looked for once --no-config is known"

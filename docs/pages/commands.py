@@ -10,8 +10,8 @@ import typer
 
 from pages.words import Pages, fenced, flags_as_code, table, toctree
 from tito_audit.cli import app
+from tito_audit.cli._command import SUMMARIES, help_record
 from tito_audit.cli._exit import EXIT_CODES
-from tito_audit.cli._help import SUMMARIES, help_record
 from tito_audit.settings.file import OVERRIDES
 from tito_audit.settings.option import Option
 from tito_audit.settings.options import FLAG_ONLY, KEYS, options_of

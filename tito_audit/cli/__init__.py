@@ -20,6 +20,14 @@ import typer
 from typer.core import TyperGroup
 
 from tito_audit import __version__
+from tito_audit.cli._command import (
+    SUMMARIES,
+    Command,
+    UsageError,
+    explain_mistake,
+    make_command,
+    refuse_unknown_command,
+)
 from tito_audit.cli._exit import (
     HUNG_UP,
     INTERRUPTED,
@@ -32,7 +40,7 @@ from tito_audit.cli._exit import (
     print_message,
     system_error_words,
 )
-from tito_audit.cli._help import SUMMARIES, Command, UsageError, explain_mistake, refuse_unknown_command
+from tito_audit.cli._options import config_error_lines
 from tito_audit.errors import TitoAuditError
 from tito_audit.signals import exit_on_signals
 from tito_audit.voice import messages_name_flags
@@ -55,11 +63,8 @@ class _LazyCommands(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._built:
-            summary = SUMMARIES[name]
-            from tito_audit.cli._command import make_command
-
             alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-            alone.command(name, cls=Command, short_help=summary)(make_command(name))
+            alone.command(name, cls=Command, short_help=SUMMARIES[name])(make_command(name))
             self._built[name] = typer.main.get_command(alone)
         return self._built[name]
 
@@ -186,7 +191,6 @@ def main() -> None:
 
 
 def _print_error(error: TitoAuditError, ctx: Any) -> None:
-    from tito_audit.cli._options import config_error_lines
     from tito_audit.terminal.escape import inert, visible
 
     with messages_name_flags():

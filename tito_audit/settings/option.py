@@ -56,7 +56,7 @@ class Option:
     helps: Mapping[str, str] = field(default_factory=dict)
     """By command: the text of its `--help`, instead of `help`."""
     completes: str = ""
-    """The function of `cli/_complete.py` that completes its values in a shell."""
+    """What completes its values in a shell, in `cli/_command.py`."""
     calls: str = ""
     """The function of `cli/_options.py` that gets the value before any other option is parsed."""
 
