@@ -49,11 +49,6 @@ def run_config(context: typer.Context) -> Config:
     return config if isinstance(config, Config) else Config()
 
 
-def on_command_line(context: typer.Context, parameter: str) -> bool:
-    """Whether a parameter was set by a flag, which overrides the configuration file."""
-    return _source(context, parameter) == "COMMANDLINE"
-
-
 def _source(context: typer.Context, parameter: str) -> str:
     # The name, not the enum: newer versions of typer have their own copy of the enum.
     return getattr(context.get_parameter_source(parameter), "name", "")
@@ -102,14 +97,6 @@ class Options:
         """The settings of the audit; SetupError for an invalid option."""
         return replace(settings_of(**self.values), overrides=self.overrides())
 
-    def gate(self) -> GateSettings:
-        """The settings of the gate; SetupError for an invalid option."""
-        return gate_settings_of(**self.values)
-
-    def repair(self) -> RepairSettings:
-        """The settings of the repair; SetupError for an invalid option."""
-        return repair_settings_of(**self.values)
-
     def overrides(self) -> tuple[Override, ...]:
         """The configuration file's overrides, without options that a flag sets; SetupError for an invalid one."""
         overrides = []
@@ -128,7 +115,7 @@ class Options:
 
     def is_flagged(self, option: str) -> bool:
         """Whether an option was set by a flag, which overrides the configuration file."""
-        return on_command_line(self.context, option)
+        return _source(self.context, option) == "COMMANDLINE"
 
     def config_values(self, key: str) -> list[str]:
         """All values that the configuration file has for a key, those of overrides last; each once."""

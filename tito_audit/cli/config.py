@@ -8,9 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from tito_audit.cli._options import Options, on_command_line, run_config
+from tito_audit.cli._options import Options, gate_settings_of, repair_settings_of, run_config
 from tito_audit.cli._outputs import print_object, wanted_reports
 from tito_audit.formats import format_named
 from tito_audit.repairs import repair_named
@@ -41,12 +39,12 @@ def config(options: Options, logs: list[str] | None) -> None:
     for format in (settings.format, *(override.changes.get("format") for override in settings.overrides)):
         if format is not None:
             format_named(format)
-    for name in options.repair().strategies:
+    for name in repair_settings_of(**options.values).strategies:
         repair_named(name)
-    options.gate()
+    gate_settings_of(**options.values)
     for name, _ in wanted_reports(options, logs or []):
         report_named(name)
-    current = settings_object(options.context, find_logs(logs or []), off=options.no_config)
+    current = settings_object(options, find_logs(logs or []))
     if options.shape == "json":
         print_object(current)
         return
@@ -58,21 +56,21 @@ _MOST_LOGS = 3
 """How many logs a line names; the others are counted."""
 
 
-def settings_object(context: typer.Context, files: Sequence[Path], *, off: bool) -> dict[str, Any]:
+def settings_object(options: Options, files: Sequence[Path]) -> dict[str, Any]:
     """The settings in effect, for all logs and for each, with values as a configuration file here would hold them.
 
     Paths are relative to the working folder where that is shorter.
     """
-    config = run_config(context)
-    search = find_config(Path.cwd()) if config.path is None and not off else None
-    flags = frozenset(name for name, option in KEYS.items() if on_command_line(context, option.name))
+    config = run_config(options.context)
+    search = find_config(Path.cwd()) if config.path is None and not options.no_config else None
+    flags = frozenset(name for name, option in KEYS.items() if options.is_flagged(option.name))
     settings = {}
     for name, option in KEYS.items():
         if name in config.values and name not in flags:
             settings[name] = _setting(name, config.values[name], "file", config.sources[name])
         else:
             origin = "flag" if name in flags else "default"
-            settings[name] = _setting(name, context.params.get(option.name), origin)
+            settings[name] = _setting(name, options.context.params.get(option.name), origin)
     logs = []
     for file in files:
         fitting = [each for each in config.overrides if Override(each.patterns, {}).fits(file)]

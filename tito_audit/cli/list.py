@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from tito_audit.cli._options import Options
 from tito_audit.cli._outputs import print_object
 from tito_audit.levels.facts import level_of_format
 from tito_audit.parser import Reads
-
-
-@dataclass(frozen=True, slots=True)
-class _Listing:
-    """How the plugins of one kind are listed."""
-
-    what: str
-    plugins: Callable[[], Sequence[Any]]
-    """Imports and returns all of them."""
-    heads: tuple[str, ...]
-    row: Callable[[Any], tuple[str, ...]]
-    as_object: Callable[[Any], dict[str, Any]]
-
-
-def _field_getter(names: str) -> Callable[[Any], dict[str, Any]]:
-    return lambda plugin: {name: getattr(plugin, name) for name in names.split()}
+from tito_audit.registry import module_names
+from tito_audit.report_objects import pick
 
 
 def _format_row(format: Any) -> tuple[str, ...]:
@@ -38,6 +23,17 @@ def _reads_words(parser: Any) -> str:
     """What a parser reads: tools, reasoning or both."""
     words = {Reads.TOOLS: "tools", Reads.REASONING: "reasoning", Reads.TOOLS | Reads.REASONING: "both"}
     return words[parser.reads]
+
+
+class _Listing(NamedTuple):
+    """How the plugins of one kind are listed."""
+
+    what: str
+    plugins: Callable[[], Sequence[Any]]
+    """Imports and returns all of them."""
+    heads: tuple[str, ...]
+    row: Callable[[Any], tuple[str, ...]]
+    as_object: Callable[[Any], dict[str, Any]]
 
 
 _LISTINGS = {
@@ -55,39 +51,39 @@ _LISTINGS = {
         lambda: import_module("tito_audit.rules").all_rules(),
         ("code", "severity", "finds"),
         lambda rule: (rule.code, rule.severity.word, rule.title),
-        lambda rule: {**_field_getter("code name severity title")(rule), "severity": rule.severity.word},
+        lambda rule: {**pick(rule, "code name"), "severity": rule.severity.word, "title": rule.title},
     ),
     "repairs": _Listing(
         "what can be fixed",
         lambda: import_module("tito_audit.repairs").all_repairs(),
         ("repair", "safety", "cures", "does"),
         lambda each: (each.name, str(each.safety), ", ".join(each.cures) or "what you ask for", each.title),
-        _field_getter("name safety cures title"),
+        lambda each: pick(each, "name safety cures title"),
     ),
     "reports": _Listing(
         "how a scan reports",
         lambda: import_module("tito_audit.reports").all_reports(),
         ("report", "writes"),
         lambda report: (report.name, report.title),
-        _field_getter("name title"),
+        lambda report: pick(report, "name title"),
     ),
     "providers": _Listing(
         "models that sample and score",
         lambda: import_module("tito_audit.providers").all_providers(),
         ("provider", "samples and scores with"),
         lambda provider: (f"{provider.name}={provider.where}", provider.title),
-        _field_getter("name where title"),
+        lambda provider: pick(provider, "name where title"),
     ),
     "parsers": _Listing(
         "syntaxes of tool calls and reasoning",
         lambda: import_module("tito_audit.parsers").all_parsers(),
         ("parser", "reads", "syntax", "other names"),
-        lambda parser: (parser.name, _reads_words(parser), parser.title, ", ".join(parser.aliases)),
-        lambda parser: {
-            "name": parser.name,
-            "reads": _reads_words(parser),
-            "syntax": parser.title,
-            "aliases": parser.aliases,
+        lambda each: (each.name, _reads_words(each), each.title, ", ".join(each.aliases)),
+        lambda each: {
+            "name": each.name,
+            "reads": _reads_words(each),
+            "syntax": each.title,
+            "aliases": each.aliases,
         },
     ),
 }
@@ -97,8 +93,6 @@ def list_plugins(options: Options, kind: str | None) -> None:
     """List the formats, rules, repairs, reports, providers or parsers."""
     shape = "markdown" if options.markdown else options.shape
     if kind is None:
-        from tito_audit.registry import module_names
-
         counts = {kind: len(module_names(f"tito_audit.{kind}")) for kind in _LISTINGS}
         if shape == "json":
             _print_plugins("kinds", [{"kind": kind, "count": count} for kind, count in counts.items()])

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tito_audit.cli._diff import diff_lines
-from tito_audit.cli._options import Options, skipped_words
+from tito_audit.cli._options import Options, repair_settings_of, skipped_words
 from tito_audit.cli._outputs import (
     journal_path,
     json_writer,
@@ -64,7 +64,7 @@ def repair(options: Options, logs: list[str]) -> None:
             "There is no file to write to: a log is never changed in place.\n"
             "Pass -o OUT, or --dry-run to see what would be repaired, or --diff to see every change."
         )
-    settings, how = all_cores(options.settings()), options.repair()
+    settings, how = all_cores(options.settings()), repair_settings_of(**options.values)
     target = None if options.dry_run else options.out
     place = journal_path(options, target and target.rstrip("/"), "pass -o OUT")
     written = [path for path in (target, how.quarantine, options.journal) if path]

@@ -8,7 +8,7 @@ from contextlib import closing
 import typer
 
 from tito_audit.cli._exit import FAILED
-from tito_audit.cli._options import Options, skipped_words
+from tito_audit.cli._options import Options, gate_settings_of, skipped_words
 from tito_audit.cli._outputs import (
     ReportTarget,
     journal_path,
@@ -31,7 +31,7 @@ _AT_ONCE = ("concise", "github", "jsonl")
 def scan(options: Options, logs: list[str]) -> None:
     """Audit logs."""
     settings = all_cores(options.settings())
-    gate = options.gate()
+    gate = gate_settings_of(**options.values)
     read = options.input_files(settings)
     refuse_overwriting(
         {"--journal": options.journal, "--baseline": options.baseline if gate.update_baseline else None},
