@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.command import run, written
 from tests.world import BROKEN, CLEAN, ROOT
-from tito_audit.cli._diff import DiffRow, changed_spans, diff_lines
+from tito_audit.cli._diff import changed_spans, diff_lines
 from tito_audit.cli.repair import REPORTS, RepairRun, RowTally, SentenceCounts
 from tito_audit.record.build import build_training_row
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
@@ -29,6 +29,7 @@ from tito_audit.repairs import all_repairs
 from tito_audit.report import ReportOptions
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.summary import Summary
+from tito_audit.terminal.sequence import TokenLine
 
 PLACE = Place("run.jsonl", 3)
 
@@ -298,7 +299,7 @@ sequences = st.lists(
 def test_regions_put_in_their_places_make_the_new_sequence_of_the_old(
     left: list[tuple[int, bool, float]], right: list[tuple[int, bool, float]]
 ) -> None:
-    old, new = (DiffRow(*(np.array([entry[n] for entry in side]) for n in range(3))) for side in (left, right))
+    old, new = (TokenLine(*(np.array([entry[n] for entry in side]) for n in range(3))) for side in (left, right))
     at, rebuilt = 0, []
     for region in changed_spans(old, new):
         assert region.start >= at

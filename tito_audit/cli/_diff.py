@@ -17,32 +17,24 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from tito_audit.align.runs import Gap, Run, gaps, paired_runs
-from tito_audit.record.arrays import Ids, Logprobs, Mask
+from tito_audit.record.arrays import Ids
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Rollout, Turn
 from tito_audit.record.runs import trained_runs
 from tito_audit.terminal.boxes import shorten
 from tito_audit.terminal.escape import visible
+from tito_audit.terminal.sequence import TokenLine
 from tito_audit.terminal.words import many
 
 
-@dataclass(frozen=True, slots=True)
-class DiffRow:
-    """A token sequence with its per-token columns, each `[T]`; None for a column it does not have."""
-
-    ids: Ids
-    loss_mask: Mask | None = None
-    logprobs: Logprobs | None = None
-
-
-def changed_spans(old: DiffRow, new: DiffRow) -> list[Gap]:
+def changed_spans(old: TokenLine, new: TokenLine) -> list[Gap]:
     """The spans that differ, in order: other tokens, or the same tokens with another mask or logprob."""
     equal: list[Run] = []
     # Frequent tokens begin no run: a long run of one token (padding) would take quadratic time.
     for i, j, size in paired_runs(old.ids, new.ids, longest=8192, frequent_from=0):
         same = np.ones(size, np.bool_)
-        for before, after in ((old.loss_mask, new.loss_mask), (old.logprobs, new.logprobs)):
+        for before, after in ((old.trained, new.trained), (old.logprobs, new.logprobs)):
             if before is not None and after is not None:
                 a, b = before[i : i + size], after[j : j + size]
                 same &= (a == b) | (np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64)))
@@ -71,7 +63,7 @@ class RowDiff:
     """The text of an id; None: only ids are shown."""
     _drawn_changes: set[tuple[object, ...]] = field(default_factory=set)
 
-    def lines(self, title: str, old: DiffRow, new: DiffRow) -> Iterator[Text]:
+    def lines(self, title: str, old: TokenLine, new: TokenLine) -> Iterator[Text]:
         """A title with both lengths, then the changes; no lines if there are none."""
         changes: list[Gap] = []
         regions = changed_spans(old, new)
@@ -79,7 +71,7 @@ class RowDiff:
         for region in regions:
             # What a repeated change has in common: tokens, position, and which columns the sequence has.
             was, now = old.ids[region.start : region.end], new.ids[region.other : region.other_end]
-            columns = old.loss_mask is None, old.logprobs is None
+            columns = old.trained is None, old.logprobs is None
             marks.append((was.tobytes(), now.tobytes(), region.other, *columns))
             changes += [region] if marks[-1] not in self._drawn_changes else []
         self._drawn_changes.update(marks)
@@ -112,7 +104,7 @@ class RowDiff:
         if len(changes) > _MOST_CHANGES:
             yield Text(f"    … {len(changes) - _MOST_CHANGES:,} more changes", style="dim")
 
-    def _run_lines(self, sign: str, side: DiffRow, start: int, end: int) -> Iterator[_Line]:
+    def _run_lines(self, sign: str, side: TokenLine, start: int, end: int) -> Iterator[_Line]:
         """One line per token; the middle of a long run is left out."""
         hidden = end - start - _RUN_HEAD - _RUN_TAIL
         for at in range(start, end):
@@ -121,15 +113,15 @@ class RowDiff:
                     yield sign, f"… {hidden:,} more"
                 continue
             token = int(side.ids[at])
-            mask = "" if side.loss_mask is None else str(int(side.loss_mask[at]))
+            mask = "" if side.trained is None else str(int(side.trained[at]))
             logprob = "" if side.logprobs is None else f"{side.logprobs[at]:.4f}".replace("nan", "null")
             text = "" if self.piece is None else f"│{shorten(self.piece(token))}│"
             yield sign, (str(at), text, str(token), mask, logprob)
 
 
-def length_words(side: DiffRow) -> str:
+def length_words(side: TokenLine) -> str:
     """`197 tokens, 54 trained`."""
-    trained = "" if side.loss_mask is None else f", {int(side.loss_mask.sum()):,} trained"
+    trained = "" if side.trained is None else f", {int(side.trained.sum()):,} trained"
     return f"{many(len(side.ids), 'token')}{trained}"
 
 
@@ -192,9 +184,9 @@ def _rollout_lines(old: Rollout, parts: list[Rollout], changes: RowDiff) -> Iter
             seen = part.turns[-1].seen_ids if part.turns else None
             words = [f"  row {at} of {len(parts)}"]
             if row is not None:
-                words.append(length_words(DiffRow(row.token_ids, row.loss_mask)))
+                words.append(length_words(TokenLine(row.token_ids, row.loss_mask)))
             elif seen is not None:
-                words.append(length_words(DiffRow(seen)))
+                words.append(length_words(TokenLine(seen)))
             turns = [n for n in _origins(old.turns, part.turns, trained) if n is not None]
             trained.update(turns)
             if turns:
@@ -211,10 +203,12 @@ def _rollout_lines(old: Rollout, parts: list[Rollout], changes: RowDiff) -> Iter
             continue
         was = old.turns[number]
         if was.prompt_ids is not None and turn.prompt_ids is not None:
-            yield from changes.lines(f"turn {number} prompt", DiffRow(was.prompt_ids), DiffRow(turn.prompt_ids))
+            yield from changes.lines(
+                f"turn {number} prompt", TokenLine(was.prompt_ids), TokenLine(turn.prompt_ids)
+            )
         if was.completion_ids is not None and turn.completion_ids is not None:
-            before = DiffRow(was.completion_ids, None, was.completion_logprobs)
-            after = DiffRow(turn.completion_ids, None, turn.completion_logprobs)
+            before = TokenLine(was.completion_ids, None, was.completion_logprobs)
+            after = TokenLine(turn.completion_ids, None, turn.completion_logprobs)
             yield from changes.lines(f"turn {number} completion", before, after)
     rows = [row for row in (old.training_row, new.training_row) if row is not None]
     if len(rows) == 2:
@@ -230,7 +224,7 @@ def _rollout_lines(old: Rollout, parts: list[Rollout], changes: RowDiff) -> Iter
         facts = [f"{what} {a} → {b}" for what, a, b in zip(names, *written, strict=True) if a != b]
         if facts:
             yield Text(visible("  training row · " + " · ".join(facts)), style="bold")
-        before, after = (DiffRow(row.token_ids, row.loss_mask, row.logprobs) for row in rows)
+        before, after = (TokenLine(row.token_ids, row.loss_mask, row.logprobs) for row in rows)
         yield from changes.lines("training row", before, after)
 
 

@@ -7,7 +7,7 @@ import io
 import os
 import select
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -55,8 +55,12 @@ _NO_THREAD = ("can't start new thread", "ThreadPoolBuildError")
 _NO_FOLDER = "No usable temporary directory"
 
 
-class _Stdout(io.FileIO):
-    """Stdout that raises StorageError with advice if it cannot be written, BrokenPipeError without a reader."""
+class Stream(io.FileIO):
+    """Stdout, a pipe or a device. A failing write raises what `refusal` makes of it; BrokenPipeError stays."""
+
+    def __init__(self, fd: int, refusal: Callable[[OSError], Exception], *, closefd: bool = True) -> None:
+        super().__init__(fd, "w", closefd)
+        self._refusal = refusal
 
     def write(self, data: Any, /) -> int:
         try:
@@ -65,11 +69,15 @@ class _Stdout(io.FileIO):
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise StorageError(
-                f"stdout: it cannot be written ({error.strerror or error}), so what was printed is not complete; "
-                "send it to a file that can be written."
-            ) from error
+            raise self._refusal(error) from error
         return size
+
+
+def _stdout_error(error: OSError) -> StorageError:
+    return StorageError(
+        f"stdout: it cannot be written ({error.strerror or error}), so what was printed is not complete; "
+        "send it to a file that can be written."
+    )
 
 
 def prepare_streams() -> None:
@@ -88,7 +96,7 @@ def prepare_streams() -> None:
     encoding = getattr(sys.stdout, "encoding", None)
     live = sys.stdout is not None and sys.stdout.isatty()
     sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(_Stdout(1, "w", closefd=False), 1 << 16),
+        io.BufferedWriter(Stream(1, _stdout_error, closefd=False), 1 << 16),
         encoding=encoding or "utf-8",
         errors=ERROR_HANDLER,
         line_buffering=live,

@@ -10,10 +10,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
-from tito_audit.cli._exit import discard_stdout, is_stdout_closed, print_message
+from tito_audit.cli._exit import Stream, discard_stdout, is_stdout_closed, print_message
 from tito_audit.cli._options import Options
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.record.finding import Result
@@ -64,7 +65,10 @@ def open_report(path: Path | None, report: str = "text") -> Iterator[TextIO]:
         raise _write_error(path, error) from error
     if fd is not None:
         with io.TextIOWrapper(
-            io.BufferedWriter(_StreamFile(fd, path)), encoding="utf-8", errors="backslashreplace", newline="\n"
+            io.BufferedWriter(Stream(fd, partial(_write_error, path))),
+            encoding="utf-8",
+            errors="backslashreplace",
+            newline="\n",
         ) as out:
             yield out
         return
@@ -79,22 +83,6 @@ def open_report(path: Path | None, report: str = "text") -> Iterator[TextIO]:
         if not str(error).startswith(f"{path}: "):
             raise  # it is about a log that the report is made of
         raise SetupError(f"--report: {error}") from error
-
-
-class _StreamFile(io.FileIO):
-    """A pipe or a device. A failing write raises SetupError with its path, or BrokenPipeError without a reader."""
-
-    def __init__(self, fd: int, path: Path) -> None:
-        super().__init__(fd, "w")
-        self._path = path
-
-    def write(self, data: Any, /) -> int:
-        try:
-            return super().write(data) or 0
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise _write_error(self._path, error) from error
 
 
 def _write_error(path: Path, error: OSError) -> SetupError:
