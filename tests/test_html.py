@@ -25,9 +25,9 @@ from tito_audit.record.finding import Finding, Hit, Result, Severity, Skip, Wher
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.reports import report_named
 from tito_audit.reports._html import views as views_module
-from tito_audit.reports._html.charts import draw_charts
 from tito_audit.reports._html.page import MAX_PLAIN_BLOCK, data_block
 from tito_audit.reports._html.page_findings import PageFindings
+from tito_audit.reports.html import draw_charts
 from tito_audit.rules import all_rules
 from tito_audit.summary import Gate, Summary
 from tito_audit.viewer.model import Measures, Observed

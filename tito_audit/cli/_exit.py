@@ -73,13 +73,6 @@ class Stream(io.FileIO):
         return size
 
 
-def _stdout_error(error: OSError) -> StorageError:
-    return StorageError(
-        f"stdout: it cannot be written ({error.strerror or error}), so what was printed is not complete; "
-        "send it to a file that can be written."
-    )
-
-
 def prepare_streams() -> None:
     """Replace stdout and stderr by streams that fail with a message and escape what their encoding lacks.
 
@@ -93,10 +86,18 @@ def prepare_streams() -> None:
         if stream is None and (opened := os.open(os.devnull, flags)) != number:
             os.dup2(opened, number)
             os.close(opened)
+    stdout = Stream(
+        1,
+        lambda error: StorageError(
+            f"stdout: it cannot be written ({error.strerror or error}), so what was printed is not complete; "
+            "send it to a file that can be written."
+        ),
+        closefd=False,
+    )
     encoding = getattr(sys.stdout, "encoding", None)
     live = sys.stdout is not None and sys.stdout.isatty()
     sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(Stream(1, _stdout_error, closefd=False), 1 << 16),
+        io.BufferedWriter(stdout, 1 << 16),
         encoding=encoding or "utf-8",
         errors=ERROR_HANDLER,
         line_buffering=live,

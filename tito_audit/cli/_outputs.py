@@ -24,6 +24,7 @@ from tito_audit.run.guard import guard_plugin
 from tito_audit.storage import find_logs, output_path, path_identity
 from tito_audit.storage.atomic import new_file, refuse_target
 from tito_audit.storage.journal import SUFFIX
+from tito_audit.storage.remote import is_url
 from tito_audit.summary import Summary
 from tito_audit.terminal.encoding import prepare_stdout, print_json
 from tito_audit.terminal.escape import inert
@@ -35,13 +36,7 @@ if TYPE_CHECKING:
 
 _STDOUT_NAMES = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 _STDERR = "/dev/stderr"
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,9})")
-
-
-def is_url(file: str) -> bool:
-    """Whether a name is a URL rather than a path."""
-    return _URL.match(file) is not None
 
 
 @contextmanager

@@ -118,13 +118,13 @@ def _print_diffs(outcomes: Iterable[Outcome], run: Repairs, page: ReportOptions,
 
 
 def score_rollouts(
-    logs: Sequence[str], settings: Settings, how: RepairSettings, provider: str | None, *, silent: bool
+    logs: Sequence[str], settings: Settings, how: RepairSettings, provider: str, *, silent: bool
 ) -> tuple[Settings, RepairSettings]:
     """Score every rollout with the provider's model if `rescore` is among the repairs.
 
     Returns the settings to repair with; the same if nothing was scored.
     """
-    if provider is None or "rescore" not in how.strategies:
+    if "rescore" not in how.strategies:
         return settings, how
     from tito_audit.provider import ProviderOptions
     from tito_audit.providers import key_of, open_provider

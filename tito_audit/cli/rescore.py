@@ -19,7 +19,7 @@ from rich.text import Text
 
 from tito_audit.cli._exit import FAILED
 from tito_audit.cli._options import Options
-from tito_audit.cli._outputs import is_url, json_writer, refuse_overwriting, wanted_reports, write_finished_reports
+from tito_audit.cli._outputs import json_writer, refuse_overwriting, wanted_reports, write_finished_reports
 from tito_audit.errors import SetupError
 from tito_audit.provider import ProviderOptions
 from tito_audit.providers import key_of, open_provider
@@ -42,6 +42,7 @@ from tito_audit.rescore.summary import (
     page,
     reach_lines,
 )
+from tito_audit.storage.remote import is_url
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import elided, visible
 from tito_audit.terminal.page import heading, page_writer, ruled_table
@@ -157,10 +158,7 @@ def page_parts(
     summary: RescoreSummary, worst: int, pieces: Pieces, written: RescoredLog | None = None
 ) -> Iterator[RenderableType]:
     """The parts of the page, top to bottom."""
-    model = f", model {summary.model}" if summary.model else ""
-    counts = f"{many(summary.rollouts, 'rollout')} · {many(summary.scored_tokens, 'sampled token')} scored by "
-    name = Text("tito-audit rescore  ", style="bold")
-    yield name.append(visible(f"{counts}{summary.provider}{model}"), style="")
+    yield _title(summary, f"{many(summary.scored_tokens, 'sampled token')} scored by")
     yield Text(verdict(summary), style="bold red" if summary.failed else "bold green")
     if (by_turn := agreement_table(summary, 12)).rows:
         yield from heading("Recorded logprobs against the model's")
@@ -211,6 +209,13 @@ def verdict(summary: RescoreSummary) -> str:
         differ = f"they differ by {small(whole.size)} on average (tolerance {decimal(summary.tolerance, 6)})"
         words = f"Recorded logprobs {agree} with the model: {differ}{above}."
     return words + (" Not everything could be scored." if summary.unscored else "")
+
+
+def _title(summary: RescoreSummary | PromptSummary, what: str) -> Text:
+    """The first line: how many rollouts, and `what` was done by which provider and model."""
+    model = f", model {summary.model}" if summary.model else ""
+    words = f"{many(summary.rollouts, 'rollout')} · {what} {summary.provider}{model}"
+    return Text("tito-audit rescore  ", style="bold").append(visible(words), style="")
 
 
 def _table(heads: Row, rows: Sequence[Row]) -> Table:
@@ -374,9 +379,7 @@ def prompt_verdict(summary: PromptSummary) -> str:
 
 def _prompts_page(run: PromptsRun) -> Iterator[RenderableType]:
     summary = run.summary
-    model = f", model {summary.model}" if summary.model else ""
-    counts = f"{many(summary.rollouts, 'rollout')} · prompts sent to {summary.provider}{model}"
-    yield Text("tito-audit rescore  ", style="bold").append(visible(counts), style="")
+    yield _title(summary, "prompts sent to")
     yield Text(prompt_verdict(summary), style="bold red" if summary.differences else "bold green")
     yield from heading("Calls, by how they were sent")
     rows = [

@@ -58,7 +58,7 @@ def template(options: Options, named: str | None) -> None:
     of_log = explain_breaks(opened.renderer, log_probes(options.logs, settings)) if options.logs else None
     facts = template_facts(opened.renderer, tokenizer := opened.tokenizer)
     between = delimiters(tokenizer, opened.renderer) if tokenizer is not None else None
-    run = TemplateRun(opened.name, facts, tokenizer is not None, of_log, between)
+    run = TemplateRun(opened.name, facts, of_log, between)
     page = page_lines(run, full=options.full)
     print_result(options.shape, lambda: template_object(run), (), page, options.config_notice())
     if not run.facts.append.is_append_only or (of_log is not None and of_log[0].broken):
@@ -87,8 +87,6 @@ class TemplateRun:
 
     name: str
     facts: TemplateFacts
-    has_ids: bool
-    """Whether there was a tokenizer."""
     log: tuple[AppendCheck, Sequence[Break]] | None = None
     """What the template does with the conversations of a log; None: no log was given."""
     delimiters: Delimiters | None = None
@@ -140,7 +138,7 @@ def page_lines(run: TemplateRun, *, full: bool) -> Iterator[RenderableType]:
         table.add_row(*cells)
     yield table
     yield from heading("Facts")
-    yield facts_table(_fact_rows(facts, run.has_ids))
+    yield facts_table(_fact_rows(facts, run.delimiters is not None))
     yield from _change_lines("Where earlier text changes", facts.breaks)
     yield from _change_lines("Where earlier text changes in the log", () if run.log is None else run.log[1])
     yield from _evidence_parts(run)
@@ -168,7 +166,7 @@ def _evidence_parts(run: TemplateRun) -> Iterator[RenderableType]:
             yield Text("    refused: ", style="dim").append("; ".join(refused))
     if facts.seams:
         yield from heading("Between messages")
-        yield _seams_table(facts.seams, run.has_ids)
+        yield _seams_table(facts.seams, run.delimiters is not None)
         for pair in run.delimiters.pairs.values() if run.delimiters is not None else ():
             if pair.reason is not None:
                 yield Text(f"  no delimiter between {pair.left} and {pair.right}: ").append(visible(pair.reason))

@@ -7,7 +7,6 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 
 from tito_audit.cli._options import Options, skipped_words
-from tito_audit.cli._outputs import is_url
 from tito_audit.errors import SetupError
 from tito_audit.gate import gate_rollouts
 from tito_audit.report import ReportOptions
@@ -16,6 +15,7 @@ from tito_audit.rules import all_rules
 from tito_audit.run.auditor import Loader
 from tito_audit.run.workers import all_cores
 from tito_audit.storage import find_logs
+from tito_audit.storage.remote import is_url
 from tito_audit.terminal.encoding import prepare_stdout
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.terminal import RunProgress, show_progress

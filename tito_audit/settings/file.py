@@ -36,10 +36,8 @@ Read literally, it would silently match nothing."""
 
 @dataclass(frozen=True, slots=True)
 class FileSearch:
-    """Where the configuration file was searched for, and what was found."""
+    """The configuration file that a search found, if any."""
 
-    folder: Path
-    """Where the search started; it goes upwards."""
     file: Path | None
     passed_over: tuple[Path, ...] = ()
     """Each `pyproject.toml` on the way that lacks our table."""
@@ -51,13 +49,13 @@ def find_config(folder: Path) -> FileSearch:
     for place in (folder, *folder.parents):
         own = place / _OWN_NAME
         if own.is_file():
-            return FileSearch(folder, own, tuple(passed_over))
+            return FileSearch(own, tuple(passed_over))
         project = place / _PROJECT_NAME
         if project.is_file():
             if _read_project_table(project) is not None:
-                return FileSearch(folder, project, tuple(passed_over))
+                return FileSearch(project, tuple(passed_over))
             passed_over.append(project)
-    return FileSearch(folder, None, tuple(passed_over))
+    return FileSearch(None, tuple(passed_over))
 
 
 def read_table(path: Path, extended_by: Path | None = None) -> tuple[Mapping[str, Any], str]:
