@@ -19,7 +19,7 @@ from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.escape import cut, inert, visible
 from tito_audit.terminal.verdict import cause_lines, covered_share, required_name, skip_lines, verdict
 from tito_audit.terminal.words import many, rate_number
-from tito_audit.terminal.worst import WorstFindings, entry_lines, log_codes_first
+from tito_audit.terminal.worst import WorstFindings, entry_lines, rule_numbers
 
 _TICKS = re.compile("`+")
 LIMIT = 65_000
@@ -125,11 +125,7 @@ def _rule_table(summary: Summary, options: ReportOptions) -> Iterator[str]:
     baseline = summary.gate is not None and summary.gate.baseline is not None
     names = ["errors", "warnings", "notes", *(["known"] if baseline else []), "rollouts", "tokens"]
     rows = []
-    for rule_code in log_codes_first(summary.findings):
-        count = summary.findings[rule_code]
-        in_baseline = [count.known] if baseline else []
-        new = (count.new[severity] for severity in sorted(Severity, reverse=True))
-        numbers = (f"{number:,}" for number in (*new, *in_baseline, count.rollouts, count.tokens))
+    for rule_code, _, numbers in rule_numbers(summary, known=baseline):
         cells = [code(rule_code), _escape(options.titles.get(rule_code, "")), *numbers]
         rows.append(f"| {' | '.join(cells)} |")
     yield from _table(

@@ -25,7 +25,7 @@ from tito_audit.terminal.verdict import (
     verdict,
 )
 from tito_audit.terminal.words import many, percent
-from tito_audit.terminal.worst import NewFindings, log_codes_first, more_words, next_steps
+from tito_audit.terminal.worst import NewFindings, more_words, next_steps, rule_numbers
 
 _FILES = 3
 """Maximum files named in the header."""
@@ -42,7 +42,6 @@ _FIXED = 5
 """Maximum fixed findings listed."""
 _SEVERITY = 9
 """Columns of a severity in front of a cause."""
-_WORST_FIRST = sorted(Severity, reverse=True)
 _VERDICTS = {"failed": "bold red", "passed": "bold green", "clean": "bold green", "findings": "bold yellow"}
 
 
@@ -189,24 +188,16 @@ def _rule_table(summary: Summary, options: ReportOptions, least: Severity) -> Ta
     table.add_column("code", no_wrap=True)
     table.add_column("what", ratio=1, min_width=12 if options.width >= _WIDE else 8)
     any_known = any(count.known for count in summary.findings.values())
-    shown = [severity for severity in _WORST_FIRST if severity >= least]
-    heads = ["errors", "warn", "notes"][: len(shown)]
+    heads = ["errors", "warn", *(["notes"] if least is Severity.NOTE else [])]
     columns = [*heads, *(["known"] if any_known else []), "rollouts", "tokens"]
     if options.width < _WIDE:
         columns.pop()
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    for code in log_codes_first(summary.findings):
-        count = summary.findings[code]
-        worst = max((severity for severity in Severity if count.new[severity]), default=Severity.NOTE)
-        if worst < least:
-            continue
-        what = visible(options.titles.get(code, ""))
-        in_baseline = [count.known] if any_known else []
-        numbers = (*(count.new[severity] for severity in shown), *in_baseline, count.rollouts, count.tokens)
-        table.add_row(
-            Text(code, style=STYLES[worst]), what, *(f"{number:,}" for number in numbers[: len(columns)])
-        )
+    for code, worst, numbers in rule_numbers(summary, least, known=any_known):
+        if worst >= least:
+            what = visible(options.titles.get(code, ""))
+            table.add_row(Text(code, style=STYLES[worst]), what, *numbers[: len(columns)])
     return table
 
 

@@ -15,7 +15,7 @@ from tito_audit.tables.findings import FindingsBuilder
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.verdict import cause_lines, skip_lines, verdict, verdict_line, verdict_lines, verdict_word
 from tito_audit.terminal.words import many
-from tito_audit.terminal.worst import WorstFindings, entry_lines, log_codes_first
+from tito_audit.terminal.worst import WorstFindings, entry_lines, log_codes_first, rule_numbers
 from tito_audit.voice import for_reader
 
 if TYPE_CHECKING:
@@ -247,13 +247,8 @@ class NotebookPage:
             any_known = any(count.known for count in summary.findings.values())
             heads = ["errors", "warnings", "notes", *(["known"] if any_known else []), "rollouts", "tokens"]
             rows = []
-            for code in log_codes_first(summary.findings):
-                count = summary.findings[code]
-                new = [count.new[severity] for severity in sorted(Severity, reverse=True)]
-                numbers = [*new, *([count.known] if any_known else []), count.rollouts, count.tokens]
-                severity = max((level for level in Severity if count.new[level]), default=Severity.NOTE)
-                cells = [_coloured(code, severity), _html(titles.get(code, ""))]
-                rows.append([*cells, *(f"{number:,}" for number in numbers)])
+            for code, worst_new, numbers in rule_numbers(summary, known=any_known):
+                rows.append([_coloured(code, worst_new), _html(titles.get(code, "")), *numbers])
             parts += _html_table(("code", "what", *heads), rows, left=2)
         if worst := self._worst.pick(_WORST):
             shown = [escape("\n".join(entry_lines(entry, _WIDTH, with_repair=True))) for entry in worst]

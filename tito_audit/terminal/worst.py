@@ -149,6 +149,20 @@ def log_codes_first(codes: Iterable[str]) -> list[str]:
     return sorted(codes, key=lambda code: (code not in LOG_DOUBTS[:2], code))
 
 
+def rule_numbers(
+    summary: Summary, least: Severity = Severity.NOTE, *, known: bool
+) -> Iterator[tuple[str, Severity, list[str]]]:
+    """A code, the worst severity that is new, and counts: new ones by severity down to `least`, known ones (if
+    `known`), rollouts and tokens."""
+    shown = [severity for severity in sorted(Severity, reverse=True) if severity >= least]
+    for code in log_codes_first(summary.findings):
+        count = summary.findings[code]
+        worst = max((severity for severity in Severity if count.new[severity]), default=Severity.NOTE)
+        in_baseline = [count.known] if known else []
+        numbers = (*(count.new[severity] for severity in shown), *in_baseline, count.rollouts, count.tokens)
+        yield code, worst, [f"{number:,}" for number in numbers]
+
+
 def doubts_log(finding: Finding) -> bool:
     """Whether a finding doubts the tokenizer or template of a whole log."""
     return finding.code in LOG_DOUBTS and finding.hit.where is Where.LOG
