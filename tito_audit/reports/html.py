@@ -221,7 +221,8 @@ def write_page(
             if observed is not None:
                 measures = measures or Measures()
                 measures.add(observed.measures)
-                views.add(result)
+                if observed.view is not None:
+                    views.add(observed.view, result)
         before, after = render_page(
             name=name or page_name(summary.files),
             site=views.site,

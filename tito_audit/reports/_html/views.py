@@ -48,7 +48,7 @@ from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
 from tito_audit.version import VERSION
 from tito_audit.viewer.grams import GramIndex
-from tito_audit.viewer.model import ShownStretch, Swap, View, observed_of
+from tito_audit.viewer.model import ShownStretch, Swap, View
 from tito_audit.viewer.replacements import WAS_SAMPLED as REPLACED_SAMPLED
 from tito_audit.viewer.replacements import WAS_SEEN
 
@@ -79,12 +79,8 @@ class ViewBlocks:
         """Delete the blocks on disk."""
         self._waiting.close()
 
-    def add(self, result: Result) -> None:
-        """Add a rollout if it has a view and there is room."""
-        observed = observed_of(result)
-        view = observed.view if observed is not None else None
-        if view is None:
-            return
+    def add(self, view: View, result: Result) -> None:
+        """Add the view of a rollout if there is room."""
         text = data_block("view", view_object(view, result))
         if len(text) > self._room:
             return
@@ -374,11 +370,7 @@ class SiteRows(ViewBlocks):
         self._rows: list[str] = []
         self._written = self._characters = 0
 
-    def add(self, result: Result) -> None:
-        observed = observed_of(result)
-        if observed is None or observed.view is None:
-            return
-        view = observed.view
+    def add(self, view: View, result: Result) -> None:
         row = view_object(view, result, columns=True)
         self.index.append(
             [*index_entry(result), visible(view.row_id), view.digest, self._written, len(self._rows)]
