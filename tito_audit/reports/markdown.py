@@ -125,7 +125,7 @@ def _rule_table(summary: Summary, options: ReportOptions) -> Iterator[str]:
     baseline = summary.gate is not None and summary.gate.baseline is not None
     names = ["errors", "warnings", "notes", *(["known"] if baseline else []), "rollouts", "tokens"]
     rows = []
-    for rule_code, _, numbers in rule_numbers(summary, known=baseline):
+    for rule_code, _, numbers in rule_numbers(summary, with_known=baseline):
         cells = [code(rule_code), _escape(options.titles.get(rule_code, "")), *numbers]
         rows.append(f"| {' | '.join(cells)} |")
     yield from _table(

@@ -194,7 +194,7 @@ def _rule_table(summary: Summary, options: ReportOptions, least: Severity) -> Ta
         columns.pop()
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    for code, worst, numbers in rule_numbers(summary, least, known=any_known):
+    for code, worst, numbers in rule_numbers(summary, least, with_known=any_known):
         if worst >= least:
             what = visible(options.titles.get(code, ""))
             table.add_row(Text(code, style=STYLES[worst]), what, *numbers[: len(columns)])

@@ -247,7 +247,7 @@ class NotebookPage:
             any_known = any(count.known for count in summary.findings.values())
             heads = ["errors", "warnings", "notes", *(["known"] if any_known else []), "rollouts", "tokens"]
             rows = []
-            for code, worst_new, numbers in rule_numbers(summary, known=any_known):
+            for code, worst_new, numbers in rule_numbers(summary, with_known=any_known):
                 rows.append([_coloured(code, worst_new), _html(titles.get(code, "")), *numbers])
             parts += _html_table(("code", "what", *heads), rows, left=2)
         if worst := self._worst.pick(_WORST):

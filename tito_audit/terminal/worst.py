@@ -150,15 +150,15 @@ def log_codes_first(codes: Iterable[str]) -> list[str]:
 
 
 def rule_numbers(
-    summary: Summary, least: Severity = Severity.NOTE, *, known: bool
+    summary: Summary, least: Severity = Severity.NOTE, *, with_known: bool
 ) -> Iterator[tuple[str, Severity, list[str]]]:
     """A code, the worst severity that is new, and counts: new ones by severity down to `least`, known ones (if
-    `known`), rollouts and tokens."""
+    `with_known`), rollouts and tokens."""
     shown = [severity for severity in sorted(Severity, reverse=True) if severity >= least]
     for code in log_codes_first(summary.findings):
         count = summary.findings[code]
         worst = max((severity for severity in Severity if count.new[severity]), default=Severity.NOTE)
-        in_baseline = [count.known] if known else []
+        in_baseline = [count.known] if with_known else []
         numbers = (*(count.new[severity] for severity in shown), *in_baseline, count.rollouts, count.tokens)
         yield code, worst, [f"{number:,}" for number in numbers]
 
