@@ -284,21 +284,13 @@ def _all_scored(values: Logprobs | None, tokens: Mask | None = None) -> bool:
     return values is not None and not bool(np.isnan(values if tokens is None else values[tokens]).any())
 
 
-@cache
-def _parse_path(path: str) -> tuple[tuple[str, str | None], ...]:
-    """The steps of a path: a key, with None, or for each entry of a list "" or a key it needs."""
-    steps = []
-    for step in path.split("."):
-        if (match := re.fullmatch(r"(\w+)(?:\[(\w*)\])?", step)) is not None:
-            steps.append((match[1], match[2]))
-    return tuple(steps)
-
-
 def _find_holders(rows: Sequence[Row], paths: Sequence[str]) -> Holders:
     """The objects at each path in all rows; paths that no row has are left out."""
     holders = []
     for path in paths:
-        steps = _parse_path(path)
+        # A key, with None, or for each entry of a list "" or a key it needs.
+        matches = [re.fullmatch(r"(\w+)(?:\[(\w*)\])?", step) for step in path.split(".")]
+        steps = tuple((match[1], match[2]) for match in matches if match is not None)
         if not steps or any(steps[0][0] in row for row in rows):
             holders.append([holder for row in rows for holder in _objects_at(row, steps)])
     return holders

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from operator import attrgetter, itemgetter
 
 import numpy as np
@@ -67,13 +67,7 @@ def answer_of(evidence: Evidence, turn: Turn) -> Message | None:
     if index is None or not 0 <= index < len(messages):
         return turn.answer
     message = messages[index]
-    return message if is_sampled_role(message.role, message.stated_speaker) else turn.answer
-
-
-@lru_cache(maxsize=256)
-def is_sampled_role(role: str, stated_speaker: str | None) -> bool:
-    """Whether messages of this role are sampled: a log has few roles and many messages."""
-    return Message(role, {}, stated_speaker=stated_speaker).sampled
+    return message if message.sampled else turn.answer
 
 
 @memoized

@@ -9,17 +9,16 @@ from functools import lru_cache, partial
 from operator import attrgetter
 from typing import NamedTuple
 
-from tito_audit.align.blocks import BlockKind
 from tito_audit.errors import ODD_VALUES, PluginError, TitoAuditError, describe_error
 from tito_audit.evidence.judgement import JUDGEMENT
 from tito_audit.evidence.logprobs import verified_parts
-from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Occasion, Verified
+from tito_audit.evidence.model import Against, Evidence, Explained, Occasion, Verified
 from tito_audit.evidence.needs import Needs, applies
 from tito_audit.record.finding import TRAINING_ROW, Finding, FoldedFindings, Hit, Severity, Skip, Where
 from tito_audit.record.rollout import Place
 from tito_audit.record.stated import NotRead
 from tito_audit.repair import Repair, Safety
-from tito_audit.rule import Reason, Rule, hit_of, missing_evidence
+from tito_audit.rule import Rule, hit_of, missing_evidence
 from tito_audit.run.guard import plugin_error
 from tito_audit.run.headlines import Turns, link_findings
 
@@ -139,16 +138,18 @@ def explain_differences(
     """
     if not evidence.differences and not evidence.explained:
         return evidence  # unchanged, so what it has cached stays valid
-    all_rules = tuple(rules)
+    explainers = sorted([rule for rule in rules if rule.explain is not None], key=attrgetter("precedence"))
     explained: list[Explained] = []
     for difference in evidence.differences:
         # A construction that gives the recorded tokens is a proof and overrules what the bytes suggest.
         if (proof := difference.known_cause) is not None:
             explained.append(Explained(difference, proof.code, proof.cause, proof.what))
             continue
-        for rule, explain in explainers_of(all_rules, difference.kind):
+        for rule in explainers:
+            if rule.explain is None or difference.kind not in rule.kinds:
+                continue
             try:
-                reason = explain(difference, evidence)
+                reason = rule.explain(difference, evidence)
             except ODD_VALUES as error:
                 if selected is None or rule.code in selected:
                     raise _rule_failure(rule, evidence, error) from error
@@ -212,14 +213,15 @@ def check_explained(
     if not findings:
         return (), skips
     linked = link_findings(*findings.fold(), rules)
-    all_repairs = None  # asked for only if needed
+    offered = None  # asked for only if needed
     for number, finding in enumerate(linked):
         if finding.severity is Severity.NOTE:
             continue
-        all_repairs = tuple(repairs()) if all_repairs is None else all_repairs
-        for repair in repairs_offered(all_repairs, finding.code):
+        if offered is None:
+            offered = [each for each in repairs() if each.safety is not Safety.UNSAFE and not each.by_model]
+        for repair in offered:
             try:
-                fits = repair.fits(evidence, finding)
+                fits = repair.claims(finding.code) and repair.fits(evidence, finding)
             except TitoAuditError:
                 raise
             except ODD_VALUES as error:
@@ -229,25 +231,6 @@ def check_explained(
                 linked[number] = replace(finding, repair=repair.name)
                 break
     return tuple(linked), skips
-
-
-@lru_cache(maxsize=64)
-def explainers_of(
-    rules: tuple[Rule, ...], kind: BlockKind
-) -> list[tuple[Rule, Callable[[Difference, Evidence], Reason | None]]]:
-    """The rules that may explain a difference of this kind, by precedence."""
-    by_precedence = sorted(rules, key=attrgetter("precedence"))
-    return [(rule, rule.explain) for rule in by_precedence if rule.explain is not None and kind in rule.kinds]
-
-
-@lru_cache(maxsize=256)
-def repairs_offered(repairs: tuple[Repair, ...], code: str) -> list[Repair]:
-    """The repairs that a finding of this code is offered unless the user names others."""
-    return [
-        repair
-        for repair in repairs
-        if repair.safety is not Safety.UNSAFE and not repair.by_model and repair.claims(code)
-    ]
 
 
 def _rule_failure(rule: Rule, evidence: Evidence, error: Exception) -> PluginError:

@@ -435,14 +435,10 @@ def find_normal_form(backend: tokenizers.Tokenizer) -> str | None:
         return None
     contents = [token.content for token in backend.get_added_tokens_decoder().values()]
     stable = not normalizers or all(is_unchanged_by_nfc(content.encode()) for content in contents)
-    if not stable or not all(map(_is_literal, contents)):
+    if not stable:
         return None
+    for content in contents:  # its bytes must certainly be its text, even if the model can produce its id too
+        signs = all("!" <= character <= "~" for character in content) or max(content) > _LAST_OF_ALPHABET
+        if not signs or not content.replace("▁", "").strip():
+            return None
     return "NFC" if normalizers else ""
-
-
-def _is_literal(content: str) -> bool:
-    """Whether the bytes of an added token are certainly its content, even if the model can produce its id too."""
-    if not content.replace("▁", "").strip():
-        return False
-    ascii_signs = all("!" <= character <= "~" for character in content)
-    return ascii_signs or max(content) > _LAST_OF_ALPHABET
