@@ -48,12 +48,9 @@ class Proposal:
 _Propose = Callable[[Evidence, tuple[Finding, ...], RepairChoices], Proposal | None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Repair:
-    """One repair, made by `@repair`; each file of `repairs/` defines one, and its docstring is the manual.
-
-    Repairs are compared by identity, which makes them cheap keys.
-    """
+    """One repair, made by `@repair`; each file of `repairs/` defines one, and its docstring is the manual."""
 
     name: str
     safety: Safety
