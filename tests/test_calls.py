@@ -130,7 +130,13 @@ def halved(world: World) -> Callable[[str], list[int]]:
     return spelled
 
 
+def without_messages(row: Row) -> Row:
+    """A row whose conversation was not logged."""
+    return {name: value for name, value in row.items() if name != "messages"}
+
+
 KINDS: dict[str, Callable[[World, int, int], Row]] = {
+    "bare": lambda world, number, words: without_messages(world.training_row(conversation(number, 6, words))),
     "training": lambda world, number, words: world.training_row(conversation(number, 6, words)),
     "ten calls": lambda world, number, words: world.calls(conversation(number, 10, words)),
     "kept reasoning": lambda world, number, words: world.sampled(conversation(number, 3, words, reasoning=True)),
@@ -166,6 +172,7 @@ def counted(
 
 BUDGETS: dict[tuple[str, str], tuple[int, set[str]]] = {
     ("toy_bpe", "training"): (285, set()),
+    ("toy_bpe", "bare"): (410, set()),
     ("toy_bpe", "ten calls"): (450, set()),
     ("toy_bpe", "drifted"): (1_015, {"SEQ301", "TOK101"}),
     ("qwen3", "ten calls"): (795, {"TPL205", "TPL213"}),

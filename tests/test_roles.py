@@ -146,6 +146,10 @@ def test_a_model_of_the_harmony_format_writes_all_behind_its_own_name() -> None:
     assert sampled_tokens == [*thought, *tool_call, *final[2:]]
 
 
+def test_no_tokens_have_no_roles() -> None:
+    assert list(token_roles(*pieces(()))) == []
+
+
 def test_a_token_of_header_and_answer_is_the_headers() -> None:
     laid, ends = pieces([*CHATML[:-1], "\n\n\n", "Hello", "<|im_end|>"])
     assert token_roles(laid, ends)[8] == GENERATION_PROMPT

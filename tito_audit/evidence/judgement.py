@@ -23,7 +23,7 @@ from tito_audit.evidence.logprob_values import (
     logprob_values_on_mask,
     wrapped_places,
 )
-from tito_audit.evidence.masks import exact_mask_slide, is_turn_end, possible_spans, sampled_turns, slide_back
+from tito_audit.evidence.masks import exact_mask_slide, possible_spans, sampled_turns, slide_back
 from tito_audit.evidence.model import Evidence, RowView, SampledSpan, Verified
 from tito_audit.evidence.readings import Readings, SlideFit
 from tito_audit.record.arrays import Ids, Logprobs, Mask
@@ -147,7 +147,10 @@ def judge_view(
             plausible = LOWEST_LOGPROB < values.lowest <= values.highest < 0 and first - spans[0].start >= 2
             repeated = np.logical_or.reduce(logprobs[starts] == logprobs.take(starts + 1, mode="clip"))
             shown = _EXACT if plausible and not repeated else Verified.MASK
-            verified = _EXACT_IDS if verified is Verified.IDS and shown is _EXACT else verified | shown
+            if verified is Verified.NOTHING:
+                verified = shown
+            else:
+                verified = _EXACT_IDS if verified is Verified.IDS and shown is _EXACT else verified | shown
         return replace(view, spans=spans, sampled=row.loss_mask, verified=verified), judged
     if judged.is_plausible and row.loss_mask is not None:
         later = _without_prefills(spans, row, row.loss_mask, judged.values, decode)
@@ -324,8 +327,7 @@ def _judge_exact_row(row: TrainingRow, spans: tuple[SampledSpan, ...]) -> Judgem
 
 def _spans_by_roles(view: RowView, row: TrainingRow, end_ids: frozenset[int]) -> tuple[SampledSpan, ...]:
     """The spans sampled according to roles or messages, each with its possible ends."""
-    spans = possible_spans(view.sampled, lambda place: is_turn_end(place, row.token_ids, view, end_ids))
-    return _apply_finish_reasons(spans, row)
+    return _apply_finish_reasons(possible_spans(view, row.token_ids, end_ids), row)
 
 
 def _apply_finish_reasons(spans: tuple[SampledSpan, ...], row: TrainingRow) -> tuple[SampledSpan, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -13,7 +12,7 @@ import numpy as np
 from tito_audit.evidence.logprob_values import MAX_SLIDE, first_covered
 from tito_audit.evidence.model import Evidence, RowView, SampledSpan
 from tito_audit.evidence.reference import headers_in, pieces_of
-from tito_audit.evidence.roles import TURN_END, UNKNOWN, ends_turn, token_roles, unclear_roles, unclear_tokens
+from tito_audit.evidence.roles import TURN_END, UNKNOWN, LazyRoles, token_roles, unclear_roles, unclear_tokens
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.memo import memoized
@@ -165,22 +164,25 @@ def sampled_turns(evidence: Evidence) -> list[tuple[int | None, list[tuple[int, 
     return [(key if key >= 0 else None, spans) for key, spans in turns.items()]
 
 
-def possible_spans(sampled: Mask, is_turn_end: Callable[[int], bool]) -> tuple[SampledSpan, ...]:
-    """The sampled runs, each with its possible ends; `is_turn_end` says whether a token of the row ends a turn."""
+def possible_spans(view: RowView, ids: Ids, end_ids: frozenset[int]) -> tuple[SampledSpan, ...]:
+    """The sampled runs of a row with these ids, each with its possible ends."""
     spans = []
-    for start, stop in trained_runs(sampled):
+    for start, stop in trained_runs(view.sampled):
         first = stop
-        while first > start and is_turn_end(first - 1):
+        while first > start and is_turn_end(first - 1, ids, view, end_ids):
             first -= 1
-        if first == stop < len(sampled):
+        if first == stop < len(ids):
             first = max(stop - 1, start)  # no turn end: the last token may be the template's
         spans.append(SampledSpan(start, tuple(range(first, stop + 1))))
     return tuple(spans)
 
 
 def is_turn_end(position: int, ids: Ids, view: RowView, end_ids: frozenset[int]) -> bool:
-    """Whether a row token ends a turn by its id or its role."""
-    return int(ids[position]) in end_ids or ends_turn(view.roles, position)
+    """Whether a row token ends a turn by its id or its role, without computing lazy roles."""
+    if int(ids[position]) in end_ids:
+        return True
+    roles = view.roles
+    return bool(roles.turn_ends[position]) if type(roles) is LazyRoles else roles[position] == TURN_END
 
 
 @dataclass(frozen=True, slots=True)

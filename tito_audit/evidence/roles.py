@@ -122,11 +122,6 @@ class Headers:
         speaker = self.speaker(header, opener)
         return speaker is not None and unknown_role_name(speaker) is None
 
-    def given_header_size(self, header: bytes, opener: str) -> int:
-        """How many bytes of a header were given, if the model writes the rest; 0 if it does not."""
-        match = _WORD.match(header) if opener == HARMONY else None
-        return match.end() if match is not None else 0
-
 
 def headers_of(generation_prompt: str, control_texts: Sequence[str], speakers: Speakers) -> Headers:
     """The message headers of a template with this generation prompt; "" if it is unknown."""
@@ -158,6 +153,7 @@ COMMON_ROLES = frozenset(("system", "user", "assistant", "tool"))
 
 _NAMES = (UNKNOWN, TEMPLATE, GENERATION_PROMPT, ASSISTANT, TURN_END, "system", "user", "tool", GIVEN_ANSWER)
 """Every role that control tokens name, indexed by code; 0 is unknown. Codes of other roles come after these."""
+_NUMBERS = {name: code for code, name in enumerate(_NAMES)}
 _GROUP, _GROUP_END = "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>"
 """Older DeepSeek templates write these around all tool outputs of a turn."""
 
@@ -245,11 +241,6 @@ class LazyRoles(Roles):
         return self._computed._codes
 
 
-def ends_turn(roles: Sequence[str], place: int) -> bool:
-    """Whether the token at this index has the role `turn end`, without computing lazy roles."""
-    return bool(roles.turn_ends[place]) if isinstance(roles, LazyRoles) else roles[place] == TURN_END
-
-
 def token_roles(pieces: Pieces, end_ids: frozenset[int], headers: Headers | None = None) -> Roles:
     """`[N]` the role of each token: a message's own, `template`, `generation prompt` or `turn end`.
 
@@ -287,8 +278,9 @@ class _RoleReader:
         self._pieces = pieces
         self._end_ids = end_ids
         self._headers = headers
-        self._names = {name: code for code, name in enumerate(_NAMES)}
-        self._codes = np.zeros(len(pieces), np.int16)
+        self._starts = [0]
+        """The first token of each run of one role; the first run is empty."""
+        self._run_roles = [UNKNOWN]
         self._role = UNKNOWN
         self._opener: str | None = None
         """The control token that opened the current header; None outside headers."""
@@ -305,14 +297,17 @@ class _RoleReader:
 
     def roles(self) -> Roles:
         """`[N]` the roles of the tokens read."""
+        numbers = dict(_NUMBERS)
+        run_codes = np.array([numbers.setdefault(name, len(numbers)) for name in self._run_roles], np.int16)
+        codes = run_codes.repeat(np.subtract([*self._starts[1:], len(self._pieces)], self._starts))
         prefix = self._headers.prefill
         if prefix and self._answer_starts:
             starts = self._pieces.start
             for begin in self._answer_starts:
                 if self._pieces.data.startswith(prefix, begin):
                     first, last = starts.searchsorted([begin, begin + len(prefix)]).tolist()
-                    self._codes[first:last] = self._names[GENERATION_PROMPT]
-        return Roles(tuple(self._names), self._codes)
+                    codes[first:last] = numbers[GENERATION_PROMPT]
+        return Roles(tuple(numbers), codes)
 
     def read_control(self, at: int, id_: int, literal: str) -> None:
         """Give a control token its role and update who speaks; inside an answer, it is part of the answer."""
@@ -346,7 +341,8 @@ class _RoleReader:
             if literal in SAMPLED_HEADERS:
                 self._opener = None
             of_control = role if role == ASSISTANT or unknown_role_name(role) is not None else TEMPLATE
-        self._codes[at] = self._code(of_control)
+        self._starts.append(at)
+        self._run_roles.append(of_control)
 
     def _opens(self, at: int, literal: str) -> bool:
         """Whether a token that opens messages does so here, and is not part of the text of one."""
@@ -362,7 +358,9 @@ class _RoleReader:
         if opener is not None:
             line, newline, _ = data.partition(b"\n")
             self._role = headers.speaker(line, opener) or UNKNOWN
-            header = headers.given_header_size(line, opener) if self._role == ASSISTANT else 0
+            # The model writes the rest of a harmony header itself.
+            word = _WORD.match(line) if opener == HARMONY and self._role == ASSISTANT else None
+            header = word.end() if word is not None else 0
             if header or newline:
                 self._opener = None
             if not header:
@@ -379,8 +377,8 @@ class _RoleReader:
             text_start += 1 + int(self._pieces.end[start : end - 1].searchsorted(offset + header))
             self._note_answer_start(text_start, offset + header)
         scaffold = GENERATION_PROMPT if self._role == ASSISTANT else TEMPLATE
-        self._codes[start:text_start] = self._code(ASSISTANT if self._sampled_header else scaffold)
-        self._codes[text_start:end] = self._code(self._role)
+        self._starts += start, text_start
+        self._run_roles += ASSISTANT if self._sampled_header else scaffold, self._role
         self._sampled_header = self._sampled_header and self._opener is not None
 
     def _note_answer_start(self, at: int, byte: int | None = None) -> None:
@@ -394,9 +392,6 @@ class _RoleReader:
         pieces, stop = self._pieces, min(at + 1 + 64, len(self._pieces))
         controls = pieces.control[at + 1 : stop].nonzero()[0]
         return pieces.bytes_of(at + 1, at + 1 + int(controls[0]) if len(controls) else stop).partition(b"\n")[0]
-
-    def _code(self, name: str) -> int:
-        return self._names.setdefault(name, len(self._names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ and jinja2.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -107,7 +106,7 @@ class StoredFacts:
         values = [variables.get(name, _ABSENT) for name in names or ()]
         if not _SCALAR_TYPES.issuperset(map(type, values)):
             return None, None
-        key = json.dumps([[] if value is _ABSENT else value for value in values])
+        key = repr([[] if value is _ABSENT else value for value in values])
         return key, self._generation_prompts.get(key)
 
     def add_generation_prompt(self, key: str, text: str, *, lasting: bool) -> None:
