@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import os
+import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests import report_results
+from tests.apart import SHARED
 from tests.browser import driver, made
 from tests.browser.made import HOSTILE
+from tests.browser.scene import FIND, Stage, play, scenes
 from tests.command import run
-from tests.tiers import examples, some
-from tito_audit.record.finding import Finding, Hit, Result, Severity, Side, Skip, Where
+from tests.tiers import crossed, examples, some
+from tests.world import ROOT, TOY
+from tito_audit.record.finding import NEXT_PROMPT, SAMPLED, Finding, Hit, Result, Severity, Side, Skip, Where
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.reports import report_named
 from tito_audit.summary import Gate, RateCount, Summary
 from tito_audit.viewer.model import Observed, ShownStretch, Swap, View, ViewSequence
 
-ROOT = Path(__file__).resolve().parents[1]
-TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
-HERE = Path(__file__).resolve().parent
-CONTRAST = HERE / "browser" / "contrast.js"
-UNNAMED = HERE / "browser" / "unnamed.js"
-
-
+BROWSER = ROOT / "tests" / "browser"
+CONTRAST = BROWSER / "contrast.js"
+UNNAMED = BROWSER / "unnamed.js"
+WIDTHS = (400, 1280, 1920)
+REAL = Path(os.environ.get("TITO_AUDIT_TOKENIZERS") or SHARED / "tokenizers")
 STARTED = pytest.StashKey[driver.Browser]()
 
 
@@ -64,199 +66,70 @@ def quiet(browser: driver.Browser, page: Path) -> None:
     assert not [line for line in browser.proxy.asked if "evil" in line]
 
 
-def texts(browser: driver.Browser, selector: str) -> list[str]:
-    return browser.js(
-        "return [...document.querySelectorAll(arguments[0])].map(node => node.innerText.trim())", selector
-    )
-
-
-def choose(browser: driver.Browser, name: str, words: str) -> None:
-    browser.js(
-        """const select = document.getElementById(arguments[0]);
-        select.value = [...select.options].find((one) => one.textContent.startsWith(arguments[1])).value;
-        select.dispatchEvent(new Event("change", {bubbles: true}));""",
-        name,
-        words,
-    )
-
-
-def search(browser: driver.Browser, words: str) -> str:
-    """What the page says was found, once a search is done."""
-    done = """const [words, done] = arguments, shown = document.getElementById("shown");
-        const find = document.getElementById("find");
-        find.value = words;
-        new MutationObserver((_, watch) => { watch.disconnect(); done(shown.textContent); })
-            .observe(shown, {childList: true, characterData: true, subtree: true});
-        find.dispatchEvent(new Event("input", {bubbles: true}));"""
-    return str(browser.driver.execute_async_script(done, words))
-
-
-def press(browser: driver.Browser, *keys: str) -> None:
-    from selenium.webdriver.common.action_chains import ActionChains
-
-    ActionChains(browser.driver).send_keys(*keys).perform()
-
-
-def wait(browser: driver.Browser, code: str) -> None:
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    WebDriverWait(browser.driver, 20, poll_frequency=0.02).until(lambda tab: tab.execute_script(f"return {code}"))
-
-
 def test_the_page_of_a_real_audit_opens_from_disk_and_asks_for_nothing(
     browser: driver.Browser, scanned: Path
 ) -> None:
     browser.look()
     browser.open(scanned)
-    number = len(texts(browser, "table.findings tbody tr"))
+    number = len(browser.texts("table.findings tbody tr"))
     assert number == 50
-    assert texts(browser, "h1") == ["Failed"]
-    assert re.search(r"\d+ findings? at or above error", texts(browser, ".verdict")[0])
+    assert browser.texts("h1") == ["Failed"]
+    assert re.search(r"\d+ findings? at or above error", browser.texts(".verdict")[0])
     assert re.fullmatch(r"Failed · \d+ logs in formats · tito-audit", browser.js("return document.title"))
     assert browser.js("return document.querySelectorAll('figure svg .rect').length") > 3
     quiet(browser, scanned)
 
 
-def test_findings_are_filtered_by_every_control_and_reset(browser: driver.Browser, tmp_path: Path) -> None:
-    page = made.page(tmp_path / "page.html", made.many(400))
-    browser.open(page)
-    rows = browser.js
-    assert texts(browser, "#shown") == ["400 findings"]
-    choose(browser, "by-code", "TOK101")
-    assert set(texts(browser, "table.findings tbody td:nth-child(3)")) == {"TOK101"}
-    choose(browser, "by-cause", "resplit")
-    assert texts(browser, "#shown") == ["0 of 400 findings"]
-    rows("document.querySelector('.filters button[type=reset]').click()")
-    wait(browser, "document.getElementById('shown').textContent === '400 findings'")
-    rows("document.querySelector('input[value=error]').click()")
-    assert "error" not in texts(browser, "table.findings tbody td:nth-child(2)")
-    rows("document.querySelector('input[value=error]').click()")
-    choose(browser, "by-file", "part-00003")
-    assert {place.split(":")[0] for place in texts(browser, "table.findings tbody td:nth-child(4)")} == {
-        "part-00003.jsonl"
-    }
-    choose(browser, "by-file", "all")
-    choose(browser, "by-known", "known")
-    assert 0 < len(texts(browser, ".known")) <= 50
-    choose(browser, "by-known", "all")
-    assert re.fullmatch(r"\d+ of 400 findings", search(browser, "ZÜRICH"))
-    assert "Zürich" in texts(browser, "table.findings tbody tr")[0]
-    assert set(texts(browser, "table.findings mark")) <= {"Zürich"}
-    rows("document.querySelector('a[data-code=LPR505]').click()")
-    wait(browser, "document.getElementById('by-code').value !== ''")
-    assert set(texts(browser, "table.findings tbody td:nth-child(3)")) == {"LPR505"}
-    quiet(browser, page)
-
-
-def test_findings_are_sorted_and_paged_from_the_keyboard(browser: driver.Browser, tmp_path: Path) -> None:
-    browser.open(made.page(tmp_path / "page.html", made.many(400)))
-    severities = texts(browser, "table.findings tbody td:nth-child(2)")
-    assert set(severities) == {"error"}
-    assert browser.js("return document.querySelector('th[data-sort=severity]').ariaSort") == "descending"
-    browser.js("document.querySelector('th[data-sort=code] button').focus()")
-    press(browser, "\ue007")
-    assert browser.js("return document.querySelector('th[data-sort=code]').ariaSort") == "ascending"
-    assert set(texts(browser, "table.findings tbody td:nth-child(3)")) == {"LPR505"}
-    press(browser, "\ue007")
-    assert browser.js("return document.querySelector('th[data-sort=code]').ariaSort") == "descending"
-    assert set(texts(browser, "table.findings tbody td:nth-child(3)")) == {"TPL203"}
-    browser.js("document.querySelector('[aria-label=\"next page\"]').focus()")
-    press(browser, " ")
-    assert "page 2 of 8" in texts(browser, ".turn-pages")[0]
-    browser.js("document.querySelector('.toggle').focus()")
-    press(browser, "\ue007")
-    assert browser.js("return document.activeElement.getAttribute('aria-expanded')") == "true"
-    assert "tito-audit explain TPL203" in texts(browser, "tr.detail")[0]
-    assert "--row" in texts(browser, "tr.detail")[0]
-    assert len(texts(browser, "tr.detail .token.today")) >= 1
-
-
-def test_a_rollout_opens_from_its_finding_and_shows_both_sides(browser: driver.Browser, tmp_path: Path) -> None:
-    page = made.page(tmp_path / "page.html", made.viewed())
-    browser.look()
-    browser.open(page)
-    browser.js("document.querySelector('table.findings .small').click()")
-    wait(browser, "document.getElementById('viewer').open")
-    assert texts(browser, "#viewer-title") == ["run.jsonl:0"]
-    assert texts(browser, ".sequence h3") == ["turn 0 · completion", "turn 1 · prompt", "training row"]
-    assert texts(browser, ".left .drift") == ["·Skin", "ny"]
-    assert texts(browser, ".right .today") == ["·Skinny", "⏎", "⏎"]
-    assert texts(browser, ".gap") == ["… 390 tokens left out …"]
-    assert "1 more token" in texts(browser, ".right .nothing")[0]
-    borders = """return [...document.querySelectorAll(arguments[0])].map(one => {
-        const style = getComputedStyle(one);
-        return style.borderTopStyle + " " + style.borderTopWidth; })"""
-    assert set(browser.js(borders, ".sequence .drift")) == {"solid 2px"}, (
-        "differences are not told by colour alone"
+def links(browser: driver.Browser) -> list[str]:
+    """The links to the tokens of every finding in the page, through all pages of the table."""
+    addresses: list[str] = browser.js(
+        """const links = [], next = document.querySelector("#findings [aria-label='next page']");
+        const fold = document.getElementById("fold");
+        if (fold.checked) fold.click();
+        for (;;) {
+            links.push(...[...document.querySelectorAll("table.findings a.small")].map((link) => link.hash));
+            if (next.disabled) return links;
+            next.click();
+        }"""
     )
-    assert set(browser.js(borders, ".sequence .today")) == {"dashed 2px"}
-    assert set(browser.js(borders, ".pair.same .left .token")) == {"solid 1px"}
-    assert len(texts(browser, ".left .trained")) == 11
-    assert browser.js("return document.activeElement.textContent") == "·Skin", "the finding's tokens are jumped to"
-    assert texts(browser, ".jump[aria-current=true] b") == ["TOK101"]
-    browser.js("document.querySelectorAll('.jump')[1].click()")
-    assert texts(browser, ".here") == ["2", "3"]
-    press(browser, "\ue00c")  # Escape takes the card first, then the rollout
-    assert browser.js("return document.getElementById('tip').hidden")
-    press(browser, "\ue00c")
-    wait(browser, "!document.getElementById('viewer').open")
-    wait(browser, "document.activeElement.classList.contains('small')")  # the focus comes back
-    quiet(browser, page)
+    return addresses
 
 
-def test_a_sequence_without_known_differences_claims_nothing_of_another_side(
-    browser: driver.Browser, tmp_path: Path
+def all_open_in_sight(browser: driver.Browser, page: Path, number: int) -> None:
+    """Random findings of a page are in sight once opened, at every width; in `make test` each at one width."""
+    browser.look()
+    browser.open(page)
+    with_tokens = [link for link in links(browser) if ".log." not in link and "finding=REC" not in link]
+    chosen = random.Random(25).sample(with_tokens, min(number, len(with_tokens)))
+    assert chosen
+    pairs = crossed(WIDTHS, chosen)
+    for width in WIDTHS:
+        browser.js("document.getElementById('close-viewer').click()")
+        browser.look(width=width)
+        shown = [link for at, link in pairs if at == width]
+        assert browser.driver.execute_async_script((BROWSER / "opened.js").read_text(), shown) == []
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(("model", "number"), some([("smollm2", 8), ("gemma-3", 8), ("qwen2.5-coder", 9)], 1))
+def test_findings_of_real_logs_are_in_sight_when_opened(
+    browser: driver.Browser, tmp_path: Path, model: str, number: int
 ) -> None:
-    """Perhaps nothing was compared with it."""
-    page = made.page(tmp_path / "page.html", made.viewed())
-    browser.look()
-    browser.open(page)
-    browser.js("document.querySelector('table.findings .small').click()")
-    wait(browser, "document.getElementById('viewer').open")
-    heads = texts(browser, ".columns div:last-child")
-    assert heads == ["next prompt, template", "template", "nothing to compare with"]
-    assert texts(browser, ".sequence:nth-of-type(2) .right .token") == ["Hi", "!"]
-    assert "the same in: template" in texts(browser, ".sequence:nth-of-type(2) p")[0]
-    assert texts(browser, ".sequence:last-of-type .left .token") == ["1", "2", "3"]
-    assert texts(browser, ".sequence:last-of-type .right .token") == []
+    log, tokenizer = SHARED / "rollouts" / model / "retok.jsonl.gz", REAL / model
+    for needed in (log, tokenizer):
+        if not needed.exists():
+            pytest.skip(f"{needed} is not here: no finding of {model} was opened")
+    page = tmp_path / "page.html"
+    run("scan", str(log), "-t", str(tokenizer), "-q", "--fail-on", "never", "--report", f"html={page}")
+    all_open_in_sight(browser, page, number)
 
 
-def test_a_token_says_what_it_is_on_focus_and_under_a_pointer(browser: driver.Browser, tmp_path: Path) -> None:
-    from selenium.webdriver.common.action_chains import ActionChains
-    from selenium.webdriver.common.by import By
-
-    browser.look()
-    browser.open(made.page(tmp_path / "page.html", made.viewed()))
-    browser.js("document.querySelector('#rollouts-app tbody button').click()")
-    wait(browser, "document.getElementById('viewer').open")
-    press(browser, "n")
-    assert texts(browser, "#tip dd")[:6] == ["102", "·Skin", "20 53 6b 69 6e", "-7.125", "trained", "assistant"]
-    assert browser.js("return document.activeElement.getAttribute('aria-describedby')") == "tip"
-    press(browser, "\ue014")  # to the right
-    assert texts(browser, "#tip dd")[:2] == ["103", "ny"]
-    box = browser.driver.find_elements(By.CSS_SELECTOR, ".left .token")[4]
-    ActionChains(browser.driver).move_to_element(box).perform()
-    wait(browser, "document.querySelector('#tip dd').textContent === '104'")
-    assert "unknown" in texts(browser, "#tip dd")[3]
-    press(browser, "\ue00c", "\ue00c")
-    wait(browser, "!document.getElementById('viewer').open")
+def test_findings_of_the_example_logs_are_in_sight_when_opened(browser: driver.Browser, scanned: Path) -> None:
+    all_open_in_sight(browser, scanned, examples(6, 25))
 
 
-def test_rollouts_can_be_gone_through_and_linked_to(browser: driver.Browser, tmp_path: Path) -> None:
-    page = made.page(tmp_path / "page.html", made.viewed(3))
-    browser.open(page)
-    browser.js("location.hash = '#rollout=run.jsonl:1'")
-    wait(browser, "document.getElementById('viewer').open")
-    assert texts(browser, "#viewer-title") == ["run.jsonl:1"]
-    browser.js("document.getElementById('next-rollout').click()")
-    wait(browser, "document.getElementById('viewer-title').textContent === 'run.jsonl:2'")
-    assert browser.js("return document.getElementById('next-rollout').disabled")
-    assert browser.js("return location.hash") == "#rollout=run.jsonl:2"
-    browser.js("document.getElementById('close-viewer').click()")
-    wait(browser, "location.hash === ''")
-
-
-def test_a_rollout_opens_where_there_is_something_to_see(browser: driver.Browser, tmp_path: Path) -> None:
+def long() -> list[Result]:
+    """A rollout of many tokens with two differences near its end, and a finding before them."""
     ids, place = tuple(range(4_000)), Place("logs/run.jsonl", 0)
     swaps = (Swap(3000, 3001, (7,), ("7",), ("37",)), Swap(3900, 3901, (8,), ("8",), ("38",)))
     pieces = tuple(f"{number} " for number in ids)
@@ -266,40 +139,48 @@ def test_a_rollout_opens_where_there_is_something_to_see(browser: driver.Browser
     finding = Finding("TOK101", Severity.ERROR, place, hit)
     observed = Observed(made.measures(), view)
     counts = {"turns": 1, "tokens": 4000, "generated_tokens": 4000}
-    result = Result(place, Rollout(place, "slime"), (finding,), (), counts, observed=observed)
-    browser.look()
-    browser.open(made.page(tmp_path / "page.html", [result]))
-    at = """const one = document.querySelector(arguments[0]).getBoundingClientRect();
-        const pane = document.getElementById("viewer-tokens").getBoundingClientRect();
-        return (one.top - pane.top) / pane.height"""
-    browser.js("document.querySelector('#rollouts-app tbody button').click()")
-    wait(browser, "document.querySelector('#viewer-tokens .drift')")
-    assert 0 < browser.js(at, ".drift") < 0.5, "the first difference is near the top"
-    assert browser.js("return document.activeElement.id") == "viewer-title"
-    browser.js("document.getElementById('close-viewer').click()")
-    browser.js("document.querySelector('table.findings .small').click()")
-    wait(browser, "document.querySelector('#viewer-tokens .here')")
-    assert 0 < browser.js(at, ".here") < 1, "the finding that it was opened from"
-    browser.js("document.getElementById('viewer').dispatchEvent(new Event('close'))")  # said late of the first
-    assert 0 < browser.js(at, ".here") < 1, "it stays open"
+    return [Result(place, Rollout(place, "slime"), (finding,), (), counts, observed=observed)]
 
 
-def test_the_card_of_a_token_leaves_what_stands_in_its_place_in_sight(
-    browser: driver.Browser, tmp_path: Path
-) -> None:
-    for width in (400, 1280):
-        browser.look(width=width)
-        browser.open(made.page(tmp_path / "page.html", made.viewed()))
-        browser.js("document.querySelector('#rollouts-app tbody button').click()")
-        wait(browser, "document.getElementById('viewer').open")
-        press(browser, "n")
-        over = """const tip = document.getElementById("tip").getBoundingClientRect();
-            return [...document.querySelectorAll(".pair.differs .today")].slice(0, 1).some((one) => {
-                const at = one.getBoundingClientRect();
-                return at.left < tip.right && tip.left < at.right && at.top < tip.bottom && tip.top < at.bottom;
-            })"""
-        assert texts(browser, "#tip dd")
-        assert not browser.js(over)
+def caused() -> list[Result]:
+    """A rollout with a cause, two findings that follow from it, and one apart; the row is not among the views."""
+    place = Place("logs/run.jsonl", 0)
+    around = Side((1, 2), ("so", " it"))
+    sampled, prompt = Side((10, 11), (" Skin", "ny"), SAMPLED), Side((12,), (" Skinny",), NEXT_PROMPT)
+    hit = Hit(
+        Where.COMPLETION, 4, 6, "Two tokens come back as one.", 0, "merge", None, sampled, prompt, around, around
+    )
+    root = Finding("TOK101", Severity.ERROR, place, hit, headline="{n} re-tokenized")
+    after = [
+        Finding(
+            code, Severity.ERROR, place, Hit(Where.PROMPT, 9, 10, "It departs.", turn), because_of=root.fingerprint
+        )
+        for code, turn in (("SEQ301", 1), ("SEQ301", 2))
+    ]
+    apart = Finding(
+        "LPR505", Severity.WARNING, place, Hit(Where.ROW, 1, 3, "A placeholder is trained.", None, "0.0")
+    )
+    counts = {"turns": 3, "tokens": 90, "generated_tokens": 40}
+    return [Result(place, Rollout(place, "slime"), (*after, root, apart), (), counts)]
+
+
+PAGES: dict[str, Callable[..., Iterable[Result]]] = {
+    "caused": caused,
+    "long": long,
+    "many": made.many,
+    "viewed": made.viewed,
+}
+"""The results of a page that a scene opens, by its name; some take their number."""
+
+
+@pytest.mark.parametrize(("file", "scene"), scenes("page"))
+def test_a_page_is_used_as_a_scene_says(browser: driver.Browser, tmp_path: Path, file: Path, scene: str) -> None:
+    page = tmp_path / "page.html"
+
+    def opens(name: str, *number: str) -> Path:
+        return made.page(page, PAGES[name](*map(int, number)))
+
+    play(file, scene, Stage(browser, opens, lambda: quiet(browser, page)))
 
 
 def hostile() -> Iterator[Result]:
@@ -342,9 +223,9 @@ def test_hostile_words_in_every_field_do_nothing_and_are_seen(
     browser.js(
         "document.querySelector('.toggle').click(); document.querySelector('table.findings .small').click()"
     )
-    wait(browser, "document.getElementById('viewer').open && document.querySelector('#viewer-tokens .token')")
-    press(browser, "n")
-    assert "javascript:window.owned=6.jsonl:3[1]" in texts(browser, "#viewer-title")[0]
+    browser.wait("document.getElementById('viewer').open && document.querySelector('#viewer-tokens .token')")
+    browser.press("n")
+    assert "javascript:window.owned=6.jsonl:3[1]" in browser.texts("#viewer-title")[0]
     for place in (
         "#viewer-tokens",
         "#tip",
@@ -358,7 +239,7 @@ def test_hostile_words_in_every_field_do_nothing_and_are_seen(
         ".both .side",
         ".chain",
     ):
-        assert "</script><script>window.owned=1" in " ".join(texts(browser, place)), place
+        assert "</script><script>window.owned=1" in " ".join(browser.texts(place)), place
     shown = browser.js("return document.body.textContent")
     assert "\\u202eturned\\u202c \\u2028" in shown
     acting = set("\x00\x07\x1b\x9b\u202e\u2028") | {chr(code) for code in range(0xD800, 0xE000)}
@@ -381,7 +262,7 @@ def test_the_policy_stops_a_script_that_got_in_all_the_same(browser: driver.Brow
         document.body.insertAdjacentHTML("beforeend", image);
         try { fetch("http://evil.invalid/").catch(() => 0) } catch { }"""
     )
-    wait(browser, "document.querySelector('img').complete")
+    browser.wait("document.querySelector('img').complete")
     assert browser.js("return window.owned") is None
     browser.listen()
     assert any("Content Security Policy" in words for words in browser.complaints)
@@ -393,23 +274,35 @@ def test_a_hundred_thousand_findings_stay_usable(browser: driver.Browser, tmp_pa
     page = made.page(tmp_path / "page.html", made.many(number))
     assert page.stat().st_size < 160 * number
     browser.look()
-    browser.open(page, wait=120)
-    assert texts(browser, "#shown") == [f"{number:,} findings"]
-    assert len(texts(browser, "table.findings tbody tr")) == 50
+    browser.open(page)
+    assert browser.texts("#shown") == [f"{number:,} findings"]
+    assert len(browser.texts("table.findings tbody tr")) == 50
     timed = "const begun = performance.now(); %s; return performance.now() - begun"
-    search(browser, "wizards quietly")
-    assert re.fullmatch(rf"[\d,]+ of {number:,} findings", search(browser, "café"))
+    shown = [browser.driver.execute_async_script(FIND, words) for words in ("wizards quietly", "café")]
+    assert re.fullmatch(rf"[\d,]+ of {number:,} findings", shown[1])
     for click in ("th[data-sort=tokens] button", "[aria-label='last page']", "input[value=note]"):
         took = browser.js(timed % f'document.querySelector("{click}").click()')
         assert took < 5_000, f"{click} took {took:.0f} ms"
     quiet(browser, page)
 
 
-@pytest.mark.parametrize(
-    ("width", "dark"),
-    some([(400, False), (1280, False), (400, True), (1280, True)], 2),
-    ids=lambda value: {False: "light", True: "dark"}[value] if isinstance(value, bool) else str(value),
-)
+def assert_readable(browser: driver.Browser, width: int) -> None:
+    """Every text stands out, every control has a name, no id is there twice, nothing is wider than the window."""
+    assert browser.js(CONTRAST.read_text()) == []
+    assert browser.js(UNNAMED.read_text()) == []
+    assert browser.js("return document.documentElement.scrollWidth") <= width
+    ids = browser.js("return [...document.querySelectorAll('[id]')].map((node) => node.id)")
+    assert len(ids) == len(set(ids))
+
+
+def looks(narrow: int, wide: int) -> pytest.MarkDecorator:
+    """A window of both widths in both schemes of colours; in `make test` two of these."""
+    cases = [(width, dark) for dark in (False, True) for width in (narrow, wide)]
+    named = [pytest.param(*case, id=f"{case[0]}-{'dark' if case[1] else 'light'}") for case in some(cases, 2)]
+    return pytest.mark.parametrize(("width", "dark"), named)
+
+
+@looks(400, 1280)
 def test_the_page_can_be_read_at_both_widths_and_in_both_schemes(
     browser: driver.Browser, tmp_path: Path, width: int, dark: bool
 ) -> None:
@@ -426,18 +319,14 @@ def test_the_page_can_be_read_at_both_widths_and_in_both_schemes(
         browser.js("for (const one of document.querySelectorAll('details')) one.open = true")
         browser.js("document.querySelector('.toggle').click()")
         browser.picture(folder / f"{page.stem}-{name}")
-        assert browser.js(CONTRAST.read_text()) == []
-        assert browser.js(UNNAMED.read_text()) == []
-        assert browser.js("return document.documentElement.scrollWidth") <= width
-        ids = browser.js("return [...document.querySelectorAll('[id]')].map((node) => node.id)")
-        assert len(ids) == len(set(ids))
+        assert_readable(browser, width)
         assert (
             browser.js("return [...document.querySelectorAll('h1, h2, h3')].map((node) => node.tagName)")[0]
             == "H1"
         )
     browser.js("document.querySelector('#rollouts-app tbody button').click()")
-    wait(browser, "document.getElementById('viewer').open")
-    press(browser, "n")
+    browser.wait("document.getElementById('viewer').open")
+    browser.press("n")
     browser.picture(folder / f"rollout-{name}", whole=False)
     assert browser.js(CONTRAST.read_text()) == []
     assert browser.js("return document.getElementById('viewer').scrollWidth") <= width
@@ -445,23 +334,6 @@ def test_the_page_can_be_read_at_both_widths_and_in_both_schemes(
     assert (background == "rgb(255, 255, 255)") is not dark
     assert (folder / f"rollout-{name}").stat().st_size > 5_000
     quiet(browser, viewed)
-
-
-def test_the_colours_can_be_chosen_and_a_print_leaves_the_controls_out(
-    browser: driver.Browser, scanned: Path
-) -> None:
-    browser.look(dark=False)
-    browser.open(scanned)
-    backgrounds = []
-    for _ in range(3):
-        browser.js("document.getElementById('theme').click()")
-        backgrounds.append(browser.js("return getComputedStyle(document.body).backgroundColor"))
-    assert backgrounds[0] == backgrounds[2] != backgrounds[1]
-    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-    shown = """return ['.filters', '.top', 'h1', '.rules', 'table.findings']
-        .map((one) => document.querySelector(one).checkVisibility())"""
-    assert browser.js(shown) == [False, False, True, True, True]
-    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
 def test_without_scripts_the_page_says_what_is_missing_and_shows_the_rest(

@@ -22,9 +22,9 @@ from tokenizers import Tokenizer
 
 from tests.browser import driver
 from tests.browser.made import HOSTILE, WORDS
+from tests.browser.scene import Stage, play, scenes
 from tests.command import run, written
-from tests.test_html_browser import CONTRAST, UNNAMED, browser, press, texts, wait
-from tests.tiers import some
+from tests.test_html_browser import assert_readable, browser, looks
 from tests.world import FORMATS, TOY
 from tito_audit import Settings, scan_rollouts
 from tito_audit.reports._html.views import SITE_MARK
@@ -277,15 +277,6 @@ def served(folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def go(browser: driver.Browser, address: str) -> None:
-    """Open an address and wait until its page is ready."""
-    browser.driver.get("about:blank")
-    browser.listen()
-    browser.requests, browser.complaints = [], []
-    browser.driver.get(address)
-    wait(browser, "document.documentElement.dataset.ready === 'yes'")
-
-
 def own_files_alone(browser: driver.Browser, root: str) -> None:
     """Nothing was complained of, and nothing but files of the site was asked for."""
     browser.listen()
@@ -295,138 +286,27 @@ def own_files_alone(browser: driver.Browser, root: str) -> None:
     assert browser.js("return window.owned") is None
 
 
-def search(browser: driver.Browser, words: str, read_as: str = "") -> str:
-    browser.js(
-        """delete document.documentElement.dataset.searched;
-        document.getElementById("search-words").value = arguments[0];
-        document.getElementById("search-as").value = arguments[1];
-        document.getElementById("search-form").requestSubmit();""",
-        words,
-        read_as,
-    )
-    wait(browser, "document.documentElement.dataset.searched")
-    return str(browser.js("return document.getElementById('search-state').textContent"))
+def staged(browser: driver.Browser, root: str) -> Stage:
+    """The browser, where a scene opens pages of the site at this address."""
+    return Stage(browser, lambda page: f"{root}/{page}", lambda: own_files_alone(browser, root))
 
 
-@pytest.mark.parametrize("way", ["disk", "server"])
-def test_a_site_is_searched_and_a_hit_leads_to_its_token(browser: driver.Browser, site: Path, way: str) -> None:
-    browser.look(width=1400)
+@pytest.mark.parametrize(("file", "scene"), scenes("site"))
+def test_a_site_is_used_from_disk(browser: driver.Browser, site: Path, file: Path, scene: str) -> None:
+    play(file, scene, staged(browser, site.resolve().as_uri()))
+
+
+@pytest.mark.parametrize(("file", "scene"), scenes("site")[:1])
+def test_a_site_is_used_from_a_server(browser: driver.Browser, site: Path, file: Path, scene: str) -> None:
     with served(site) as server:
-        root = site.resolve().as_uri() if way == "disk" else server
-        go(browser, f"{root}/index.html")
-        assert texts(browser, ".logs .word") == ["Passed", "Passed", "Failed", "Passed"]
-        assert re.match(r"2 hits for the text · \d file", search(browser, "ZEBRA-4711 of zürich"))
-        assert texts(browser, "#search-hits mark") == ["zebra-4711 of ZÜRICH"] * 2
-        assert "0 hits for the text · 0 files read" in search(browser, "certainly-not-in-there")
-        assert "0 hits" in search(browser, "qqq"), "too short for the index: every file is read"
-        ids = ENCODER.encode(" zebra-4711", add_special_tokens=False).ids
-        assert re.match(rf"2 hits for {len(ids)} token ids", search(browser, " ".join(map(str, ids))))
-        assert re.match(r"\d+ hits? for 1 token id", search(browser, str(ids[0]), "ids"))
-        assert search(browser, json.dumps(ids)).startswith("2 hits")
-        own_files_alone(browser, root)
-        browser.js("document.querySelector('#search-hits a').click()")
-        wait(
-            browser,
-            "document.getElementById('viewer')?.open && document.activeElement.classList.contains('token')",
-        )
-        assert browser.js("return location.hash").startswith("#rollout=step_0.jsonl:1&token=.row.")
-        assert browser.js("return document.activeElement.facts.id") == ids[0]
-        assert texts(browser, ".token.here") == [browser.js("return document.activeElement.textContent")]
-        own_files_alone(browser, root)
-
-
-def test_all_rows_of_a_log_are_shown_with_what_a_trainer_logged(
-    browser: driver.Browser, site: Path, logs: Path
-) -> None:
-    browser.look(width=1400)
-    go(browser, (site / "logs" / "second-step_0.jsonl.html").as_uri())
-    assert texts(browser, "#rollouts-shown") == ["6 rollouts"]
-    browser.js(
-        """const code = document.getElementById("rollout-code");
-        code.value = [...code.options].find((one) => one.textContent.startsWith("LPR504")).value;
-        code.dispatchEvent(new Event("change"));"""
-    )
-    assert texts(browser, "#rollouts-shown") == ["1 of 6 rollouts"]
-    assert texts(browser, ".rollouts tbody td")[0] == "task-2"
-    browser.js("document.querySelector('.rollouts tbody button').click()")
-    wait(browser, "document.getElementById('viewer').open && document.getElementById('over').options.length > 2")
-    assert texts(browser, "#over option") == [
-        *("nothing", "mask", "logprob", "old_log_probs", "advantages"),
-        "all",
-    ]
-    over = """const select = document.getElementById("over");
-        select.value = arguments[0];
-        select.dispatchEvent(new Event("change"));
-        return [...document.querySelectorAll(".left .token")].at(-2).dataset.over"""
-    shown = [browser.js(over, name) for name in ("mask", "logprob", "old_log_probs", "advantages", "all", "")]
-    logged = json.loads((logs / "second" / "step_0.jsonl").read_text().splitlines()[2])
-    numbers = [f"{float(f'{logged[name][-2]:.3g}'):g}" for name in ("logprobs", "old_log_probs", "advantages")]
-    assert shown == ["1", *numbers, "\n".join(["1", *numbers]), None]
-    browser.js(over, "advantages")
-    browser.js("[...document.querySelectorAll('.left .token')].at(4).click()")
-    assert browser.js("return location.hash") == "#rollout=step_0.jsonl:2&token=.row.4&over=advantages"
-    address = browser.js("return location.href")
-    go(browser, address)
-    wait(browser, "document.activeElement.classList.contains('token')")
-    assert browser.js("return document.activeElement.key") == ".row.4"
-    assert browser.js("return document.activeElement.dataset.over") == "0.125"
-    press(browser, "\ue014")  # to the right: the card of the next token
-    assert browser.js("return [...document.querySelectorAll('#tip dt')].map((one) => one.textContent)")[3:6] == [
-        *("logprob", "old_log_probs", "advantages")
-    ]
-    go(browser, address.replace(".row.4", ".row.99999"))
-    wait(browser, "document.getElementById('said').textContent === 'This token is not shown'")
-    own_files_alone(browser, site.resolve().as_uri())
-
-
-def test_two_runs_stand_side_by_side_by_the_ids_of_their_rows(browser: driver.Browser, site: Path) -> None:
-    browser.look(width=1400)
-    go(browser, (site / "index.html").as_uri())
-    browser.js(
-        """for (const box of document.querySelectorAll(".logs tr:nth-child(odd) input")) box.click();
-        document.getElementById("compare-two").click();"""
-    )
-    wait(browser, "document.getElementById('pairs-app') && document.documentElement.dataset.ready === 'yes'")
-    assert texts(browser, "#compare-state") == [
-        "6 rows of both, by id; 5 with other tokens, 1 with other findings; 1 only in the first, "
-        "0 only in the second"
-    ]
-    assert texts(browser, ".pairs td:nth-child(2)") == ["the same", *["differ"] * 5, "only in the first"]
-    browser.js("document.querySelectorAll('.pairs tbody button')[1].click()")
-    wait(browser, "document.getElementById('viewer').open")
-    assert texts(browser, ".columns div") == ["", "first/step_0.jsonl", "second/step_0.jsonl"]
-    assert "".join(texts(browser, ".left .drift")).replace("·", "") == "first"
-    assert "".join(texts(browser, ".right .today")).replace("·", "") == "second"
-    assert browser.js("return document.querySelector('.right .today').facts.logprob") < 0
-    go(browser, (site / "compare.html").as_uri() + "#a=first/&b=second/&show=findings")
-    assert texts(browser, "#pairs-shown") == ["1 of 13 pairs"]
-    assert texts(browser, ".pairs tbody button") == ["step_0.jsonl · task-2"]
-    assert texts(browser, ".pairs td:nth-child(4)") == ["LPR504"]
-    browser.js("document.querySelector('.pairs tbody button').click()")
-    wait(browser, "document.getElementById('viewer').open")
-    assert texts(browser, ".jump .only") == ["second"]
-    go(browser, (site / "compare.html").as_uri() + "#a=first/step_0.jsonl")
-    assert texts(browser, "#compare-state") == ["Choose two logs, or two folders of logs."]
-    for name, value in (("b", "second/step_1.jsonl"), ("by", "row")):
-        browser.js(
-            """const select = document.getElementById(`compare-${arguments[0]}`);
-            delete document.documentElement.dataset.ready;
-            select.value = arguments[1];
-            select.dispatchEvent(new Event("change", {bubbles: true}));""",
-            name,
-            value,
-        )
-        wait(browser, "document.documentElement.dataset.ready === 'yes'")
-    assert "6 rows of both, by row number; 6 with other tokens" in texts(browser, "#compare-state")[0]
-    assert browser.js("return location.hash") == "#a=first/step_0.jsonl&b=second/step_1.jsonl&by=row"
-    own_files_alone(browser, site.resolve().as_uri())
+        play(file, scene, staged(browser, server))
 
 
 def test_the_differences_of_a_comparison_are_the_fewest_edits(browser: driver.Browser, site: Path) -> None:
     """Both sides are put together again from the differences, on random sequences."""
     script = (next((site / "data").iterdir()) / "page.js").read_text()
     start, end = script.index("const MOST_EDITS"), script.index("/** The first run of shown tokens")
-    go(browser, (site / "index.html").as_uri())
+    browser.open((site / "index.html").as_uri())
     luck = random.Random(3)
     cases = [([], []), ([1], []), ([], [1]), ([1, 2, 3], [1, 2, 3])]
     cases += [
@@ -464,32 +344,7 @@ def shared(a: list[int], b: list[int]) -> int:
     return line[-1]
 
 
-def test_logs_are_filtered_and_sorted_from_the_keyboard(browser: driver.Browser, site: Path) -> None:
-    browser.look(width=1400)
-    go(browser, (site / "index.html").as_uri())
-    press(browser, "/")
-    assert browser.js("return document.activeElement.id") == "search-words"
-    press(browser, *"zebra", "\ue007")
-    wait(browser, "document.getElementById('search-hits').children.length === 2")
-    assert browser.js("return location.hash") == "#q=zebra"
-    browser.js("document.querySelector('th[data-sort=errors] button').focus()")
-    press(browser, "\ue007")
-    assert texts(browser, ".logs tbody a")[0] == "second/step_0.jsonl"
-    assert browser.js("return document.querySelector('th[data-sort=errors]').ariaSort") == "descending"
-    browser.js("document.getElementById('log-find').focus()")
-    press(browser, *"first")
-    assert texts(browser, ".logs tbody a") == ["first/step_0.jsonl", "first/step_1.jsonl"]
-    assert texts(browser, "#logs-shown") == ["2 of 4 logs"]
-    browser.driver.get(browser.js("return location.href").replace("zebra", "marker"))
-    wait(browser, "document.querySelector('#search-hits mark')?.textContent === 'marker'")
-    own_files_alone(browser, site.resolve().as_uri())
-
-
-@pytest.mark.parametrize(
-    ("width", "dark"),
-    some([(390, False), (1400, False), (390, True), (1400, True)], 2),
-    ids=lambda value: {False: "light", True: "dark"}[value] if isinstance(value, bool) else str(value),
-)
+@looks(390, 1400)
 def test_the_pages_can_be_read_at_both_widths_and_in_both_schemes(
     browser: driver.Browser, site: Path, tmp_path: Path, width: int, dark: bool
 ) -> None:
@@ -505,17 +360,13 @@ def test_the_pages_can_be_read_at_both_widths_and_in_both_schemes(
         "hostile": f"logs/first-step_0.jsonl.html{hostile}",
     }
     for name, page in pages.items():
-        go(browser, f"{site.resolve().as_uri()}/{page}")
+        browser.open(f"{site.resolve().as_uri()}/{page}")
         if name == "index":
-            wait(browser, "document.querySelector('#search-hits mark')")
+            browser.wait("document.querySelector('#search-hits mark')")
         if name in ("pair", "hostile"):
-            wait(browser, "document.querySelector('#viewer[open] .token')")
+            browser.wait("document.querySelector('#viewer[open] .token')")
         browser.picture(folder / f"site-{name}-{width}-{'dark' if dark else 'light'}.png", whole=name == "index")
-        assert browser.js(CONTRAST.read_text()) == []
-        assert browser.js(UNNAMED.read_text()) == []
-        assert browser.js("return document.documentElement.scrollWidth") <= width, name
-        ids = browser.js("return [...document.querySelectorAll('[id]')].map((node) => node.id)")
-        assert len(ids) == len(set(ids))
+        assert_readable(browser, width)
         own_files_alone(browser, site.resolve().as_uri())
 
 
@@ -530,11 +381,11 @@ def test_a_file_that_is_missing_is_said(browser: driver.Browser, logs: Path, tmp
     assert run("view", logs / "second", "-t", TOY, "-o", tmp_path / "site", "-q")[0] == 0
     browser.look(width=1400)
     page = tmp_path / "site" / "logs" / "step_0.jsonl.html"
-    go(browser, page.as_uri())
+    browser.open(page)
     next((tmp_path / "site" / "data").glob("*/step_0.jsonl/rows-0.js")).unlink()
     browser.js("document.querySelector('#rollouts-app tbody button').click()")
-    wait(browser, "!document.getElementById('said').hidden")
-    assert texts(browser, "#said") == [
+    browser.wait("!document.getElementById('said').hidden")
+    assert browser.texts("#said") == [
         "step_0.jsonl/rows-0.js cannot be loaded. If the site was updated, reload this page."
     ]
     assert not browser.js("return document.getElementById('viewer').open")

@@ -99,17 +99,21 @@ class Browser:
         self.complaints: list[str] = []
         """What it wrote to its console since."""
 
-    def open(self, path: Path, *, wait: float = 60) -> None:
-        """Open a file from disk and wait until its page is ready."""
-        from selenium.webdriver.support.ui import WebDriverWait
-
+    def open(self, page: Path | str) -> None:
+        """Open a file from disk, or an address, and wait until its page is ready."""
         self.driver.get("about:blank")
         self.listen()
         self.requests, self.complaints = [], []
-        self.driver.get(path.resolve().as_uri())
-        ready = "return document.documentElement.dataset.ready === 'yes'"
-        WebDriverWait(self.driver, wait, poll_frequency=0.05).until(lambda driver: driver.execute_script(ready))
+        self.driver.get(page if isinstance(page, str) else page.resolve().as_uri())
+        self.wait("document.documentElement.dataset.ready === 'yes'", seconds=120)
         self.listen()
+
+    def wait(self, expression: str, *, seconds: float = 20) -> None:
+        """Wait until an expression of JavaScript is true."""
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        holds = f"return {expression}"
+        WebDriverWait(self.driver, seconds, poll_frequency=0.02).until(lambda tab: tab.execute_script(holds))
 
     def listen(self) -> None:
         """Take in what the browser logged since the last time."""
@@ -124,6 +128,18 @@ class Browser:
     def js(self, code: str, *arguments: Any) -> Any:
         """What a function of JavaScript returns."""
         return self.driver.execute_script(code, *arguments)
+
+    def texts(self, selector: str) -> list[str]:
+        """The text of each element that is meant, as it is seen."""
+        script = "return [...document.querySelectorAll(arguments[0])].map((node) => node.innerText.trim())"
+        texts: list[str] = self.js(script, selector)
+        return texts
+
+    def press(self, *keys: str) -> None:
+        """Press keys one after the other."""
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        ActionChains(self.driver).send_keys(*keys).perform()
 
     def look(self, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Show the page at this size and in this scheme of colours."""
