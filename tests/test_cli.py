@@ -17,7 +17,6 @@ import typer
 from typer.testing import CliRunner
 
 from tests.command import run, written
-from tests.ready import program
 from tests.world import BROKEN, CLEAN, ROOT, TOY
 from tito_audit.cli import _Commands, main
 from tito_audit.cli._outputs import ReportTarget, write_reports
@@ -110,18 +109,6 @@ def test_reports_for_machines_load_neither_what_pages_are_set_with_nor_charts(lo
     done = python(LOADED, "scan", log, "-f", "concise", *files)
     assert "LPR504" in done.stdout
     assert done.stderr.split() == ["numpy"]
-
-
-def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
-    log = written(tmp_path / "long.jsonl", [BROKEN] * 2000)
-    command = [*program(), "scan", str(log), "--report", "jsonl"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr.read() == b""
-        assert process.wait() == 141
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
 from pathlib import Path
 
 import pytest
 import typer
 
 from tests.command import run, written
-from tests.tables import table
-from tests.world import BROKEN, CLEAN, ROOT, TOY
+from tests.tables import stored, table
+from tests.world import BROKEN, CLEAN, TOY
 from tito_audit.cli import app
 from tito_audit.errors import SetupError
 from tito_audit.settings.file import read_config
@@ -33,6 +33,10 @@ def says(folder: Path, text: str, name: str = "tito-audit.toml") -> Path:
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def short(value: str) -> str:
+    return value.replace("\n", " ")[:40]
 
 
 def test_paths_in_the_file_are_relative_to_the_file(project: Path) -> None:
@@ -57,43 +61,7 @@ def test_a_name_of_a_hub_stays_a_name(tmp_path: Path) -> None:
     assert read_config(says(tmp_path, 'tokenizer = "./gone"')).values["tokenizer"] == str(tmp_path / "gone")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("tokeniser = 'x'", 'unknown key "tokeniser": did you mean tokenizer?'),
-        ("fail_on = 'error'", 'unknown key "fail_on": did you mean fail-on?'),
-        ("max_rate = 'TOK=1'", 'unknown key "max_rate": did you mean max-rate?'),
-        ("template-arg = {a = 1}", 'unknown key "template-arg": did you mean template-args?'),
-        ("q = true", 'unknown key "q": did you mean quiet?'),
-        ("t = 'x'", 'unknown key "t": did you mean tokenizer?'),
-        ("[tool.tito-audit]\njobs = 1", 'unknown key "tool".\nIn tito-audit.toml the keys are at the top'),
-        ("[tito-audit]\njobs = 1", 'unknown key "tito-audit".\nIn tito-audit.toml the keys are at the top'),
-        ("zzz = 1", 'unknown key "zzz".\nKeys: tokenizer, '),
-        ("unsafe = true", "unsafe cannot be set in a file: it gives up a safeguard"),
-        ("trust-remote-code = true", "trust-remote-code cannot be set in a file: it lets code run"),
-        ("jobs = true", "jobs is true.\nIt takes a number of processes, 1 or more."),
-        ("jobs = 0", "jobs is the number 0.\n"),
-        ("limit = 1.5", "limit is the number 1.5.\n"),
-        ("template-seconds = nan", "template-seconds is the number nan.\n"),
-        (
-            "fail-on = 'sometimes'",
-            "fail-on is the text 'sometimes'.\nIt takes one of error, warning, note, never.",
-        ),
-        ("fail-on = ['error']", "fail-on is a list.\n"),
-        ("select = ['TOK', 3]", "select is a list with the number 3 in it.\n"),
-        ("select = ''", "select is the text ''.\n"),
-        ("map = ['token_ids=tokens']", "map is a list.\nIt takes a table of our columns and the log's"),
-        ("[map]\ntoken_ids = 3", "map is a table (token_ids is the number 3).\n"),
-        ("[template-args]\nday = 2026-01-01", "template-args is a table (one of its values is a date"),
-        ("chat-template = 3", "chat-template is the number 3.\nIt takes the path of a Jinja file."),
-        ("sentinel = 'none'", "sentinel is the text 'none'.\nIt takes a number, or \"null\"."),
-        ("provenance = 'no'", "provenance is the text 'no'.\nIt takes true or false."),
-        ("jobs = ", "not valid TOML ("),
-        ("a = " + "[" * 5000, "not valid TOML ("),
-        ('"\\u001b[31m" = 1', 'unknown key "\\x1b[31m"'),
-    ],
-    ids=lambda value: value[:24],
-)
+@pytest.mark.parametrize(*table(__file__, "a_mistake_in_the_file_is_one_message_with_file_and_key"), ids=short)
 def test_a_mistake_in_the_file_is_one_message_with_file_and_key(project: Path, text: str, message: str) -> None:
     path = says(project, text)
     with pytest.raises(SetupError) as caught:
@@ -123,96 +91,16 @@ def test_a_mistake_in_a_pyproject_names_the_table(project: Path) -> None:
 
 
 def test_every_value_that_a_key_takes_reaches_its_option(tmp_path: Path) -> None:
-    text = """
-tokenizer = "org/model"
-template-name = "default"
-template-args = {think = false, level = "high"}
-template-seconds = 2
-tool-arguments = "object"
-sampled-roles = ["agent", "planner"]
-encoder = "tokenizers"
-format = "generic"
-messages = "chats.jsonl"
-tools = "tools.json"
-select = ["TOK", "LPR"]
-ignore = "SEQ"
-fail-on = "warning"
-limit = 7
-max-row-bytes = 1000
-jobs = 3
-extend-select = ["SEQ301"]
-max-rate = {TOK = 0.001, LPR = "0.1%", SEQ = "0.5/rollout", ALL = 1}
-baseline = "known.json"
-sample = 0.25
-report = ["text", "json=out/audit.json", "jsonl=-"]
-output-format = "github"
-worst = 0
-quiet = true
-rows = 5
-full = true
-context = 3
-ids = true
-logprobs = true
-no-pager = true
-with = ["mask", "fork"]
-mask-by = "turn"
-sentinel = 0.0
-mask-style = "binary"
-padding = "none"
-provenance = false
-rows-at = "data.rollouts"
-[map]
-token_ids = "tokens"
-[on]
-id = "uid"
-"""
-    config = read_config(says(tmp_path, text))
-    assert config.parameters("config") == {
-        "tokenizer": "org/model",
-        "template_name": "default",
-        "template_args": ["think=false", 'level="high"'],
-        "template_seconds": 2.0,
-        "tool_arguments": "object",
-        "sampled_roles": ["agent", "planner"],
-        "encoder": "tokenizers",
-        "format": "generic",
-        "select": ["TOK", "LPR"],
-        "ignore": ["SEQ"],
-        "fail_on": "warning",
-        "limit": 7,
-        "max_row_bytes": 1000,
-        "jobs": 3,
-        "extend_select": ["SEQ301"],
-        "max_rates": ["TOK=0.001", "LPR=0.1%", "SEQ=0.5/rollout", "ALL=1"],
-        "baseline": str(tmp_path / "known.json"),
-        "sample": 0.25,
-        "report": ["text", f"json={tmp_path / 'out' / 'audit.json'}", "jsonl=-"],
-        "worst": 0,
-        "quiet": True,
-        "rows": 5,
-        "full": True,
-        "nearby": 3,
-        "ids": True,
-        "logprobs": True,
-        "no_pager": True,
-        "strategies": ["mask", "fork"],
-        "mask_by": "turn",
-        "sentinel": "0.0",
-        "mask_style": "binary",
-        "padding": "none",
-        "provenance": False,
-        "columns": ["token_ids=tokens"],
-        "rows_at": "data.rollouts",
-        "messages": str(tmp_path / "chats.jsonl"),
-        "tools": str(tmp_path / "tools.json"),
-        "on": ["id=uid"],
-    }
+    keys = stored(__file__, "EVERY_KEY")
+    config = read_config(says(tmp_path, keys["file"]))
+    wanted = json.loads(json.dumps(keys["options"]).replace("HERE", str(tmp_path)))
+    assert config.parameters("config") == wanted
     commands = {name: config.parameters(name) for name in ("scan", "repair", "show", "inspect", "convert")}
     assert commands["scan"]["output_format"] == "github"
     other = {"report", "output_format", "worst"}  # what repair and inspect mean by them, no file says
     assert not other & {*commands["repair"], *commands["show"], *commands["inspect"], *commands["convert"]}
     together = {name: value for values in commands.values() for name, value in values.items()}
-    assert together == {**config.parameters("config"), "output_format": "github"}
+    assert together == {**wanted, "output_format": "github"}
 
 
 def test_every_flag_of_a_command_that_reads_the_file_is_a_key_or_says_why_not() -> None:
@@ -303,14 +191,7 @@ def test_a_circle_of_extends_is_named_in_full(project: Path) -> None:
     assert str(caught.value).splitlines()[0] == f"{project / 'b.toml'}: extend goes in a circle: {way}."
 
 
-@pytest.mark.parametrize(
-    ("base", "message"),
-    [
-        ("gone.toml", "extend names {base}, which cannot be read (No such file or directory)."),
-        (".", "extend names {folder}, which cannot be read (Is a directory)."),
-        ("../pyproject.toml", "extend names {parent}/pyproject.toml, which has no table [tool.tito-audit]."),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "a_file_to_extend_that_says_nothing_is_one_line_with_both_names"))
 def test_a_file_to_extend_that_says_nothing_is_one_line_with_both_names(
     project: Path, base: str, message: str
 ) -> None:
@@ -323,50 +204,7 @@ def test_a_file_to_extend_that_says_nothing_is_one_line_with_both_names(
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("overrides = 3", "overrides is the number 3.\nIt takes a list of tables: begin each with [[overrides]]"),
-        ("[overrides]\npaths = 'x'", "overrides is a table.\n"),
-        ("[[overrides]]\nformat = 'slime'", "overrides[0] does not say which logs it is for.\nAdd paths, "),
-        ("[[overrides]]\npath = 'x'", 'unknown key "overrides[0].path": did you mean paths?'),
-        ("[[overrides]]\npaths = 'x'\n[[overrides]]\npaths = []", "overrides[1].paths is an empty list.\n"),
-        ("[[overrides]]\npaths = ['x', 3]", "overrides[0].paths is a list with the number 3 in it.\n"),
-        ("[[overrides]]\npaths = 'x'\nigmore = 'TOK'", 'unknown key "overrides[0].igmore": did you mean ignore?'),
-        ("[[overrides]]\npaths = 'x'\njobs = 2", "overrides[0].jobs applies to a whole run, so it cannot differ"),
-        ("[[overrides]]\npaths = 'x'\nextend = 'y'", "overrides[0].extend applies to a whole run"),
-        ("[[overrides]]\npaths = 'x'\nforce = true", "overrides[0].force cannot be set in a file: it gives up"),
-        ("[[overrides]]\npaths = 'x'\nmap = 3", "overrides[0].map is the number 3.\nIt takes a table"),
-        ('extend = "a\\u0000b"', "extend holds a character that no path can have, \\x00.\n"),
-        ('[[overrides]]\npaths = "a/\\u0000b"', "overrides[0].paths holds a character that no path can have"),
-        ('baseline = "a\\u0000b"', "baseline is the text 'a\\x00b' (embedded null byte).\n"),
-        ("extend = '~nobody-of-that-name/x'", "extend names "),
-        ("extend = true", "extend is true.\nIt takes the path of a file or a list of paths"),
-        ("extends = 'x'", 'unknown key "extends": did you mean extend?'),
-        ("dry_run = true", "dry_run cannot be set in a file: it says what a single run is for.\n"),
-        ("update-baseline = true", "update-baseline cannot be set in a file: it accepts findings as known"),
-        (
-            "max-rate = {TOK = -1}",
-            "max-rate is a table (TOK is the number -1).\nIt takes a table of codes and rates",
-        ),
-        ("max-rate = {TOK = 'often'}", "max-rate is a table (TOK is the text 'often').\n"),
-        ('max-rate = {"TOK 1" = 1}', "max-rate is a table ('TOK 1' is not a code or a prefix).\n"),
-        ("max-rate = ['TOK=1', 'TOK']", "max-rate is a list (the text 'TOK' is in it).\n"),
-        ("max-rate = 0.1", "max-rate is the number 0.1.\n"),
-        ("sample = 0", "sample is the number 0.\nIt takes a number above 0 and at most 1, or a text"),
-        ("sample = '0%'", "sample is the text '0%'.\n"),
-        ("sample = 1.01", "sample is the number 1.01.\n"),
-        ("report = 'json='", "report is the text 'json='.\nIt takes a list of names and files"),
-        ("report = [1]", "report is a list with the number 1 in it.\n"),
-        (
-            "[[overrides]]\npaths = ['x', 'a[12].jsonl']",
-            "overrides[0].paths has the text 'a[12].jsonl', which matches no",
-        ),
-        (
-            "[[overrides]]\npaths = 'logs\\a.jsonl'",
-            r"overrides[0].paths has the text 'logs\\a.jsonl', which matches no",
-        ),
-        ("worst = -1", "worst is the number -1.\nIt takes a number of findings, 0 or more."),
-    ],
+    *table(__file__, "a_mistake_in_what_speaks_of_some_logs_or_other_files_is_one_message"),
     ids=lambda value: value.replace("\n", " ")[:40],
 )
 def test_a_mistake_in_what_speaks_of_some_logs_or_other_files_is_one_message(
@@ -423,9 +261,3 @@ def test_what_a_file_turns_on_a_flag_turns_off(project: Path) -> None:
     says(project, "quiet = true")
     assert run("scan", "run.jsonl")[1] == ""
     assert "LPR504" in run("scan", "run.jsonl", "--no-quiet")[1]
-
-
-def test_what_the_docs_say_of_pyproject_can_be_read(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "_configuration.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```toml\n(\[tool\.tito-audit\]\n.*?)```", text, re.S)
-    assert read_config(says(tmp_path, block, "pyproject.toml")).values

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import table
 from tests.tiers import examples
 from tito_audit.errors import SetupError
 from tito_audit.settings.file import merge_config, read_config, toml_key, toml_value
@@ -76,16 +77,7 @@ def test_what_is_said_already_is_left_alone(tmp_path: Path) -> None:
     assert result.text == path.read_text(encoding="utf-8")
 
 
-DIFFERENT = [
-    'tokenizer = "other"\nfail-on = "never"\n',
-    'tokenizer = """\nother"""\nfail-on = "never"\n',
-    '"tokenizer" = "other"\nfail-on = "never"\n[template-args]\nenable_thinking = true\n',
-    'fail-on = "never"\ntokenizer = "o"\ntemplate-args = {a = 1}\n',
-    'fail-on = "never"\n[template-args]\nb = [\n  1,\n]\n[map]\ntoken_ids = "x"\n',
-]
-
-
-@pytest.mark.parametrize("before", DIFFERENT)
+@pytest.mark.parametrize(*table(__file__, "a_key_with_another_value_is_replaced_only_by_force"))
 def test_a_key_with_another_value_is_replaced_only_by_force(tmp_path: Path, before: str) -> None:
     path = tmp_path / "tito-audit.toml"
     path.write_text(before, encoding="utf-8")
@@ -113,24 +105,13 @@ def test_a_line_inside_a_text_is_no_key(tmp_path: Path) -> None:
     )
 
 
-IN_PARTS = ["template-args.a = 1\ntemplate-args.b = 2\n", "[template-args]\na = 1\n\n[template-args.b]\nc = 2\n"]
-
-
-@pytest.mark.parametrize("before", IN_PARTS)
+@pytest.mark.parametrize(*table(__file__, "a_key_in_several_lines_is_replaced_whole"))
 def test_a_key_in_several_lines_is_replaced_whole(tmp_path: Path, before: str) -> None:
     assert merged(tmp_path / "tito-audit.toml", before, force=True) == KEYS
     assert merged(tmp_path / "tito-audit.toml", before, {}, unset=["template-args"], force=True) == {}
 
 
-TABLES = [
-    "[tool]\ntito-audit = {fail-on = 'never'}\n",
-    "tool.tito-audit.fail-on = 'never'\n",
-    "[tool.tito-audit.map]\na = 'b'\n\n[tool.other]\nc = 1\n",
-    "[tool.other]\nc = 1\n[[tool.tito-audit.overrides]]\npaths = 'x'\n[project]\nname = 'x'\n",
-]
-
-
-@pytest.mark.parametrize("before", TABLES)
+@pytest.mark.parametrize(*table(__file__, "a_table_is_found_however_it_is_written"))
 def test_a_table_is_found_however_it_is_written(tmp_path: Path, before: str) -> None:
     whole = tomllib.loads(before)
     whole["tool"]["tito-audit"] |= KEYS

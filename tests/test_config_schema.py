@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.tables import table
 from tito_audit.errors import SetupError
 from tito_audit.settings.file import read_config
 from tito_audit.settings.options import FLAG_ONLY, KEYS
@@ -109,42 +110,11 @@ def test_no_key_takes_a_number_that_json_cannot_write(tmp_path: Path, name: str,
     assert not takes(tmp_path, f"{name} = {number}\n")
 
 
-TABLES = (
-    ('extend = "base.toml"', True),
-    ('extend = ["base.toml", "pyproject-of-old.toml"]', True),
-    ("extend = []", True),
-    ("extend = ''", False),
-    ("extend = [3]", False),
-    ("extend = {}", False),
-    ("overrides = []", True),
-    ('overrides = [{paths = "x"}]', True),
-    ('overrides = [{paths = ["x", "y/**"], format = "slime", map = {a = "b"}}, {paths = "z"}]', True),
-    ('overrides = {paths = "x"}', False),
-    ("overrides = [3]", False),
-    ("overrides = [{paths = []}]", False),
-    ("overrides = [{paths = ['']}]", False),
-    ("overrides = [{paths = 3}]", False),
-    ('overrides = [{format = "slime"}]', False),
-    *(
-        (f"overrides = [{{paths = '{odd}'}}]", False)
-        for odd in ("a[bc]d", "[ab]", "x/{a,b}.jsonl", "!a", r"a\b\c")
-    ),
-    *(
-        (f"overrides = [{{paths = ['x', '{odd}']}}]", True)
-        for odd in (r"a\[b]", r"\[ab]", "{a}", "a!", "a[b", r"\{a,b}")
-    ),
-    ('overrides = [{paths = "x", formt = "slime"}]', False),
-    ('overrides = [{paths = "x", overrides = []}]', False),
-    ('overrides = [{paths = "x", extend = "base.toml"}]', False),
-    ('overrides = [{paths = "x", force = true}]', False),
-    ("tokeniser = 'x'", False),
-    ("fail_on = 'error'", False),
-    ("", True),
-    *((f"{flag} = true", False) for flag in FLAG_ONLY),
-)
+COLUMNS, TABLES = table(__file__, "schema_and_file_take_the_same_tables_in_either_file")
+TABLES = [*TABLES, *([f"{flag} = true", False] for flag in FLAG_ONLY)]
 
 
-@pytest.mark.parametrize(("text", "right"), TABLES, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(COLUMNS, TABLES, ids=lambda value: str(value)[:60])
 def test_schema_and_file_take_the_same_tables_in_either_file(tmp_path: Path, text: str, right: bool) -> None:
     for name in ("base.toml", "pyproject-of-old.toml"):
         (tmp_path / name).write_text("jobs = 1\n", encoding="utf-8")

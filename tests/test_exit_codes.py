@@ -13,52 +13,21 @@ import pytest
 
 from tests.command import run, written
 from tests.ready import program
+from tests.tables import stored
 from tests.tiers import some
-from tests.world import BROKEN, FORMATS, ROOT, TOKENIZERS
+from tests.world import BROKEN, FORMATS, ROOT, TOKENIZERS, TOY
 from tito_audit.cli._exit import EXIT_CODES, epilog
 
-TOY = ("-t", str(TOKENIZERS / "toy_bpe"))
-DRIFTED = str(FORMATS / "nemo_gym.jsonl")
-CLEAN = str(FORMATS / "tito_sample.jsonl")
-
-RUNS = {
-    "scan of a clean log": (0, ("scan", CLEAN, *TOY)),
-    "scan of a drifted log": (1, ("scan", DRIFTED, *TOY)),
-    "scan of a drifted log that may fail nothing": (0, ("scan", DRIFTED, *TOY, "--fail-on", "never")),
-    "scan of no log": (2, ("scan", "no-such.jsonl")),
-    "scan without a log": (2, ("scan",)),
-    "a flag that there is not": (2, ("scan", CLEAN, "--no-such-flag")),
-    "a command that there is not": (2, ("no-such-command",)),
-    "no command": (2, ()),
-    "help": (0, ("--help",)),
-    "repair with nothing left": (0, ("repair", DRIFTED, *TOY, "--dry-run", "--select", "SEQ,TOK,TPL")),
-    "repair with errors left": (1, ("repair", DRIFTED, *TOY, "--dry-run", "--with", "normalize")),
-    "repair to nowhere": (2, ("repair", DRIFTED, *TOY)),
-    "convert that loses": (1, ("convert", DRIFTED, "--to", "rows", "--dry-run")),
-    "convert that may lose": (
-        0,
-        ("convert", str(FORMATS / "atropos_group.jsonl"), "--to", "rows", "--dry-run", "--lossy"),
-    ),
-    "convert into no form": (2, ("convert", DRIFTED, "--to", "no-such-form", "--dry-run")),
-    "show": (0, ("show", DRIFTED, "--row", "1", *TOY)),
-    "show of no row": (2, ("show", DRIFTED, "--row", "999", *TOY)),
-    "identify": (0, ("identify", str(FORMATS / "vllm.jsonl"), *TOY)),
-    "identify of what is not sure": (1, ("identify", str(FORMATS / "generic.jsonl"), *TOY)),
-    "identify of no log": (2, ("identify", "no-such.jsonl")),
-    "inspect": (0, ("inspect", DRIFTED)),
-    "inspect of no log": (2, ("inspect", "no-such.jsonl")),
-    "template that only appends": (0, ("template", str(TOKENIZERS / "toy_metaspace"))),
-    "template that changes history": (1, ("template", str(TOKENIZERS / "toy_bpe"))),
-    "template of nothing": (2, ("template", "--no-config")),
-    "explain": (0, ("explain", "TOK101")),
-    "explain of nothing": (2, ("explain", "XYZ")),
-    "list": (0, ("list", "reports")),
-    "list of nothing": (2, ("list", "nothing")),
+COMMAND = (sys.executable, "-m", "tito_audit")
+WORDS = {
+    "TOY": str(TOY),
+    "OTHER": str(TOKENIZERS / "toy_metaspace"),
+    **{path.name: str(path) for path in FORMATS.glob("*.jsonl")},
 }
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "tito_audit", *arguments]
+RUNS = {
+    name: (code, [WORDS.get(word, word) for word in line.split()])
+    for name, (code, line) in stored(__file__, "RUNS").items()
+}
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -97,7 +66,7 @@ def test_a_run_that_is_stopped_ends_with_the_code_of_its_signal(number: int, cod
     os.mkfifo(pipe)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     run = subprocess.Popen(
-        command("scan", str(pipe), "--report", f"json={tmp_path / 'report.json'}"),
+        [*COMMAND, "scan", str(pipe), "--report", f"json={tmp_path / 'report.json'}"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env=environment,
@@ -118,9 +87,9 @@ def test_a_run_that_is_stopped_ends_with_the_code_of_its_signal(number: int, cod
 def test_a_run_whose_reader_went_away_ends_as_the_shell_counts_it(tmp_path: Path) -> None:
     script = '"$@" | head -1 >/dev/null; echo "${PIPESTATUS[0]}"'
     log = written(tmp_path / "log.jsonl", [BROKEN] * 400)  # whose findings do not fit into the pipe
-    words = command("scan", str(log), "--report", "jsonl", "--jobs", "1")
+    words = [*COMMAND, "scan", str(log), "--report", "jsonl", "--jobs", "1"]
     done = subprocess.run(["bash", "-c", script, "bash", *words], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout.split() == ["141"]
+    assert (done.stdout.split(), done.stderr) == (["141"], "")
     assert 141 in EXIT_CODES
 
 

@@ -19,6 +19,7 @@ import pytest
 from rich.cells import cell_len
 
 from tests import command
+from tests.tables import table
 from tests.tiers import crossed, some
 from tito_audit import Settings, read_rollouts, scan_rollouts
 from tito_audit.cli.show import ShowSpan, page_lines, parse_place
@@ -221,17 +222,7 @@ def test_an_unknown_logprob_is_a_question_and_an_unlikely_token_is_marked() -> N
     assert [cell["logprob"] for cell in cells] == ["", "-9.00", "?", "-0.00", "-7.00!", "0"]
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (-0.125, "-0.12"),
-        (0.0, "0"),
-        (-123.4, "-123"),
-        (-9999.0, "-9999"),
-        (-1e30, "-1e+30"),
-        (float("-inf"), "-inf"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "a_logprob_takes_few_columns_whatever_it_is"))
 def test_a_logprob_takes_few_columns_whatever_it_is(value: float, words: str) -> None:
     assert logprob_words(value) == words
 

@@ -24,6 +24,7 @@ from rich.cells import cell_len
 
 from tests.command import become, run
 from tests.ready import program
+from tests.tables import table
 from tests.tiers import some
 
 pty = pytest.importorskip("pty")
@@ -139,20 +140,7 @@ def test_a_page_that_fits_the_screen_does_not(terminals, tmp_path):
     assert "PAGED" in above.read()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environment"),
-    [
-        (["--no-pager"], {}),
-        ([], {"PAGER": ""}),
-        ([], {"PAGER": "  "}),
-        ([], {"PAGER": "cat"}),
-        ([], {"PAGER": "no-such-pager --at-all"}),
-        ([], {"PAGER": "SETTING=1 no-such-pager"}),
-        ([], {"PAGER": "/"}),
-        ([], {"TERM": "dumb"}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(*table(__file__, "a_pager_that_is_not_wanted_or_not_there_is_done_without"), ids=str)
 def test_a_pager_that_is_not_wanted_or_not_there_is_done_without(terminals, tmp_path, arguments, environment):
     terminal = terminals(*LONG, *arguments, **{"PAGER": pager(tmp_path, MARKED), **environment})
     assert terminal.ended() == 0
@@ -237,18 +225,7 @@ def test_ctrl_c_before_the_page_ends_the_run_without_a_traceback(terminals, tmp_
     assert "Traceback" not in terminal.screen
 
 
-@pytest.mark.parametrize(
-    ("environment", "colored"),
-    [
-        ({}, True),
-        ({"NO_COLOR": ""}, True),
-        ({"NO_COLOR": "1"}, False),
-        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False),
-        ({"TERM": "dumb"}, False),
-        ({"TERM": "dumb", "FORCE_COLOR": "1"}, True),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(*table(__file__, "colours_are_for_terminals_that_want_them"), ids=str)
 def test_colours_are_for_terminals_that_want_them(terminals, environment, colored):
     terminal = terminals(*SHORT, "--no-pager", **environment)
     assert terminal.ended() == 0

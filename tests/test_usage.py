@@ -103,18 +103,7 @@ def test_a_folder_says_what_is_not_a_log(tmp_path: Path) -> None:
     assert skipped_files([str(tmp_path / "c.csv")]) == []
 
 
-@pytest.mark.parametrize(
-    ("number", "digits", "text"),
-    [
-        (6.3e-5, 2, "0.000063"),
-        (0.12345, 2, "0.12"),
-        (-0.0004, 2, "-0.0004"),
-        (1234567.8, 2, "1,234,568"),
-        (99.96, 3, "100"),
-        (0.0, 2, "0"),
-        (float("nan"), 2, "nan"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "a_number_is_written_without_an_exponent"))
 def test_a_number_is_written_without_an_exponent(number: float, digits: int, text: str) -> None:
     assert decimal(number, digits) == text
 

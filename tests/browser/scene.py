@@ -37,6 +37,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
@@ -203,4 +204,5 @@ def play(file: Path, scene: str, stage: Stage) -> None:
         text = file.read_text(encoding="utf-8")
         file.write_text(text.replace(scene, "\n".join(today), 1), encoding="utf-8")
         return
-    assert today == [line for line in scene.split("\n") if line], "UPDATE_GOLDENS=1 renews the scene"
+    wanted = [line for line in scene.split("\n") if line]
+    assert today == wanted, "UPDATE_GOLDENS=1 renews the scene:\n" + "\n".join(unified_diff(wanted, today))
