@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.command import run, written
+from tests.tables import table
 from tests.test_fit import row as fitting
 from tests.tiers import examples
+from tests.world import TOKENIZERS
 from tito_audit import (
     CoverageCount,
     Gate,
@@ -38,8 +40,7 @@ from tito_audit.run.workers import can_fork
 from tito_audit.settings.model import Override
 from tito_audit.terminal.verdict import coverage_reason, coverage_words
 
-TOY = str(Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers" / "toy_bpe")
-OTHER = str(Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers" / "toy_metaspace")
+TOY, OTHER = str(TOKENIZERS / "toy_bpe"), str(TOKENIZERS / "toy_metaspace")
 ROW = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
 BARE = {"token_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1]}
 UNMASKED = {"token_ids": [5, 6, 7, 8], "logprobs": [0.0, 0.0, -0.5, -0.25]}
@@ -50,10 +51,20 @@ NEXT = {"prompt_token_ids": [5, 6, 7, 8, 9], "generation_token_ids": [7], "gener
 CALL, CALLS = {"calls": [FIRST]}, {"calls": [FIRST, NEXT]}
 PARTLY = {"calls": [FIRST, {**NEXT, "generation_log_probs": None}]}
 UNPROMPTED = {"calls": [FIRST, {**NEXT, "prompt_token_ids": None}]}
+UNASKED = {"calls": [{**FIRST, "prompt_token_ids": None}]}
+UNSCORED = {"calls": [{**FIRST, "generation_log_probs": None}]}
 BROKEN = {**ROW, "logprobs": [0.0, 0.0, 0.5, -0.25]}
 """One LPR504."""
 UNREADABLE = {"token_ids": [5, "x"]}
 FAMILIES = ("LPR", "MSK", "REC", "SEQ", "TOK", "TPL")
+
+
+def rows_of(names: str) -> list[dict[str, Any]]:
+    """The rows above of these names; `+` stands between the names of those whose columns one row has."""
+    return [
+        {column: value for part in name.split("+") for column, value in globals()[part].items()}
+        for name in names.split()
+    ]
 
 
 def gate_of(log: Any, *required: str, options: Mapping[str, Any] | None = None, **more: Any) -> Gate:
@@ -79,78 +90,27 @@ def test_every_need_says_what_it_means_to_lack_it() -> None:
         assert isinstance(applies((need,), Needs.NOTHING), bool), need
 
 
-@pytest.mark.parametrize(
-    ("row", "covers"),
-    [
-        (ROW, {"LPR", "SEQ"}),  # nothing says which of its tokens were sampled
-        (BARE, {"SEQ"}),
-        (UNMASKED, {"LPR", "SEQ"}),
-        (CALL, {"LPR", "SEQ"}),
-        (CALLS, {"LPR", "SEQ"}),
-        ({"calls": [{**FIRST, "generation_log_probs": None}]}, {"SEQ"}),
-        ({**CALLS, **ROW}, {"LPR", "MSK", "SEQ"}),
-        ({**CALLS, **BARE}, {"LPR", "MSK", "SEQ"}),
-        ({**CALL, "messages": TALK}, {"LPR", "SEQ"}),
-        (TEXT, set()),
-    ],
-    ids=("row", "no-logprobs", "no-mask", "call", "calls", "call-bare", "both", "both-bare", "said", "text"),
-)
+@pytest.mark.parametrize(*table(__file__, "families_cover_what_holds_all_that_they_check"))
 def test_families_cover_what_holds_all_that_they_check_without_a_tokenizer(
-    row: dict[str, Any], covers: set[str], tmp_path: Path
+    row: str, covers: str, tmp_path: Path
 ) -> None:
-    gate = gate_of(written(tmp_path / "a.jsonl", [row]), *FAMILIES)
+    gate = gate_of(written(tmp_path / "a.jsonl", rows_of(row)), *FAMILIES)
     covered = {count.codes for count in gate.required if count.covered}
     # A row without images does not need the tokenizer to count them.
-    assert covered - {"REC"} == covers
-    assert ("REC" in covered) == (row is not TEXT)
+    assert covered - {"REC"} == {*covers.split()}
+    assert ("REC" in covered) == (row != "TEXT")
     assert gate.failed
 
 
-@pytest.mark.parametrize(
-    ("code", "rows", "covered", "idle"),
-    [
-        ("SEQ301", [CALL], 1, 1),
-        ("SEQ301", [CALLS], 1, 0),
-        ("SEQ301", [ROW], 1, 1),
-        ("SEQ303", [CALL], 1, 1),
-        ("SEQ301", [{"calls": [{**FIRST, "prompt_token_ids": None}]}], 0, 0),
-        ("SEQ301", [TEXT], 0, 0),
-        ("LPR509", [ROW, CALL, CALLS], 3, 3),
-        ("LPR509", [TEXT], 0, 0),
-        ("LPR507", [ROW, CALLS], 2, 2),
-        ("LPR502", [ROW], 1, 0),
-        ("LPR502", [CALLS], 1, 1),
-        ("LPR502", [BARE], 0, 0),
-        ("LPR501", [PARTLY], 0, 0),
-        ("LPR502", [PARTLY], 1, 1),
-        ("LPR501", [{**PARTLY, **ROW}], 1, 0),
-        ("LPR", [CALLS, PARTLY], 1, 0),
-        ("SEQ", [PARTLY], 1, 0),
-        ("SEQ301", [UNPROMPTED], 0, 0),
-        ("SEQ", [CALLS, UNPROMPTED], 1, 0),
-        ("LPR", [UNPROMPTED], 1, 0),
-        ("REC003", [UNPROMPTED], 1, 0),
-        ("REC002", [CALLS], 1, 1),
-        ("REC002", [ROW], 1, 0),
-        ("REC006", [ROW], 1, 1),
-        ("REC008", [ROW], 1, 1),
-        ("REC010", [{**ROW, "messages": TALK}], 1, 1),
-        ("REC001", [TEXT, ROW], 2, 0),
-        ("REC005", [TEXT, ROW], 2, 0),
-        ("MSK403", [CALLS], 0, 0),
-        ("TOK101", [ROW, CALLS], 0, 0),
-        ("TPL203", [ROW, CALLS], 0, 0),
-        ("ALL", [ROW, CALLS], 0, 0),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "a_rule_covers_where_it_ran_or_has_nothing_to_check"))
 def test_a_rule_covers_where_it_ran_or_has_nothing_to_check(
-    code: str, rows: list[dict[str, Any]], covered: int, idle: int, tmp_path: Path
+    code: str, rows: str, covered: int, idle: int, tmp_path: Path
 ) -> None:
-    log = written(tmp_path / "a.jsonl", rows)
-    (count,) = gate_of(log, "" if code == "ALL" else code).required
-    assert numbers(count) == (covered, idle, len(rows))
+    logged = rows_of(rows)
+    (count,) = gate_of(written(tmp_path / "a.jsonl", logged), "" if code == "ALL" else code).required
+    assert numbers(count) == (covered, idle, len(logged))
     assert count.codes == code
-    assert count.failed == (covered < len(rows))
+    assert count.failed == (covered < len(logged))
 
 
 def test_calls_that_lack_what_others_have_are_said_to(tmp_path: Path) -> None:
@@ -381,45 +341,12 @@ def test_the_reason_says_what_was_missing_where_and_how_often(
     ]
 
 
-@pytest.mark.parametrize(
-    ("count", "reason", "words"),
-    [
-        (
-            CoverageCount("SEQ", 1.0, 61, 72, "no prompt ids", 9, Place("a", 3), 41, True),
-            "SEQ ran on 20 and had nothing to check in 41 of 72 rollouts (85 %), 100 % required: "
-            "no prompt ids in 9, first a:3; other reasons in 2",
-            "require SEQ: ran on 20 and had nothing to check in 41 of 72 rollouts (85 %): too few",
-        ),
-        (
-            CoverageCount("SEQ", 0.995, 7, 8, "no prompt ids", 1, Place("a", 3), 7, True),
-            "SEQ had nothing to check in 7 of 8 rollouts (88 %), 99.5 % required: no prompt ids in 1, first a:3",
-            "require SEQ=99.5%: had nothing to check in 7 of 8 rollouts (88 %): too few",
-        ),
-        (
-            CoverageCount("", 0.95, 94_996, 100_000, "no token ids", 5_004, Place("a", 3, 1), 0, True),
-            "94,996 of 100,000 rollouts audited (94.996 %), 95 % required: no token ids in 5,004, first a:3[1]",
-            "min-audited 95%: 94,996 of 100,000 rollouts audited (94.996 %): too few",
-        ),
-        (
-            CoverageCount("ALL", 1.0, 0, 0, failed=True),
-            "ALL: there are no rollouts, 100 % required",
-            "require ALL: there are no rollouts: too few",
-        ),
-        (
-            CoverageCount("", 0.5, 0, 0, failed=True),
-            "min-audited: there are no rollouts, 50 % required",
-            "min-audited 50%: there are no rollouts: too few",
-        ),
-        (
-            CoverageCount("TPL203", 0.0001, 1, 1, failed=False),
-            None,
-            "require TPL203=0.01%: ran on 1 of 1 rollout (100 %): passed",
-        ),
-    ],
-)
-def test_coverage_in_words(count: CoverageCount, reason: str | None, words: str) -> None:
-    assert reason is None or coverage_reason(count) == reason
-    assert coverage_words(count) == words
+@pytest.mark.parametrize(*table(__file__, "coverage_in_words"))
+def test_coverage_in_words(count: dict[str, Any], reason: str, words: str) -> None:
+    file, *at = count.get("first", [""])
+    coverage = CoverageCount(**{**count, "first": Place(file, *at) if at else None})
+    assert not reason or coverage_reason(coverage) == reason
+    assert coverage_words(coverage) == words
 
 
 @pytest.mark.parametrize("share", [0.0, -0.5, 1.5, float("nan")])

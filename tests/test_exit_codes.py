@@ -86,8 +86,8 @@ def test_a_run_that_is_stopped_ends_with_the_code_of_its_signal(number: int, cod
 
 def test_a_run_whose_reader_went_away_ends_as_the_shell_counts_it(tmp_path: Path) -> None:
     script = '"$@" | head -1 >/dev/null; echo "${PIPESTATUS[0]}"'
-    log = written(tmp_path / "log.jsonl", [BROKEN] * 400)  # whose findings do not fit into the pipe
-    words = [*COMMAND, "scan", str(log), "--report", "jsonl", "--jobs", "1"]
+    log = written(tmp_path / "log.jsonl", [BROKEN] * 2000)  # whose findings do not fit into the pipe
+    words = [*COMMAND, "scan", str(log), "--report", "jsonl"]
     done = subprocess.run(["bash", "-c", script, "bash", *words], capture_output=True, text=True, cwd=ROOT)
     assert (done.stdout.split(), done.stderr) == (["141"], "")
     assert 141 in EXIT_CODES

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tests.command import run
-from tests.toy import ROOT
+from tests.tables import table
+from tests.world import TOY
 from tito_audit.report import ReportOptions, feed_results
 from tito_audit.reports import report_named
 from tito_audit.summary import Summary
 
-TOY = f"-t {ROOT / 'fixtures' / 'tokenizers' / 'toy_bpe'}"
 THOUGHT = "<think>\n2+2 is 4\n</think>\n\nIt is 4"
 MESSAGES = [
     {"role": "user", "content": "2+2?"},
@@ -35,40 +35,20 @@ def last_line(folder: Path, rows: list[Any], options: str) -> tuple[int, str]:
     """The exit code of a scan and the last line of its page."""
     log = folder / "log.jsonl"
     log.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
-    code, out, _ = run("scan", str(log), *options.split())
+    code, out, _ = run("scan", str(log), *options.replace("TOY", str(TOY)).split())
     return code, out.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("rows", "options", "verdict"),
-    [
-        ([TEXT] * 3, TOY, "nothing audited: no token ids in 3 rollouts; 1 note in the log as a whole"),
-        ([TEXT] * 3, "", "nothing audited: no token ids in 3 rollouts"),
-        (
-            [TEXT] * 3,
-            f"{TOY} --select TPL213",
-            "nothing audited: no token ids in 3 rollouts; 1 note in the log as",
-        ),
-        ([ROW] * 3, "", "nothing compared: "),
-        ([ROW] * 3, "--select TPL213", "nothing audited: 3 rollouts with no tokenizer"),
-        ([ROW] * 3, "--select TOK,TPL213,REC007", "nothing audited: 3 rollouts with no tokenizer (TOK101-TOK107)"),
-        ([ROW] * 3, "--select LPR501", "nothing audited: 3 rollouts with no logprobs (LPR501)"),
-        ([SCORED] * 3, "--fail-on never", "nothing compared: "),
-        ([], "", "nothing audited: there are no rollouts"),
-        ([UNREADABLE] * 3, "--select TOK", "nothing audited: 3 rows could not be read"),
-        ([UNREADABLE] * 3, "--fail-on never", "nothing audited: 3 rows could not be read; nothing fails with"),
-        ([UNREADABLE, TEXT], "--fail-on never", "nothing audited: no token ids in 1 rollout; nothing fails with"),
-    ],
-)
-def test_what_was_not_compared_never_passes(rows: list[Any], options: str, verdict: str, tmp_path: Path) -> None:
-    code, line = last_line(tmp_path, rows, options)
+@pytest.mark.parametrize(*table(__file__, "what_was_not_compared_never_passes"))
+def test_what_was_not_compared_never_passes(rows: str, options: str, verdict: str, tmp_path: Path) -> None:
+    code, line = last_line(tmp_path, [globals()[name] for name in rows.split()], options)
     assert line.startswith(verdict)
     assert code == 0
 
 
 def test_what_fails_is_called_failed_even_if_nothing_was_compared(tmp_path: Path) -> None:
     assert last_line(tmp_path, [SCORED] * 3, "")[0] == 1
-    code, line = last_line(tmp_path, [TEXT] * 3, f"{TOY} --fail-on note")
+    code, line = last_line(tmp_path, [TEXT] * 3, "-t TOY --fail-on note")
     assert code == 1
     assert line == "failed: 1 note in the log as a whole; nothing audited in 3 without token ids"
 
