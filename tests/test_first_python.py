@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+import tito_audit
+from tests import world
+from tests.tables import table
 from tests.world import ROOT
 from tito_audit import (
     GateSettings,
     Override,
-    RepairSettings,
     Settings,
     SetupError,
     gate_rollouts,
@@ -24,7 +26,7 @@ from tito_audit import (
 )
 
 LOG = ROOT / "fixtures" / "docs" / "first_scan.jsonl"
-TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
+TOY = str(world.TOY)
 ROWS = [json.loads(line) for line in LOG.read_text(encoding="utf-8").splitlines()]
 MAPPING = {"token_ids": "toks", "loss_mask": "m", "logprobs": "lp"}
 BAD = {"token_ids": [5, 6], "loss_mask": [0, 1], "logprobs": [0.0, 0.5]}
@@ -53,23 +55,11 @@ def test_columns_are_mapped_by_the_name_of_the_flag() -> None:
         Settings(map=["token_ids=toks"])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("make", "keyword", "hint"),
-    [
-        (Settings, "tokeniser", "did you mean tokenizer?"),
-        (Settings, "mapping", "did you mean map?"),
-        (Settings, "template_arg", "did you mean template_args?"),
-        (Settings, "baseline", "GateSettings takes it."),
-        (GateSettings, "max_rate", "did you mean max_rates?"),
-        (GateSettings, "tokenizer", "Settings takes it."),
-        (RepairSettings, "unsave", "did you mean unsafe?"),
-        (RepairSettings, "xyz", "it takes choices, force, provenance, quarantine, strategies, unsafe."),
-    ],
-)
-def test_a_wrong_keyword_names_the_nearest(make: Any, keyword: str, hint: str) -> None:
+@pytest.mark.parametrize(*table(__file__, "a_wrong_keyword_names_the_nearest"))
+def test_a_wrong_keyword_names_the_nearest(make: str, keyword: str, hint: str) -> None:
     with pytest.raises(TypeError) as raised:
-        make(**{keyword: "x"})
-    assert str(raised.value) == f"{make.__name__}() takes no argument {keyword!r}: {hint}"
+        getattr(tito_audit, make)(**{keyword: "x"})
+    assert str(raised.value) == f"{make}() takes no argument {keyword!r}: {hint}"
 
 
 def test_settings_take_what_a_flag_would() -> None:

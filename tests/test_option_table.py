@@ -134,21 +134,7 @@ LETTERS = {
 }
 SAME_AS = {"--rows": "--limit"}
 """Flags that take another's letter, as they mean the same where the other is missing."""
-JSON = {
-    "validate",
-    "conformance",
-    "sft",
-    "scan",
-    "show",
-    "inspect",
-    "identify",
-    "template",
-    "rescore",
-    "repair",
-    "config",
-    "list",
-    "explain",
-}
+JSON = set(stored(__file__, "JSON"))
 
 
 def test_a_flag_means_one_thing_over_all_commands() -> None:

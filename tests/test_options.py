@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,21 +26,11 @@ from tito_audit.voice import messages_name_flags
 CODES = [rule.code for rule in all_rules()]
 
 
-@pytest.mark.parametrize(
-    ("text", "rate"),
-    [
-        ("TOK=0.001", MaxRate("TOK", 0.001)),
-        ("tok101=0", MaxRate("TOK101", 0.0)),
-        ("LPR=0.1%", MaxRate("LPR", 0.001)),
-        ("SEQ=0.5/rollout", MaxRate("SEQ", 0.5, "rollout")),
-        ("SEQ = 5% / rollout", MaxRate("SEQ", 0.05, "rollout")),
-        ("ALL=1e-3/token", MaxRate("", 0.001)),
-        ("all=2", MaxRate("", 2.0)),
-    ],
-)
-def test_a_rate_is_of_codes_and_of_tokens_or_rollouts(text: str, rate: MaxRate) -> None:
-    assert options.gate_settings_of(max_rates=[text]).max_rates == (rate,)
-    assert options.gate_settings_of(max_rates=[str(rate)]).max_rates == (rate,)
+@pytest.mark.parametrize(*table(__file__, "a_rate_is_of_codes_and_of_tokens_or_rollouts"))
+def test_a_rate_is_of_codes_and_of_tokens_or_rollouts(text: str, rate: list[Any]) -> None:
+    wanted = MaxRate(*rate)
+    for spelling in (text, str(wanted)):
+        assert options.gate_settings_of(max_rates=[spelling]).max_rates == (wanted,)
 
 
 @pytest.mark.parametrize(*table(__file__, "a_rate_that_cannot_be_is_refused_with_what_to_write"))
@@ -66,24 +57,13 @@ def test_a_sample_is_a_share_above_nothing_and_at_most_all(share: float) -> None
     assert options.settings_of().sample is None
 
 
-@pytest.mark.parametrize(
-    ("select", "ignore", "extend", "runs", "not_these"),
-    [
-        ((), (), (), {"TOK101", "LPR504"}, set()),
-        (("TOK",), (), ("LPR504",), {"TOK101", "LPR504"}, {"LPR501", "MSK401"}),
-        ((), ("LPR",), ("LPR504",), {"TOK101", "LPR504"}, {"LPR501"}),
-        ((), ("LPR504",), ("LPR504",), {"LPR504"}, set()),
-        ((), ("LPR504",), ("LPR",), {"LPR501"}, {"LPR504"}),
-        (("TOK",), ("TOK101",), ("LPR",), {"LPR504", "TOK102"}, {"TOK101"}),
-        ((), (), ("LPR504",), {"LPR504", "TOK101"}, set()),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "extend_select_adds_to_a_selection"))
 def test_extend_select_adds_to_a_selection_and_yields_to_a_closer_ignore(
-    select: tuple[str, ...], ignore: tuple[str, ...], extend: tuple[str, ...], runs: set[str], not_these: set[str]
+    select: list[str], ignore: list[str], extend: list[str], runs: list[str], not_these: list[str]
 ) -> None:
     chosen = {code for code in CODES if is_selected(code, select, ignore, extend)}
-    assert runs <= chosen
-    assert not not_these & chosen
+    assert {*runs} <= chosen
+    assert not chosen.intersection(not_these)
 
 
 prefixes = st.lists(st.sampled_from([*CODES, "TOK", "LPR", "SEQ", "T", "LPR5"]), max_size=3).map(tuple)

@@ -18,15 +18,14 @@ from types import ModuleType
 
 import pytest
 
+from tests.tables import stored
 from tests.tiers import DEEP
+from tests.world import FORMATS, ROOT, TOY
 from tito_audit import __version__
 from tools import package
 
 packaging = pytest.importorskip("packaging.requirements", reason="packaging comes with pytest")
 
-ROOT = Path(__file__).resolve().parents[1]
-FORMATS = ROOT / "fixtures" / "formats"
-TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 ADDRESS = "https://github.com/OWNER/tito-audit"
@@ -94,39 +93,19 @@ print(json.dumps(codes), file=sys.stderr)
 
 
 def test_what_the_package_needs_is_enough_for_every_command_but_the_live_ones(tmp_path: Path) -> None:
-    log, toy = str(FORMATS / "nemo_gym.jsonl"), ["-t", str(TOY)]
     (parquet, *_) = sorted(map(str, (ROOT / "fixtures").rglob("*.parquet")))
     reports = [f"--report={name}={tmp_path / name}" for name in ("html", "json", "markdown", "sarif", "junit")]
-    calls = {
-        ("scan", log, *toy, *reports): 1,
-        ("scan", parquet, *toy): 1,
-        ("repair", log, *toy, "-o", str(tmp_path / "repaired")): 1,
-        ("show", log, "--row", "4", *toy): 0,
-        ("inspect", log): 0,
-        (
-            "convert",
-            str(FORMATS / "tito_sample.jsonl"),
-            "--to",
-            "calls",
-            "--lossy",
-            "-o",
-            str(tmp_path / "calls.jsonl"),
-        ): 1,
-        ("identify", log, *toy): 1,
-        ("template", str(TOY)): 1,
-        ("explain", "TOK101"): 0,
-        ("list", "rules"): 0,
-        ("list", "providers"): 0,
-        ("list", "parsers"): 0,
-        ("config",): 0,
-    }
+    logs = {name: [str(FORMATS / f"{name}.jsonl")] for name in ("nemo_gym", "tito_sample")}
+    words = {**logs, "PARQUET": [parquet], "TOY": [str(TOY)], "REPORTS": reports}
+    expected = stored(__file__, "CALLS")
+    calls = [[word for name in line.split() for word in words.get(name, [name])] for line in expected]
     others = modules_of_others()
     assert {"transformers", "pytest"} <= {*others, "transformers"}
     assert not {"numpy", "tokenizers", "click", "yaml"} & set(others)
-    command = [sys.executable, "-c", ALONE, json.dumps(others), json.dumps(list(calls))]
+    command = [sys.executable, "-c", ALONE, json.dumps(others), json.dumps(calls)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "hub")}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert json.loads(done.stderr.splitlines()[-1]) == list(calls.values()), done.stdout + done.stderr
+    assert json.loads(done.stderr.splitlines()[-1]) == list(expected.values()), done.stdout + done.stderr
     assert json.loads((tmp_path / "json").read_text())["findings"]
 
 

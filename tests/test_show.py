@@ -18,11 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
 
-from tests import command
+from tests import command, world
 from tests.tables import table
 from tests.tiers import crossed, some
+from tests.world import FORMATS, ROOT
 from tito_audit import Settings, read_rollouts, scan_rollouts
-from tito_audit.cli.show import ShowSpan, page_lines, parse_place
+from tito_audit.cli.show import page_lines, parse_place
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Result, Where
 from tito_audit.report import ReportOptions
@@ -30,13 +31,10 @@ from tito_audit.storage import open_log
 from tito_audit.terminal.page import console_for
 from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens, logprob_words
 
-ROOT = Path(__file__).resolve().parents[1]
 GOLDENS = ROOT / "fixtures" / "show"
-FORMATS = sorted(
-    path for path in (ROOT / "fixtures" / "formats").iterdir() if path.suffix != ".py" and path.is_file()
-)
+LOGS = sorted(path for path in FORMATS.iterdir() if path.suffix != ".py" and path.is_file())
 NEMO = "fixtures/formats/nemo_gym.jsonl"
-TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
+TOY = str(world.TOY)
 OWN_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 ACTING = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2064\u2066-\u2069\ufeff]"
@@ -101,7 +99,7 @@ def pages(file: Path, tokenizer: str | None, **look: Any) -> Iterator[tuple[Resu
         )
 
 
-@pytest.mark.parametrize(("file", "tokenizer"), crossed(some(FORMATS, 6), (TOY, None)), ids=named)
+@pytest.mark.parametrize(("file", "tokenizer"), crossed(some(LOGS, 6), (TOY, None)), ids=named)
 def test_every_row_of_every_format_is_shown_with_all_of_its_findings(file: Path, tokenizer: str | None) -> None:
     for result, lines in pages(file, tokenizer, ids=True, logprobs=True):
         text = "\n".join(lines)
@@ -177,22 +175,8 @@ def test_ids_and_logprobs_stand_under_their_tokens(file: str, width: int) -> Non
 
 @pytest.mark.parametrize("width", range(60, 161, 7))
 def test_wide_and_combining_characters_keep_their_columns(width: int) -> None:
-    pieces = [
-        "日本",
-        "語",
-        " 한국",
-        "👍",
-        "é",
-        "e\u0301",
-        "\u0301",
-        "",
-        " ",
-        "\t",
-        "x" * 90,
-        "日" * 40,
-        "ก็",
-        "🙂" * 3,
-    ]
+    pieces = ["日本", "語", " 한국", "👍", "é", "e\u0301", "\u0301", "", " ", "\t", "ก็", "🙂" * 3]
+    pieces += ["x" * 90, "日" * 40]
     ids = np.arange(200, dtype=np.int32) * 7 + 100_000
     logprobs = -np.arange(200.0) / 7
     look = DrawOptions(
@@ -262,33 +246,14 @@ def test_every_place_of_the_concise_report_can_be_pasted(name: str) -> None:
             assert "not checked" not in text
 
 
-@pytest.mark.parametrize(
-    ("rest", "row", "item", "turn", "spot"),
-    [
-        ("3", 3, 0, None, None),
-        ("3[2]", 3, 2, None, None),
-        ("3:1", 3, 0, 1, None),
-        ("3:1:", 3, 0, 1, None),
-        ("3:-:-", 3, 0, None, None),
-        ("3:1:-", 3, 0, 1, None),
-        ("3:1:5-9", 3, 0, 1, ShowSpan(5, 9, None, 1)),
-        ("3:1:5-5", 3, 0, 1, ShowSpan(5, 5, None, 1)),
-        ("3:1:5", 3, 0, 1, ShowSpan(5, 6, None, 1)),
-        ("3:-:5-9", 3, 0, None, ShowSpan(5, 9, Where.ROW)),
-        ("3:row:5-9", 3, 0, None, ShowSpan(5, 9, Where.ROW)),
-        ("3:1:completion:5", 3, 0, 1, ShowSpan(5, 6, Where.COMPLETION, 1)),
-        ("3 turn 1 prompt 5:9", 3, 0, 1, ShowSpan(5, 9, Where.PROMPT, 1)),
-        ("3 row at 5", 3, 0, None, ShowSpan(5, 6, Where.ROW)),
-    ],
-)
-def test_a_place_is_read_as_reports_print_it(
-    tmp_path: Path, rest: str, row: int, item: int, turn: int | None, spot: ShowSpan | None
-) -> None:
+@pytest.mark.parametrize(*table(__file__, "a_place_is_read_as_reports_print_it"))
+def test_a_place_is_read_as_reports_print_it(tmp_path: Path, rest: str, place: str) -> None:
     log = tmp_path / "a run:7.jsonl"
     log.touch()
-    wanted = parse_place(f"{log}:{rest}")
-    assert (wanted.log, wanted.row, wanted.item, wanted.turn) == (str(log), row, item, turn)
-    assert wanted.span == spot
+    asked = parse_place(f"{log}:{rest}")
+    span = asked.span and [asked.span.start, asked.span.end, asked.span.where, asked.span.turn]
+    assert asked.log == str(log)
+    assert json.loads(json.dumps([asked.row, asked.item, asked.turn, span])) == json.loads(place)
 
 
 def test_a_file_that_exists_wins_over_a_place(tmp_path: Path) -> None:
@@ -343,7 +308,7 @@ def poisoned(value: Any) -> Any:
 )
 def test_nothing_that_a_log_says_acts_on_a_terminal(tmp_path: Path, name: str, tokenizer: tuple[str, ...]) -> None:
     log = tmp_path / f"a\x1b]0;name\x07{name}.jsonl"
-    rows = (ROOT / "fixtures" / "formats" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = (FORMATS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     log.write_text("".join(json.dumps(poisoned(json.loads(row))) + "\n" for row in rows), encoding="utf-8")
     for row in some(range(len(rows)), 2):
         for options in (["--full"], ["--json"]):
