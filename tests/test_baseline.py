@@ -30,7 +30,6 @@ from tito_audit.gate.baseline import (
     read_baseline,
     write_baseline,
 )
-from tito_audit.settings.model import Override
 from tito_audit.terminal.escape import escaped_json
 
 BLIND = {key: value for key, value in CLEAN.items() if key != "logprobs"}
@@ -113,69 +112,6 @@ def test_a_fingerprint_tells_findings_apart_by_all_that_makes_them() -> None:
     assert len({finding.fingerprint for finding in several}) == len(several)
 
 
-def test_one_more_of_what_is_accepted_is_new(folder: Folder) -> None:
-    folder.writes(a=[BROKEN, CLEAN, BROKEN])
-    assert folder.accepts().added == 2
-    assert folder.holds() == [("a", 0, 2)]
-    folder.writes(a=[CLEAN, CLEAN, BROKEN, BROKEN, CLEAN])
-    assert folder.gates()[0] == []
-    folder.writes(a=[CLEAN, CLEAN, BROKEN, BROKEN, BROKEN])
-    new, gate = folder.gates()
-    assert new == [("a", 4)]
-    assert gate.failed
-    assert (gate.known, gate.failing) == (2, 1)
-
-
-def test_what_is_new_in_one_log_is_not_taken_for_what_another_has(folder: Folder) -> None:
-    folder.writes(a=[CLEAN], b=[BROKEN])
-    folder.accepts()
-    folder.writes(a=[BROKEN])
-    assert folder.gates("a")[0] == [("a", 0)]
-    folder.writes(b=[BROKEN, BROKEN], a=[CLEAN])
-    assert folder.gates()[0] == [("b", 1)]
-
-
-def test_a_log_may_be_renamed_and_its_rows_may_move_to_another_log(folder: Folder) -> None:
-    folder.writes(a=[BROKEN, CLEAN], b=[CLEAN, SHIFTED])
-    folder.accepts()
-    (folder.path / "a.jsonl").rename(folder.path / "c.jsonl")
-    new, gate = folder.gates()
-    assert new == []
-    assert gate.fixed == ()
-    folder.writes(c=[CLEAN, SHIFTED], b=[BROKEN, CLEAN])
-    assert folder.gates()[0] == []
-    folder.accepts()
-    assert folder.holds() == [("b", 0, 1), ("c", 1, 1)]
-
-
-def test_a_log_that_was_not_scanned_keeps_its_entries_unsaid(folder: Folder) -> None:
-    folder.writes(a=[BROKEN], b=[SHIFTED])
-    folder.accepts()
-    folder.writes(a=[CLEAN])
-    new, gate = folder.gates("a", update=True)
-    assert new == []
-    assert [(entry.file, entry.row) for entry in gate.fixed] == [(str(folder.path / "a.jsonl"), 0)]
-    assert folder.holds() == [("b", 0, 1)]
-    (folder.path / "b.jsonl").unlink()
-    assert folder.accepts().fixed == ()
-    assert folder.holds() == [("b", 0, 1)]
-
-
-def test_what_is_fixed_is_said_and_leaves_the_baseline_when_it_is_written_anew(folder: Folder) -> None:
-    folder.writes(a=[BROKEN, BROKEN, SHIFTED])
-    folder.accepts()
-    folder.writes(a=[CLEAN, BROKEN, CLEAN])
-    _, gate = folder.gates()
-    assert sorted((fix.code, fix.row, fix.times) for fix in gate.fixed) == [("LPR504", 0, 1), ("LPR504", 2, 1)]
-    assert not gate.failed
-    assert len(folder.holds()) == 2
-    folder.writes(a=[CLEAN, BROKEN, CLEAN, {**BROKEN, "token_ids": [5, 6, 9, 8]}])
-    gate = folder.accepts()
-    assert not gate.failed
-    assert (gate.known, gate.added, len(gate.fixed), gate.updated) == (1, 1, 2, True)
-    assert folder.holds() == [("a", 1, 1), ("a", 3, 1)]
-
-
 @pytest.mark.parametrize("part", [{"limit": 1}, {"sample": 0.5}, {"row": 0}])
 def test_of_a_part_of_the_rows_nothing_is_said_to_be_fixed(folder: Folder, part: dict[str, Any]) -> None:
     folder.writes(a=[CLEAN] * 40 + [BROKEN])
@@ -190,28 +126,6 @@ def test_of_a_part_of_the_rows_nothing_is_said_to_be_fixed(folder: Folder, part:
     assert last_row == ("a", 40, 1)
     assert before.splitlines()[1].rstrip(b",") in folder.baseline.read_bytes()
     assert folder.gates()[0] != []
-
-
-def test_a_rule_that_was_not_asked_keeps_its_entries(folder: Folder) -> None:
-    folder.writes(a=[BROKEN])
-    folder.accepts()
-    folder.writes(a=[CLEAN])
-    elsewhere = (Override((str(folder.path / "a.jsonl"),), {"ignore": ("LPR",)}),)
-    for unasked in ({"select": ("TOK",)}, {"ignore": ("LPR504",)}, {"overrides": elsewhere}):
-        assert folder.accepts(**unasked).fixed == ()
-    assert folder.holds() == [("a", 0, 1)]
-    assert len(folder.accepts(select=("LPR504",)).fixed) == 1
-
-
-def test_a_rule_that_could_not_look_keeps_its_entries(folder: Folder) -> None:
-    folder.writes(a=[BROKEN, CLEAN, SHIFTED])
-    folder.accepts()
-    folder.writes(a=[BLIND] * 3)
-    assert folder.accepts().fixed == ()
-    assert len(folder.holds()) == 2
-    folder.writes(a=[BLIND, CLEAN, CLEAN])
-    assert [entry.row for entry in folder.accepts().fixed] == [2]
-    assert folder.holds() == [("a", 0, 1)]
 
 
 def test_a_scan_without_the_tokenizer_keeps_what_needs_one(folder: Folder) -> None:
@@ -271,17 +185,6 @@ def test_only_what_would_fail_is_taken(folder: Folder) -> None:
     ]
 
 
-def test_findings_under_a_limit_are_taken_only_where_there_are_too_many(folder: Folder) -> None:
-    folder.writes(a=[BROKEN, CLEAN])
-    log = folder.path / "a.jsonl"
-    update = ("--baseline", folder.baseline, "--update-baseline")
-    assert run("scan", log, *update, "--max-rate", "LPR=0.5")[0] == 0
-    assert folder.holds() == []
-    assert run("scan", log, *update, "--max-rate", "LPR=0.1")[0] == 0
-    assert folder.holds() == [("a", 0, 1)]
-    assert run("scan", log, "--baseline", folder.baseline, "--max-rate", "LPR=0")[0] == 0
-
-
 def test_a_run_of_several_processes_says_the_same(folder: Folder) -> None:
     folder.writes(a=[BROKEN, CLEAN, SHIFTED] * 20)
     folder.accepts()
@@ -309,17 +212,6 @@ def test_a_run_that_fails_leaves_the_baseline_as_it_was(folder: Folder) -> None:
     next(iter(scan))
     assert folder.baseline.read_bytes() == before
     assert [path.name for path in folder.baseline.parent.iterdir()] == ["known.json"]
-
-
-def test_a_baseline_in_a_folder_of_logs_is_no_log(folder: Folder) -> None:
-    folder.writes(a=[BROKEN])
-    folder.baseline = folder.path / "known.json"
-    folder.accepts()
-    new, gate = folder.gates()
-    assert (new, gate.known) == ([], 1)
-    scan = gate_rollouts(folder.path, None, GateSettings(baseline=str(folder.baseline)))
-    assert sum(1 for _ in scan) == 1
-    assert scan.summary.files == [str(folder.path / "a.jsonl")]
 
 
 def test_the_file_is_the_same_for_the_same_findings_and_has_one_a_line(folder: Folder) -> None:

@@ -22,13 +22,6 @@ def steps(log: Path, *options: object) -> str:
     return out.partition("\nNext\n")[2]
 
 
-def test_a_scan_names_the_repair_and_promises_no_number() -> None:
-    suggested = steps(FORMATS / "nemo_gym.jsonl")
-    assert "-o OUT" in suggested
-    assert "repairs what it can prove; --dry-run tells what, and writes nothing" in suggested
-    assert "may fix" not in suggested
-
-
 @pytest.mark.parametrize(
     ("name", "jobs"), crossed(["nemo_gym.jsonl", "generic.jsonl", "miles_columns.parquet", "slime.jsonl"], [1, 2])
 )
@@ -54,24 +47,6 @@ def test_a_log_of_mere_warnings_is_repaired_with_the_option_that_repairs_warning
     assert "--fail-on warning" in repair
     arguments = shlex.split(repair.partition("   ")[0].replace("OUT", str(out)))
     assert "1 repaired" in run(*arguments[1:])[1]
-
-
-def test_a_log_without_ids_is_not_shown_token_by_token(tmp_path: Path) -> None:
-    turns = [("user", "2+2?"), ("assistant", "<think>\n4\n</think>\n\n4"), ("user", "3+3?"), ("assistant", "6")]
-    messages = [{"role": role, "content": text} for role, text in turns]
-    log = written(tmp_path / "log.jsonl", [{"messages": messages}])
-    assert steps(log) == ""
-    suggested = steps(log, "--notes")
-    assert "tito-audit explain TPL213" in suggested
-    assert "token by token" not in suggested
-    page = run("show", log, "--row", 0, *TOY)[1]
-    assert "nothing audited: no token ids" in page
-    assert "nothing found" not in page
-
-
-def test_a_row_shown_without_a_tokenizer_is_not_called_free_of_findings(tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", [{"token_ids": [20, 21, 22], "loss_mask": [0, 1, 1]}])
-    assert "nothing compared" in run("show", log, "--row", 0)[1]
 
 
 def test_the_first_step_after_a_wrong_tokenizer_finds_the_right_one(tmp_path: Path) -> None:

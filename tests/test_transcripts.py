@@ -1,13 +1,15 @@
 """Commands as their users see them: a line, what it prints, how it exits, and which files it writes.
 
 `tests/transcripts/*.txt` hold scenes. A scene has a title, `# …`, and works in a folder of its own with the logs
-of `tests/transcripts/logs` and a link to `fixtures`:
+of `tests/transcripts/logs` and a link to `fixtures`; `// …` is a remark:
 
     + name                  a file to write first, its lines indented by two
     + name < log            a file with the content of one in `tests/transcripts/stored`
+    + name = 3*clean broken a log of rows of `tests/transcripts/stored/rows.jsonl`, by their names
     $ tito-audit …          a command; variables may stand before it
     $ cat name              a file to show
     $ cd name               a folder to go on in
+    $ mv name name          a file to move; `$ rm name`, one to remove
 
 Beneath a command stands, indented by two, what it prints, with `! ` before a line of stderr; then `[1]` for an
 exit code other than 0, and `> name` for a file that it wrote, `< name` for one that it removed. For a time stands
@@ -27,12 +29,13 @@ import pytest
 
 from tests.command import run
 from tests.prompt_server import running
-from tests.world import ROOT
+from tests.world import ROOT, json_lines, lines_of
 from tito_audit.version import VERSION
 
 PLAYS = sorted((ROOT / "tests" / "transcripts").glob("*.txt"))
 LOGS = ROOT / "tests" / "transcripts" / "logs"
 STORED = ROOT / "tests" / "transcripts" / "stored"
+ROWS = {entry["name"]: entry["row"] for entry in lines_of(STORED / "rows.jsonl")}
 CLOCKS = re.compile(r"\b[0-9.]+ s\b(, [0-9,]+ tokens/s)?")
 
 
@@ -49,6 +52,15 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
+def log_of(names: str) -> bytes:
+    """A log of these rows; one with an id has the id of its name and place."""
+    counted = (re.fullmatch(r"(?:(\d+)\*)?(\w+)", word) for word in names.split())
+    each = [name for times, name in (match.groups() for match in counted) for _ in range(int(times or 1))]
+    return json_lines(
+        {**ROWS[name], **({"id": f"{name}{n}"} if "id" in ROWS[name] else {})} for n, name in enumerate(each)
+    )
+
+
 def performed(line: str, folder: Path, server: str) -> list[str]:
     """The lines beneath a command, once it has run."""
     words = shlex.split(line.replace("$SERVER", server or "$SERVER"))
@@ -56,6 +68,9 @@ def performed(line: str, folder: Path, server: str) -> list[str]:
         return indented(Path(words[1]).read_text(encoding="utf-8").replace(VERSION, "$VERSION"))
     if words[0] == "cd":
         os.chdir(folder / words[1])
+        return []
+    if words[0] in ("mv", "rm"):
+        Path(words[1]).rename(words[2]) if words[0] == "mv" else Path(words[1]).unlink()
         return []
     env: dict[str, str | None] = {"COLUMNS": "100", "NO_COLOR": None, "FORCE_COLOR": None}
     while "=" in words[0]:
@@ -91,15 +106,17 @@ def acted(scene: str, folder: Path, server: str = "") -> str:
             while following.startswith("  "):
                 content.append(following[2:])
                 following = next(script)
-            name, _, source = line[2:].partition(" < ")
+            name, kind, source = re.fullmatch(r"(.+?)(?: ([<=]) (.*))?", line[2:]).groups()
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            text = "".join(f"{row}\n" for row in content)
-            file.write_text((STORED / source).read_text(encoding="utf-8") if source else text, encoding="utf-8")
+            text = "".join(f"{row}\n" for row in content).encode()
+            if kind:
+                text = log_of(source) if kind == "=" else (STORED / source).read_bytes()
+            file.write_bytes(text)
             lines += [f"  {row}" for row in content]
         elif line.startswith("$ "):
             lines += [line, *performed(line[2:], folder, server)]
-        elif line.startswith("# "):
+        elif line.startswith(("# ", "// ")):
             lines.append(line)
         line = following
     return "\n".join(lines) + "\n"
