@@ -28,54 +28,11 @@ def template(tmp_path: Path, source: str) -> Path:
     return path
 
 
-def log(tmp_path: Path, *conversations: list[dict[str, Any]]) -> Path:
-    return written(tmp_path / "log.jsonl", [{"messages": messages} for messages in conversations])
-
-
 def report(*arguments: object) -> tuple[int, dict[str, Any]]:
     """Exit code and object of a run that writes JSON."""
     code, out, err = run("template", *arguments, "-f", "json")
     assert err == ""
     return code, json.loads(out)
-
-
-def test_a_template_that_only_appends_passes_with_one_line_that_says_so(tmp_path: Path) -> None:
-    code, out, err = run("template", "--full", TOKENIZER, "--chat-template", template(tmp_path, KEEPS))
-    assert (code, err) == (0, "")
-    assert out.splitlines()[1] == "append-only for user messages, tool results and later system messages."
-    assert "Where earlier text changes" not in out
-
-
-def test_a_template_that_changes_history_fails_and_shows_both_texts_with_their_lines(tmp_path: Path) -> None:
-    code, out, _ = run("template", "--full", TOKENIZER, "--chat-template", template(tmp_path, DROPS))
-    assert code == 1
-    line = DROPS[: DROPS.index("{% if loop.index0 > ns.last")].count("\n") + 1
-    words = " ".join(out.split())
-    assert f"drops earlier reasoning when a user message follows (line {line})" in words
-    assert "{% if loop.index0 > ns.last %}: true when it was sampled, false in the next prompt" in words
-    assert "│<think>⏎They ask for the weather, so I look it up.⏎</think>" in out
-    assert "│It is sunny in Paris." in out
-
-
-@pytest.mark.parametrize(
-    ("source", "safe", "change", "gateway"),
-    [
-        (KEEPS, "yes: before user messages, tool results and", "nothing: sample and train with", "never forks"),
-        (DROPS, "no: once a user message follows an answer", "no argument keeps history", "forks there"),
-        (SWITCHED, "no: once a user message follows", "pass --template-arg preserve=true to", "forks there"),
-        ("{{ raise_exception('no') }}", "no: it refuses every conversation", "choose another", "continue nothing"),
-    ],
-)
-def test_the_page_opens_with_what_to_do(source: str, safe: str, change: str, gateway: str, tmp_path: Path) -> None:
-    arguments = ("template", "--chat-template", template(tmp_path, source))
-    out = run(*arguments)[1]
-    assert len(out.splitlines()) < 16
-    page = " ".join(out.split())
-    for line in (f"What to do safe {safe}", f"change {change}", gateway):
-        assert line in page
-    assert "What a splice or a gateway may rely on" not in out
-    assert "What a splice or a gateway may rely on" in run(*arguments, "--full")[1]
-    assert report(*arguments[1:])[1]["advice"]["safe"].startswith(safe)
 
 
 @pytest.fixture(scope="module")
@@ -138,49 +95,22 @@ def test_without_a_tokenizer_texts_are_told_and_ids_are_said_to_be_unknown(tmp_p
     assert {seam["ids"] for seam in facts["between"]} == {None}
     assert facts["delimiters"] is None
     assert facts["beginning_token"] == {"text": "<bos>", "written": True, "added": None, "doubled": None}
-    out = run("template", "--full", "--chat-template", path)[1]
-    assert "unknown: without a tokenizer, <bos> and <eos> are placeholders" in " ".join(out.split())
     with_ids = report(TOKENIZER, "--chat-template", path)[1]
     assert {place["line"] for place in facts["breaks"]} == {place["line"] for place in with_ids["breaks"]}
 
 
-def test_an_argument_that_makes_it_append_only_is_offered_and_works(tmp_path: Path) -> None:
-    path = template(tmp_path, SWITCHED)
-    code, facts = report("--chat-template", path)
-    assert code == 1
+def test_an_argument_that_makes_it_append_only_is_offered(tmp_path: Path) -> None:
+    facts = report("--chat-template", template(tmp_path, SWITCHED))[1]
     assert [setting["flags"] for setting in facts["settings"]] == ["--template-arg preserve=true"]
-    assert run("template", "--chat-template", path, *facts["settings"][0]["flags"].split())[0] == 0
+    assert facts["advice"]["safe"].startswith("no: once a user message follows")
 
 
-def test_the_conversations_of_a_log_are_tried_too(tmp_path: Path) -> None:
-    path = template(tmp_path, DROPS)
+def test_the_rollouts_of_a_log_that_a_template_breaks_are_named(tmp_path: Path) -> None:
     plain = [{**message, "reasoning_content": None} for message in THINKING]
-    mixed = log(tmp_path, THINKING, plain, plain)
-    code, out, _ = run("template", "--full", "--chat-template", path, "--log", mixed)
-    assert code == 1
-    assert "For the log's messages it is append-only in 2 of 3 rollouts; answers are changed in 1." in out
-    assert "Where earlier text changes in the log" in out
-    facts = report("--chat-template", path, "--log", mixed)[1]["log"]
-    assert facts["rollouts"] == 3
-    assert facts["broken_rollouts"] == [f"{mixed}:0"]
-    code, out, _ = run("template", "--full", "--chat-template", template(tmp_path, KEEPS), "--log", mixed)
-    assert code == 0
-    assert "append-only in 3 of 3 rollouts" in out
-
-
-def test_a_log_that_shows_nothing_is_said_to_show_nothing(tmp_path: Path) -> None:
-    path = log(tmp_path, THINKING[:2])
-    code, out, _ = run("template", "--full", "--chat-template", template(tmp_path, KEEPS), "--log", path)
-    assert code == 0
-    assert "No answer in the log is followed by anything, so the log shows nothing." in out
-
-
-@pytest.mark.parametrize("source", ["", "Hello."])
-def test_a_template_that_writes_no_answer_is_not_append_only(tmp_path: Path, source: str) -> None:
-    code, out, _ = run("template", "--full", "--chat-template", template(tmp_path, source))
-    assert code == 1
-    words = "leaves out a part of every answer: leaves out text, reasoning and tool calls of them."
-    assert out.splitlines()[1] == words
+    rows = [{"messages": messages} for messages in (THINKING, plain, plain)]
+    log = written(tmp_path / "log.jsonl", rows)
+    facts = report("--chat-template", template(tmp_path, DROPS), "--log", log)[1]["log"]
+    assert (facts["rollouts"], facts["broken_rollouts"]) == (3, [f"{log}:0"])
 
 
 HOSTILE = "\x1b[31m‮::error::{{ '\x1b[2J::warning::' }}"
@@ -197,10 +127,7 @@ def test_nothing_of_a_template_acts_on_a_terminal_or_in_ci(tmp_path: Path) -> No
         assert not [line for line in out.splitlines() if line.lstrip().startswith("::")]
 
 
-def test_the_table_of_facts_warns_of_the_clock_and_of_a_doubled_token(tmp_path: Path) -> None:
+def test_the_clock_that_a_template_reads_is_told(tmp_path: Path) -> None:
     path = template(tmp_path, "{{ strftime_now('%d %b %Y') }}" + KEEPS)
-    out = " ".join(run("template", "--full", "--chat-template", path)[1].split())
-    assert "clock read as “%d %b %Y”: prompts differ from day to day; pass --clock DATE" in out
     facts = report("--chat-template", path, "--clock", "2024-07-26")[1]
     assert facts["clock"] == ["%d %b %Y"]
-    assert next(seam for seam in facts["between"] if seam["left"] == "start")["texts"][0].startswith("26 Jul 2024")
