@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from tests.tables import stored, table
 from tests.tiers import examples, some
 from tests.toy import TOKENIZERS, toy_tokenizer
 from tito_audit.errors import RenderError
@@ -34,29 +35,19 @@ from tito_audit.templates.verdict import claims, verdict
 from tito_audit.tokens.load import load_tokenizer
 
 REAL = Path(os.environ.get("TITO_AUDIT_TOKENIZERS", "no-such-folder"))
-OPENER = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-CALLS = (
-    "{% for c in m.tool_calls or [] %}{{ '<call>' + c.function.name + ' ' }}"
-    "{{ c.function.arguments | tojson }}{{ '</call>' }}{% endfor %}"
-)
-"""Writes tool calls, with their arguments parsed."""
-THOUGHT = "{% if m.reasoning_content %}{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{% endif %}"
+PIECES: dict[str, str] = stored(__file__, "PIECES")
+CALLS, LATEST, OPENER = PIECES["CALLS"], PIECES["LATEST"], PIECES["OPENER"]
 
 
-def chatml(answer: str, *, before: str = "", opener: str = OPENER, other: str = "{{ m.content }}") -> str:
-    """A ChatML template; `answer` writes what is inside of an assistant message `m`, `other` of any other."""
-    return (
-        before
-        + "{% for m in messages %}\n{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}\n"
-        + answer
-        + "{% else %}\n"
-        + other
-        + "{% endif %}\n{{ '<|im_end|>\n' }}{% endfor %}\n"
-        + opener
-    )
+def chatml(answer: str, *, before: str = "", opener: str = "OPENER", other: str = "{{ m.content }}") -> str:
+    """A ChatML template of these pieces; `answer` writes what is inside of an assistant message `m`."""
+    source = PIECES["CHATML"].replace("OPENER", opener)
+    for name, piece in {"BEFORE": before, "ANSWER": answer, "OTHER": other, **PIECES}.items():
+        source = source.replace(name, piece)
+    return source
 
 
-KEEPS = chatml(THOUGHT + "{{ m.content or '' }}" + CALLS)
+KEEPS = chatml("THOUGHT{{ m.content or '' }}CALLS")
 
 
 def renderer_of(source: str, **settings: object) -> Renderer:
@@ -97,65 +88,16 @@ def test_the_probes_have_every_kind_of_answer_and_of_message_after_it() -> None:
     assert {probe.name for probe in CORE} < {probe.name for probe in PROBES}
 
 
-LATEST = "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}" + (
-    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}\n"
-)
-FAULTS: Mapping[str, tuple[str, dict[HistoryChange, set[str]]]] = {
-    "drops reasoning before the last user message": (
-        chatml(
-            "{% if loop.index0 > ns.last %}" + THOUGHT + "{% endif %}{{ m.content or '' }}" + CALLS, before=LATEST
-        ),
-        {HistoryChange.REASONING: {"user"}},
-    ),
-    "writes an empty block of reasoning into the last answer": (
-        chatml(
-            "{% if loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{{ m.content or '' }}" + CALLS,
-        ),
-        {HistoryChange.EMPTY_REASONING: {"user", "tool", "system"}},
-    ),
-    "moves system messages to the front": (
-        "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}"
-        + KEEPS.replace("in messages %}", "in messages if m.role != 'system' %}"),
-        {HistoryChange.MOVED: {"system"}},
-    ),
-    "moves the tools to the last user message": (
-        chatml(
-            "{{ m.content or '' }}" + CALLS,
-            before=LATEST,
-            other="{% if tools and loop.index0 == ns.last %}{{ tools | tojson }}{% endif %}{{ m.content }}",
-        ),
-        {HistoryChange.TOOLS: {"tool", "user"}},
-    ),
-    "ends the last answer otherwise": (
-        chatml("{{ m.content or '' }}" + CALLS).replace(
-            "{{ '<|im_end|>\n' }}",
-            "{{ '<|end|>' if loop.last and m.role == 'assistant' else '<|im_end|>\n' }}",
-        ),
-        {HistoryChange.TURN_END: {"user", "tool", "system"}},
-    ),
-    "trims answers once something follows": (
-        chatml("{{ (m.content or '') if loop.last else (m.content or '') | replace('\n', ' ') }}" + CALLS),
-        {HistoryChange.SPACE: {"user", "tool"}},
-    ),
-    "ends answers with white space before the end token only while they are last": (
-        chatml("{{ m.content or '' }}" + CALLS + "{% if loop.last %}{{ '\n' }}{% endif %}"),
-        {HistoryChange.SPACE: {"user", "tool", "system"}},
-    ),
-    "writes arguments with other spaces once something follows": (
-        chatml(
-            "{{ m.content or '' }}"
-            + CALLS.replace("| tojson", "| tojson(indent=2 if messages[-1] == m else none)")
-        ),
-        {HistoryChange.SPACE: {"tool"}},
-    ),
-    "opens reasoning in the generation prompt and not in the history": (
-        chatml(
-            "{{ m.content or '' }}" + CALLS,
-            opener="{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}",
-        ),
-        {HistoryChange.GENERATION_PROMPT: {"user", "tool", "system", "assistant"}},
-    ),
-}
+def faulty(
+    changes: Mapping[str, list[str]], replace: Sequence[str] = ("", ""), **pieces: str
+) -> tuple[str, dict[HistoryChange, set[str]]]:
+    """A template with a fault, and the changes that it makes, each with who speaks after what it changes."""
+    source = chatml(**pieces)
+    whole = source.replace(*replace) if replace[0] else source
+    return whole, {HistoryChange[name]: set(speakers) for name, speakers in changes.items()}
+
+
+FAULTS = {name: faulty(**fault) for name, fault in stored(__file__, "FAULTS").items()}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -282,19 +224,14 @@ def outcomes(facts: TemplateFacts, part: str, form: str) -> dict[str, Fidelity]:
     }
 
 
-def test_which_json_comes_back_depends_on_how_servers_parse_it() -> None:
-    facts = facts_of(chatml(THOUGHT + "{{ m.content or '' }}" + CALLS.replace(
-        "{{ c.function.arguments | tojson }}",
-        "{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}",
-    )))  # fmt: skip
-    parsed = outcomes(facts, "tool call", "arguments as object")
-    assert parsed["JSON as the template writes it"] is Fidelity.KEPT
-    assert parsed["letters outside ASCII"] is Fidelity.KEPT
-    assert parsed["another order of keys"] is Fidelity.KEPT
-    assert parsed["JSON without spaces"] is Fidelity.REWRITTEN
-    assert parsed["letters outside ASCII, escaped"] is Fidelity.REWRITTEN
-    assert parsed["a key twice"] is Fidelity.REWRITTEN
-    assert set(outcomes(facts, "tool call", "arguments as text").values()) == {Fidelity.KEPT}
+@pytest.mark.parametrize(*table(__file__, "what_comes_back_as_sampled"))
+def test_what_comes_back_as_sampled(
+    answer: str, part: str, form: str, kept: list[str], rewritten: list[str]
+) -> None:
+    outcome_of = outcomes(facts_of(chatml(answer)), part, form)
+    assert {outcome_of[case] for case in (outcome_of if kept == ["all"] else kept)} <= {Fidelity.KEPT}
+    assert {outcome_of[case] for case in rewritten} <= {Fidelity.REWRITTEN}
+    assert outcome_of
 
 
 def test_trimming_is_told_case_by_case() -> None:
@@ -303,25 +240,6 @@ def test_trimming_is_told_case_by_case() -> None:
     rewritten = {case for case, outcome in outcome_of.items() if outcome is Fidelity.REWRITTEN}
     assert rewritten == {"a space before", "a line break before", "a space after", "a line break after"}
     assert trims.append.is_append_only, "the template's own form of an answer has nothing to trim"
-
-
-def test_reasoning_comes_back_with_the_white_space_that_the_template_writes() -> None:
-    outcome_of = outcomes(facts_of(KEEPS), "reasoning", "stripped")
-    assert outcome_of["as the template writes it"] is Fidelity.KEPT
-    assert outcome_of["no white space around"] is Fidelity.REWRITTEN
-    raw = outcomes(facts_of(KEEPS), "reasoning", "as sampled")
-    assert raw["as the template writes it"] is Fidelity.REWRITTEN, "the line breaks are there twice"
-
-
-def test_values_that_are_written_one_by_one_are_tried_one_by_one() -> None:
-    source = chatml(
-        "{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '<call>' + c.function.name }}"
-        "{% for k, v in c.function.arguments.items() %}{{ '<' + k + '>' + v | string + '</>' }}{% endfor %}"
-        "{% endfor %}"
-    )
-    outcome_of = outcomes(facts_of(source), "tool call", "arguments as object")
-    assert outcome_of["a text"] is outcome_of["3"] is Fidelity.KEPT
-    assert outcome_of["true"] is outcome_of["null"] is Fidelity.REWRITTEN
 
 
 def test_an_answer_that_was_cut_gets_what_was_never_sampled() -> None:
@@ -373,8 +291,7 @@ def test_end_tokens_the_clock_and_a_doubled_beginning_are_told() -> None:
 
 
 SWITCHED = chatml(
-    "{% if preserve or loop.index0 > ns.last %}" + THOUGHT + "{% endif %}{{ m.content or '' }}" + CALLS,
-    before=LATEST,
+    "{% if preserve or loop.index0 > ns.last %}THOUGHT{% endif %}{{ m.content or '' }}CALLS", before="LATEST"
 )
 
 
