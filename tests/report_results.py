@@ -7,54 +7,31 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from tests.tables import stored
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Side, Skip, Where
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.report import Report, ReportOptions, feed_results
 from tito_audit.run.headlines import with_headline
 from tito_audit.summary import CoverageCount, Fixed, Gate, RateCount, SampleCount, Summary
 
-TITLES = {
-    "REC001": "A row cannot be read",
-    "TOK101": "Several sampled tokens re-encode as one",
-    "TPL203": "A tool call is written back differently",
-    "LPR505": "A placeholder value stands where a logprob is trained",
-}
+TITLES: dict[str, str] = stored(__file__, "TITLES")
 DOCS = {code: f"{title}.\n\n## What it finds\nMore of it,\nin `words`." for code, title in TITLES.items()}
-GATE = Gate(
-    failed=True,
-    because=(
-        "4 findings at or above error",
-        "TOK: 3 findings in 240 generated tokens, a rate of 0.0125, above its limit of 0.01",
-        "LPR ran on 5 of 8 rollouts (62 %), 100 % required: no logprobs in 2, first logs/run.jsonl:1; "
-        "other reasons in 1",
-    ),
-    fail_on="error",
-    failing=4,
-    rates=(
-        RateCount("TOK=0.01", findings=3, of=240, rate=0.0125, failed=True),
-        RateCount("SEQ=0.1/rollout", findings=0, of=8, rate=0.0, failed=False),
-    ),
-    required=(
-        CoverageCount(
-            "LPR",
-            1.0,
-            covered=5,
-            of=8,
-            because="no logprobs",
-            lacking=2,
-            first=Place("logs/run.jsonl", 1),
-            failed=True,
-        ),
-        CoverageCount("SEQ", 0.5, covered=7, of=8, because="the row cannot be read", lacking=1, idle=3),
-    ),
-    min_audited=CoverageCount("", 0.75, covered=7, of=8, because="no token ids", lacking=1),
-    baseline="audit/baseline.jsonl",
-    known=2,
-    fixed=(
-        Fixed("00d1f7c0ffee0001", "TPL203", "logs/run.jsonl", 7, "The template writes <img src=x> | @nobody."),
-        Fixed("00d1f7c0ffee0002", "TOK101", "logs/run.jsonl", 9, "Two sampled tokens re-encode as one.", times=3),
-    ),
-)
+
+
+def gate_of(rates: Any, required: Any, min_audited: Any, fixed: Any, because: Any, **rest: Any) -> Gate:
+    """The gate that is written down with the other data."""
+    first = {"first": Place("logs/run.jsonl", 1)}
+    return Gate(
+        because=tuple(because),
+        rates=tuple(RateCount(**rate) for rate in rates),
+        required=tuple(CoverageCount(**count, **(first if count.get("failed") else {})) for count in required),
+        min_audited=CoverageCount(**min_audited),
+        fixed=tuple(Fixed(**finding) for finding in fixed),
+        **rest,
+    )
+
+
+GATE = gate_of(**stored(__file__, "GATE"))
 SAMPLED = SampleCount(share=0.25, rows=9, of=36)
 ODD = "logs/ép`i|s @nobody [x](#1).parquet"
 TRAPS = (

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from tito_audit.cli._outputs import ReportTarget, write_reports
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
+from tito_audit.repairs import all_repairs
 from tito_audit.report import Report, ReportOptions, ResultSink
 from tito_audit.reports import report_named
 from tito_audit.rules import all_rules
@@ -50,12 +52,22 @@ def test_several_reports_come_from_one_pass_and_agree(log: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.code)
-def test_explain_prints_the_manual_of_every_rule(rule: object) -> None:
-    code, name, doc = rule.code, rule.name, rule.doc  # type: ignore[attr-defined]
-    by_code, by_name = run("explain", code.lower()), run("explain", name)
+def test_explain_prints_the_manual_of_every_rule(rule: Any) -> None:
+    by_code, by_name = run("explain", rule.code.lower()), run("explain", rule.name)
     assert by_code == by_name
     assert by_code[0] == 0
-    assert doc in by_code[1]
+    assert rule.doc in by_code[1]
+
+
+@pytest.mark.parametrize("repair", all_repairs(), ids=lambda repair: repair.name)
+def test_explain_and_list_print_the_safety_of_every_repair(repair: Any) -> None:
+    code, page, _ = run("explain", repair.name)
+    assert code == 0
+    assert f"Safety: {repair.safety}" in page
+    assert repair.doc in page
+    listed = run("list", "repairs")[1]
+    assert repair.name in listed
+    assert str(repair.safety).split()[0] in listed
 
 
 @pytest.mark.parametrize("kind", ["formats", "rules", "repairs", "reports"])
@@ -111,6 +123,18 @@ def test_reports_for_machines_load_neither_what_pages_are_set_with_nor_charts(lo
     assert done.stderr.split() == ["numpy"]
 
 
+def ended_by(error: BaseException) -> Any:
+    """How a command ends that this is raised in."""
+    small = typer.Typer(cls=_Commands)
+
+    def fail() -> None:
+        raise error
+
+    small.command("fail")(fail)
+    small.command("other")(lambda: None)
+    return CliRunner().invoke(small, ["fail"])
+
+
 @pytest.mark.parametrize(
     ("error", "code", "says"),
     [
@@ -119,14 +143,7 @@ def test_reports_for_machines_load_neither_what_pages_are_set_with_nor_charts(lo
     ],
 )
 def test_an_expected_end_has_its_exit_code_and_one_message(error: BaseException, code: int, says: str) -> None:
-    small = typer.Typer(cls=_Commands)
-
-    def fail() -> None:
-        raise error
-
-    small.command("fail")(fail)
-    small.command("other")(lambda: None)
-    result = CliRunner().invoke(small, ["fail"])
+    result = ended_by(error)
     assert result.exit_code == code
     assert says in result.stderr
     assert "Traceback" not in result.stderr
@@ -147,14 +164,7 @@ def test_ctrl_c_before_the_command_has_begun_is_said_in_one_line(
 
 
 def test_a_bug_is_a_traceback() -> None:
-    small = typer.Typer(cls=_Commands)
-
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    small.command("fail")(fail)
-    small.command("other")(lambda: None)
-    assert isinstance(CliRunner().invoke(small, ["fail"]).exception, ZeroDivisionError)
+    assert isinstance(ended_by(ZeroDivisionError()).exception, ZeroDivisionError)
 
 
 def failing_after(rows: int, error: BaseException) -> Iterator[Result]:

@@ -270,21 +270,6 @@ def test_a_limit_is_shared_by_the_logs(tmp_path: Path) -> None:
     assert reply(*logs, "-t", TOY)["rows"] | {"read": 18, "all": True} == reply(*logs, "-t", TOY)["rows"]
 
 
-def test_mistakes_are_one_message(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl")
-    for arguments, words in (
-        ((log, "-t", "no/such/folder"), "no such folder"),
-        ((log, "-t", TOY, "--chat-template", "none.jinja"), "cannot be read"),
-        ((tmp_path / "none.jsonl",), "no such file"),
-        ((log, "-t", TOY, "-w", "missing/tito-audit.toml"), "missing"),
-        ((log, "-t", TOY, "-w", tmp_path), "this is a folder, so nothing was written; name a file in it."),
-    ):
-        code, _, error = run("identify", *arguments)
-        assert code == 2, error
-        assert words in error
-        assert "Traceback" not in error
-
-
 def test_nothing_of_a_log_acts_on_a_terminal(tmp_path: Path) -> None:
     hostile = "\x1b[2J\u202e##[error]x"
     case = {"system": f"Be {hostile}."}

@@ -66,25 +66,6 @@ def test_a_written_file_that_is_no_log_any_more_is_a_finding(tmp_path: Path) -> 
     assert "1 in quarantine" in page
 
 
-@pytest.mark.parametrize(
-    ("rows", "more", "left"),
-    [
-        ([CLEAN, {"token_ids": ["x"]}], " garbage", [CLEAN]),
-        ([{"token_ids": ["x"]}], " garbage", []),
-        ([CLEAN], "\n\n{}", [CLEAN]),
-        ([CLEAN, CLEAN], "\n]", [CLEAN, CLEAN]),
-    ],
-)
-def test_an_array_is_closed_when_what_follows_it_goes_to_a_quarantine(
-    rows: list[Any], more: str, left: list[Any], tmp_path: Path
-) -> None:
-    log, out, bad = tmp_path / "log.json", tmp_path / "out.json", tmp_path / "bad.jsonl"
-    log.write_text(json.dumps(rows, indent=1) + more, encoding="utf-8")
-    assert run("repair", log, "-o", out, "--quarantine", bad)[0] == 0
-    assert json.loads(out.read_text(encoding="utf-8")) == left
-    assert len(bad.read_text(encoding="utf-8").splitlines()) == len(rows) - len(left) + 1
-
-
 @pytest.mark.parametrize("how", [("-o", "OUT"), ("--dry-run",)])
 def test_rows_that_were_trained_twice_before_are_counted_before_and_after(how: Any, tmp_path: Path) -> None:
     logprobs = [None, *(-0.3 - place % 7 / 8 for place in range(1, 400))]
@@ -140,25 +121,12 @@ def test_the_examples_of_the_page_on_python_are_true() -> None:
     assert done.failed == 0
 
 
-@pytest.mark.parametrize("repair", all_repairs(), ids=lambda repair: repair.name)
-def test_explain_prints_the_manual_of_every_repair(repair: object) -> None:
-    code, page, _ = run("explain", repair.name)  # type: ignore[attr-defined]
-    assert code == 0
-    assert f"Safety: {repair.safety}" in page  # type: ignore[attr-defined]
-    assert repair.doc in page  # type: ignore[attr-defined]
-
-
 def test_explain_of_a_repair_misspelt_names_the_nearest_and_of_a_rule_its_repairs() -> None:
     code, page, err = run("explain", "splise")
     assert (code, page) == (2, "")
     assert "splice" in err
     claims = [repair.name for repair in all_repairs() if repair.claims("TOK101")]
     assert f"Repairs: {', '.join(claims)}." in run("explain", "TOK101")[1]
-
-
-def test_list_repairs_says_what_is_safe() -> None:
-    page = run("list", "repairs")[1]
-    assert all(repair.name in page and str(repair.safety).split()[0] in page for repair in all_repairs())
 
 
 # The page and the diff by themselves

@@ -73,22 +73,6 @@ def test_an_interrupt_ends_it_as_well_and_names_are_new_each_time(tiny_model: Pa
     assert first["prompt_token_ids"] == second["prompt_token_ids"]
 
 
-def test_what_cannot_be_served_is_refused_in_a_line(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    required = ("--provider", AWAY, "--log", log, "-t", TOY)
-    cases: list[tuple[tuple[object, ...], str]] = [
-        (("--provider", AWAY, "--log", log), "no tokenizer is given"),
-        (("--provider", "vlm=http://x", "--log", log, "-t", TOY), "did you mean vllm?"),
-        ((*required, "--tool-parser", "hermess"), "did you mean hermes?"),
-        ((*required[:2], "--log", tmp_path / "no" / "log.jsonl", "-t", TOY), "cannot be written"),
-        ((*required, "--chat-template", tmp_path / "none.jinja"), "none.jinja"),
-    ]
-    for words, says in cases:
-        code, out, err = run("serve", *words)
-        assert (code, out) == (2, ""), words
-        assert says in err, words
-
-
 def test_a_port_that_is_taken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("random.uniform", lambda *_: 0.0)  # between two tries to reach the server
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -13,27 +13,14 @@ from typing import Any
 
 import pytest
 
-from tests.tables import table
+from tests.tables import stored, table
 from tito_audit.errors import SetupError
 from tito_audit.settings.file import read_config
 from tito_audit.settings.options import FLAG_ONLY, KEYS
 from tools.config_schema import config_schema
 
 SHIPPED = Path(__file__).resolve().parents[1] / "tito_audit" / "schemas" / "config.schema.json"
-VALUES: tuple[Any, ...] = (
-    *("x", "", "auto", "error", "none", "span", "null", "labels", "never", "fastokens", "ray", "object"),
-    *("text", "text=", "L2"),
-    *("json=a/b.json", "Json", "json=-", "TOK", "TOK=1", "TOK=0.1%", "SEQ=1e-3/rollout", "TOK=", "TOK1=.5", "é=1"),
-    *("5%", "0.5%", "100%", "100.0%", "0%", "0.0%", "101%", "100.1%", "-1%", "5 %", "%"),
-    *(True, False, 0, 1, -1, 7, 0.0, 0.01, 0.009, 0.5, 1.0, 1.5, 2.0, -0.5, 10**12),
-    *([], ["x"], ["x", ""], ["x", 3], [["x"]], [3], ["text", "json=a.json"], ["TOK=1", "SEQ=0.5/rollout"], [{}]),
-    *({}, {"TOK": 1}, {"TOK": 0}, {"TOK": -1}, {"TOK": "0.5/rollout"}, {"TOK": "5%/token"}, {"TOK": "much"}),
-    *({"TOK": "1/row"}, {"TOK 1": 1}, {"": 1}, {"T": True}, {"a": "b"}, {"a": ""}, {"a": 3}, {"a": ["b"]}),
-    *({"a": {"b": [1, 2.5, "c", {"d": False}]}}, {"a": datetime.date(2026, 1, 2)}),
-    {"a": [{"b": datetime.time(1, 2)}]},
-    *("2026-01-02", "2026-01-02T03:04", "2026-01-02 03:04:05", "2026-1-2", "2026-01-02Z", "recorded"),
-    datetime.date(2026, 1, 2),
-)
+VALUES: list[Any] = stored(__file__, "VALUES")
 
 
 def toml(value: Any) -> str:

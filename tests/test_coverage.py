@@ -327,20 +327,6 @@ def test_joined_calls_are_one_rollout(tmp_path: Path) -> None:
 # The verdict
 
 
-def test_the_reason_says_what_was_missing_where_and_how_often(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    written(tmp_path / "rollouts.jsonl", [*[ROW] * 14, BARE, *[ROW] * 47, *[BARE] * 10])
-    gate = gate_of("rollouts.jsonl", "LPR")
-    assert gate.because == (
-        "LPR ran on 61 of 72 rollouts (85 %), 100 % required: no logprobs in 11, first rollouts.jsonl:14",
-    )
-    assert [coverage_words(count) for count in gate.required] == [
-        "require LPR: ran on 61 of 72 rollouts (85 %): too few"
-    ]
-
-
 @pytest.mark.parametrize(*table(__file__, "coverage_in_words"))
 def test_coverage_in_words(count: dict[str, Any], reason: str, words: str) -> None:
     file, *at = count.get("first", [""])

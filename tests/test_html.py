@@ -65,68 +65,42 @@ def headline(text: str) -> tuple[str, str, str]:
     return state[1], word[1], line[1]
 
 
-@pytest.mark.parametrize(
-    ("results", "expected"),
-    [
-        ([], ("none", "Nothing audited", "There are no rollouts.")),
-        ([result(0, tokens=0)], ("none", "Nothing audited", "No token ids in 1 rollout.")),
-        ([result(0)], ("pass", "Clean", "No findings in 1 rollout.")),
-        (
-            [result(0, skips=(Skip("LPR501", "no logprobs"),)), result(1, tokens=0)],
-            (
-                "pass",
-                "Clean",
-                "No findings in 1 rollout; 1 rule could not run on some; nothing audited in 1 without token ids.",
-            ),
-        ),
-        (
-            [result(0, finding("TOK101", Severity.NOTE))],
-            ("info", "Findings", "No errors; 1 note in 1 of 1 rollout (100 %)."),
-        ),
-        (
-            [result(0, finding("TOK101", Severity.WARNING)), result(1)],
-            ("warn", "Findings", "No errors; 1 warning in 1 of 2 rollouts (50 %)."),
-        ),
-        (
-            [result(0, finding("TOK101", Severity.ERROR), finding("TOK101", Severity.NOTE)), result(1)],
-            ("fail", "Findings", "1 error in 1 of 2 rollouts (50 %); 1 note in 1 (50 %)."),
-        ),
-    ],
-)
+def results_of(rows: list[str]) -> list[Result]:
+    """Results that have a TOK101 of each severity that is named; `empty` for one without tokens."""
+    return [
+        result(
+            row,
+            *(finding("TOK101", severity) for severity in Severity if severity.word in words.split()),
+            tokens=0 if "empty" in words else 120,
+            skips=(Skip("LPR501", "no logprobs"),) if "skip" in words else (),
+        )
+        for row, words in enumerate(rows)
+    ]
+
+
+@pytest.mark.parametrize(*table(__file__, "without_a_gate_the_page_opens_with_what_was_found"))
 def test_without_a_gate_the_page_opens_with_what_was_found(
-    results: list[Result], expected: tuple[str, str, str]
+    rows: list[str], state: str, word: str, line: str
 ) -> None:
-    text = made.written(results)
-    assert headline(text) == expected
-    assert f"<title>{expected[1]} · run.jsonl · tito-audit</title>" in text
+    text = made.written(results_of(rows))
+    assert headline(text) == (state, word, line)
+    assert f"<title>{word} · run.jsonl · tito-audit</title>" in text
 
 
-@pytest.mark.parametrize(
-    ("results", "gate", "expected"),
-    [
-        (
-            [result(0, finding("TOK101", Severity.ERROR))],
-            Gate(True, ("1 finding is one too many",), "error", 1),
-            "Failed",
-        ),
-        ([result(0, finding("TOK101", Severity.WARNING))], Gate(False, (), "error", 0), "Passed"),
-        ([result(0)], Gate(False, (), "error", 0), "Passed"),
-        ([result(0, tokens=0)], Gate(False, (), "error", 0), "Nothing audited"),
-        ([], Gate(True, ("the log holds no rows",), "error", 0), "Failed"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "with_a_gate_the_page_opens_with_its_verdict_and_its_reasons"))
 def test_with_a_gate_the_page_opens_with_its_verdict_and_its_reasons(
-    results: list[Result], gate: Gate, expected: str
+    rows: list[str], because: list[str], failing: int, expected: str
 ) -> None:
     summary = Summary(files=["run.jsonl"])
+    gate = Gate(bool(because), tuple(because), "error", failing)
 
     def gated() -> Iterator[Result]:
-        yield from results
+        yield from results_of(rows)
         summary.gate = gate  # as a run does: known once its results are used up
 
     text = made.written(gated(), summary)
     assert headline(text)[1] == expected
-    assert all(f"<li>{reason}</li>" in text for reason in gate.because[bool(gate.failing) :])
+    assert all(f"<li>{reason}</li>" in text for reason in because[bool(failing) :])
 
 
 def test_the_page_of_the_fixed_results_says_what_its_gate_and_its_baseline_say() -> None:

@@ -157,16 +157,7 @@ def test_the_changelog_has_a_heading_for_each_version_the_newest_first() -> None
         assert "- " not in body.partition("\n### ")[0], f"{version}: a change before the first heading"
 
 
-README = """[a guide](docs/gate.md#rates), [elsewhere](https://example.org), [below](#below), `[code](of/a/label)`
-![a picture](docs/picture.svg) [![both](docs/both.png)](docs/page.md)
-<picture>
-  <source media="(prefers-color-scheme: dark)" srcset="docs/dark.svg">
-  <img alt="a page" src="docs/light.svg" width="700">
-</picture> <a href="docs/show.md">show</a>
-```text
-[a link](in/code.md)
-```
-"""
+README = stored(__file__, "README")
 
 
 def test_an_index_shows_links_of_the_readme_as_whole_addresses() -> None:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from tests import toy
 from tests.command import run
-from tests.tables import table
+from tests.tables import stored, table
 from tests.template_oracle.chat import TOKENS, Refusal, Template
 from tests.template_oracle.conversations import (
     STEPS,
@@ -45,28 +45,7 @@ from tito_audit.templates.training import (
 )
 
 BPE = str(toy.TOKENIZERS / "toy_bpe")
-BASE = """\
-{%- set ns = namespace(last=0) %}
-{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
-{%- for m in messages %}
-    {%- if m.role == 'assistant' %}
-        {%- set said = m.content or '' %}
-        {%- CUT %}
-        {{- '<|im_start|>assistant\\n' }}
-        {%- if THOUGHT %}
-            {{- '<think>\\n' + (m.reasoning_content or '') + '\\n</think>\\n\\n' }}
-        {%- endif %}
-        {{- said }}
-        {%- for c in m.tool_calls or [] %}
-            {{- '<call>' + c.function.name + (c.function.arguments | tojson) }}
-        {%- endfor %}
-        {{- '<|im_end|>\\n' }}
-    {%- else %}
-        {{- '<|im_start|>' + m.role + '\\n' + OTHER + '<|im_end|>\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
-"""
+BASE = stored(__file__, "BASE")
 
 
 def template_source(

@@ -83,23 +83,15 @@ def test_only_names_that_exist_are_proposed(name: str, names: list[str]) -> None
 
 
 def test_a_folder_says_what_is_not_a_log(tmp_path: Path) -> None:
-    for name in (
-        "a.jsonl",
-        "b.parquet",
-        "README.md",
-        "c.csv",
-        "sub/tokenizer.json",
-        "sub/d.json",
-        ".hidden/e.txt",
-        ".f",
-    ):
+    logs, others = ["a.jsonl", "b.parquet", "sub/d.json"], ["README.md", "c.csv", "sub/tokenizer.json"]
+    for name in [*logs, *others, ".hidden/e.txt", ".f"]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}", encoding="utf-8")
     (tmp_path / "audit.json").write_text('{"summary":{"schema_version":1}}', encoding="utf-8")
-    logs = [str(path.relative_to(tmp_path)) for path in find_logs([str(tmp_path)])]
+    read = [str(path.relative_to(tmp_path)) for path in find_logs([str(tmp_path)])]
     skipped = [str(path.relative_to(tmp_path)) for path in skipped_files([str(tmp_path)])]
-    assert logs == ["a.jsonl", "b.parquet", "sub/d.json"]
-    assert skipped == ["README.md", "audit.json", "c.csv", "sub/tokenizer.json"]
+    assert read == logs
+    assert skipped == sorted([*others, "audit.json"])
     assert skipped_files([str(tmp_path / "c.csv")]) == []
 
 
