@@ -17,34 +17,30 @@ import orjson
 import pytest
 from pyarrow import parquet
 
-ROOT = Path(__file__).resolve().parents[1]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
+from benchmarks import batch, engines, floors, joining, logs, measure, ordinary, planted, stages, studies
+from benchmarks.__main__ import main
+from benchmarks.budget import Budget, budget_section
+from benchmarks.call_logs import call_log
+from benchmarks.calls import recorded_ids
+from benchmarks.corpus import Corpus, Factory, Shape
+from benchmarks.faults import CATALOGUE
+from benchmarks.goals import Reached, goals_section
+from benchmarks.measure import Measured
+from benchmarks.plan import QUICK
+from benchmarks.planter import planted_log
+from benchmarks.reference import said
+from benchmarks.results import busy, comparison_section, growth_section
+from benchmarks.stages import ROW_STAGES
+from benchmarks.studies import LINEAR, SCAN, Comparison, Growth, exponent
+from benchmarks.users import UserRuns, users_section
+from tests import toy
+from tests.ready import program
+from tests.tiers import DEEP, crossed, examples, some
+from tests.world import TOY
+from tito_audit.rules import all_rules
+from tito_audit.run.scan import scan_rollouts
+from tito_audit.settings.model import Settings
 
-from benchmarks import batch, engines, floors, joining, logs, measure, ordinary, planted, stages, studies  # noqa: E402
-from benchmarks.__main__ import main  # noqa: E402
-from benchmarks.budget import Budget, budget_section  # noqa: E402
-from benchmarks.call_logs import call_log  # noqa: E402
-from benchmarks.calls import recorded_ids  # noqa: E402
-from benchmarks.corpus import Corpus, Factory, Shape  # noqa: E402
-from benchmarks.faults import CATALOGUE  # noqa: E402
-from benchmarks.goals import Reached, goals_section  # noqa: E402
-from benchmarks.measure import Measured  # noqa: E402
-from benchmarks.plan import QUICK  # noqa: E402
-from benchmarks.planter import planted_log  # noqa: E402
-from benchmarks.reference import said  # noqa: E402
-from benchmarks.results import busy, comparison_section, growth_section  # noqa: E402
-from benchmarks.stages import ROW_STAGES  # noqa: E402
-from benchmarks.studies import LINEAR, SCAN, Comparison, Growth, exponent  # noqa: E402
-from benchmarks.users import UserRuns, users_section  # noqa: E402
-from tests import toy  # noqa: E402
-from tests.ready import program  # noqa: E402
-from tests.tiers import DEEP, crossed, examples, some  # noqa: E402
-from tito_audit.rules import all_rules  # noqa: E402
-from tito_audit.run.scan import scan_rollouts  # noqa: E402
-from tito_audit.settings.model import Settings  # noqa: E402
-
-TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 SHAPE = Shape(turns=(2, 5), words=30, faulty=0.4)
 TOKENS = examples(6_000, 12_000)
 ONE = Measured(1000, 10, 1, seconds=0.5, wall=1.0, cpu=0.8, process_mb=50.0, all_mb=70.0)
@@ -56,6 +52,12 @@ deep = pytest.mark.skipif(not DEEP, reason="a process of a benchmark; in `make d
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return Factory(TOY, tmp_path_factory.mktemp("corpus")).corpus(SHAPE, TOKENS)
+
+
+def agrees(measured: Measured, corpus: Corpus) -> bool:
+    """Whether an engine read every token and row, and found those rows that were changed."""
+    read = (measured.tokens, measured.rows, measured.different)
+    return read == (corpus.tokens, corpus.rows, len(corpus.faulty))
 
 
 def rows_of(corpus: Corpus) -> list[dict]:
@@ -100,7 +102,7 @@ def test_each_length_of_conversation_gets_its_share_of_the_turns() -> None:
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_the_linear_engine_finds_the_rows_that_were_changed(corpus: Corpus, kind: str) -> None:
     measured = engines.linear(Path(getattr(corpus, kind)), TOY)
-    assert (measured.tokens, measured.rows, measured.different) == (corpus.tokens, corpus.rows, len(corpus.faulty))
+    assert agrees(measured, corpus), measured
     assert measured.seconds > 0
 
 
@@ -121,7 +123,7 @@ def test_a_part_of_a_log_ends_with_a_row(corpus: Corpus, monkeypatch: pytest.Mon
 
 def test_a_scan_in_a_process_of_its_own_finds_the_rows_that_were_changed(corpus: Corpus) -> None:
     measured = measure.scan(corpus.jsonl, TOY, 1, watch=True)
-    assert (measured.tokens, measured.rows, measured.different) == (corpus.tokens, corpus.rows, len(corpus.faulty))
+    assert agrees(measured, corpus), measured
     assert 0 < measured.seconds < measured.wall
     assert measured.cpu > 0
     assert 20 < measured.process_mb < 4000
@@ -133,7 +135,7 @@ def test_a_scan_in_a_process_of_its_own_finds_the_rows_that_were_changed(corpus:
 @deep
 def test_two_processes_find_what_one_finds(corpus: Corpus) -> None:
     measured, _ = measure.engine("linear", corpus.parquet, TOY, workers=2)
-    assert (measured.tokens, measured.rows, measured.different) == (corpus.tokens, corpus.rows, len(corpus.faulty))
+    assert agrees(measured, corpus), measured
 
 
 @deep

@@ -15,11 +15,9 @@ import pytest
 from tests.command import run
 from tests.ready import program
 from tests.test_ci_files import ACTION, steps
+from tests.world import ROOT
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is in the extra dev")
-
-
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(yaml|groovy|bash)\n(.*?)\n^```$", PAGE, re.MULTILINE | re.DOTALL)
 KNOWN = "known-findings.json"

@@ -12,7 +12,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -29,7 +28,6 @@ from tito_audit.report import Report, ReportOptions, ResultSink
 from tito_audit.reports import report_named
 from tito_audit.rules import all_rules
 from tito_audit.summary import Summary
-from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens
 
 
 @pytest.fixture
@@ -197,25 +195,3 @@ def test_a_report_that_fails_ends_the_run_with_its_error(tmp_path: Path) -> None
     with pytest.raises(BrokenPipeError):
         write_reports(endless, Summary(), [ReportTarget(*each) for each in wanted.items()], ReportOptions())
     assert list(tmp_path.iterdir()) == []
-
-
-def test_show_leaves_out_what_nothing_is_said_about_and_counts_it() -> None:
-    ids = np.arange(1000, dtype=np.int32)
-    trained = ids >= 950
-    parts = draw_tokens(TokenLine(ids, trained), DrawOptions(80), findings=[(500, 502)])
-    text = "\n".join(line.plain for part in parts for line in part.lines)
-    assert "tokens left out" in text
-    shown = {int(number) for number in re.findall(r"\d+(?=│)", text)}
-    assert {0, 500, 501, 949, 950, 999} <= shown
-    left_out = sum(int(number) for number in re.findall(r"… (\d+) tokens", text))
-    assert len(shown) + left_out == 1000
-    assert text.count("^^^") == 2
-    whole = [line for part in draw_tokens(TokenLine(ids), DrawOptions(80, full=True)) for line in part.lines]
-    assert {int(number) for line in whole for number in re.findall(r"\d+(?=│)", line.plain)} == set(range(1000))
-    assert max(len(line.plain) for line in whole) <= 80
-
-
-def test_a_trained_token_in_a_finding_carries_the_mark_of_both() -> None:
-    ids = np.arange(4, dtype=np.int32)
-    parts = draw_tokens(TokenLine(ids, ids >= 2), DrawOptions(80, "ab c".__getitem__), findings=[(1, 3)])
-    assert [line.plain for part in parts for line in part.lines] == ["       0 │a│b│·│c│", "            ^ # ="]

@@ -11,9 +11,9 @@ import pytest
 from tests.command import run, written
 from tests.tiers import crossed
 from tests.toy import ROOT, rollout_of
+from tests.world import FORMATS, TOKENIZERS
 
-TOY = ("-t", ROOT / "fixtures" / "tokenizers" / "toy_bpe")
-FORMATS = ROOT / "fixtures" / "formats"
+TOY = ("-t", TOKENIZERS / "toy_bpe")
 
 
 def steps(log: Path, *options: object) -> str:

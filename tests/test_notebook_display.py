@@ -11,15 +11,14 @@ import pytest
 
 from tests.report_results import TRAPS, results
 from tests.tiers import DEEP
+from tests.world import FORMATS, ROOT, TOY
 from tito_audit import GateSettings, Settings, gate_rollouts, repair_rollouts, scan_rollouts
 from tito_audit.summary import Summary
 from tito_audit.tables.display import NotebookPage
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.verdict import verdict_line
 
-ROOT = Path(__file__).resolve().parents[1]
 LOG = ROOT / "fixtures" / "docs" / "first_scan.jsonl"
-TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 TAGS = {*"div b ul li span table thead tbody tr th td details summary pre".split()}  # noqa: SIM905
 
 
@@ -114,7 +113,7 @@ def test_a_scan_that_was_iterated_is_displayed_without_a_second_audit() -> None:
 
 
 def test_a_log_without_ids_is_not_displayed_as_clean() -> None:
-    text = Seen(scan_rollouts(ROOT / "fixtures" / "formats" / "text_only.jsonl")._repr_html_()).text
+    text = Seen(scan_rollouts(FORMATS / "text_only.jsonl")._repr_html_()).text
     assert "nothing audited" in text
     assert "clean" not in text
     assert visible("No rollout holds token ids") in text

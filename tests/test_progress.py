@@ -18,6 +18,7 @@ import pytest
 
 from tests.command import become, run
 from tests.tiers import DEEP, examples
+from tests.world import FORMATS, TOY
 from tito_audit import Settings
 from tito_audit.run.repair import Repairs
 from tito_audit.run.scan import Scan
@@ -26,8 +27,7 @@ from tito_audit.storage.journal import Journal
 from tito_audit.terminal import terminal
 from tito_audit.terminal.terminal import ProgressLine, RunProgress, with_progress
 
-TOY = Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers" / "toy_bpe"
-ROWS = (TOY.parents[1] / "formats" / "generic.jsonl").read_bytes()
+ROWS = (FORMATS / "generic.jsonl").read_bytes()
 HOUR = 3600.0
 
 

@@ -19,9 +19,9 @@ from tests.command import run
 from tests.report_results import golden
 from tests.runner import commands
 from tests.test_reports_in_ci import CONCISE, assert_inert, markdown_tokens
+from tests.world import ROOT
 from tito_audit.reports import all_reports, report_named
 
-ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 VALIDATORS = Path(os.environ.get("TITO_AUDIT_VALIDATORS") or ROOT / ".cache" / "validators")
 SCHEMA = json.loads((files("tito_audit") / "schemas" / "report.schema.json").read_text(encoding="utf-8"))

@@ -9,7 +9,6 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -20,6 +19,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from tests.report_results import ODD, TITLES, finding, golden, hostile, merge, result, results, tool_call, written
+from tests.world import ROOT
 from tito_audit.record.finding import Hit, Result, Severity, Side, Skip, Where
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Stated
@@ -31,7 +31,7 @@ from tito_audit.terminal.escape import escaped_json, visible
 from tito_audit.terminal.verdict import verdict
 from tito_audit.terminal.worst import WorstFindings
 
-GOLDENS = Path(__file__).resolve().parents[1] / "fixtures" / "reports"
+GOLDENS = ROOT / "fixtures" / "reports"
 EMPTY: dict[str, Callable[[str], bool]] = {
     "concise": lambda text: text == "tito-audit: nothing audited: there are no rollouts\n",
     "github": lambda text: text == "",
@@ -199,15 +199,25 @@ def test_boxes_fit_and_end_for_any_tokens(recorded: list[str], canonical: list[s
         assert cell_len(line.plain) <= width
 
 
-def test_tokens_of_the_same_text_stand_above_each_other() -> None:
-    recorded = Side((43, 7, 905), ("Skin", "ny", " cat"))
-    lines = [line.plain for line in draw_boxes(hit_of(recorded, Side((4410, 905), ("Skinny", " cat"))), 80)]
-    assert lines == [
-        "sampled      │Skin│ny│·cat│",
-        "              43   7  905",
-        "re-encoded   │Skinny │·cat│",
-        "              4410    905",
-    ]
+@pytest.mark.parametrize(
+    ("recorded", "canonical", "lines"),
+    [
+        (
+            Side((43, 7, 905), ("Skin", "ny", " cat")),
+            Side((4410, 905), ("Skinny", " cat")),
+            [
+                "sampled      │Skin│ny│·cat│",
+                "              43   7  905",
+                "re-encoded   │Skinny │·cat│",
+                "              4410    905",
+            ],
+        ),
+        (Side((5, 6)), Side((7,)), ["sampled      │5│6│", "re-encoded   │7  │"]),
+    ],
+    ids=["tokens of the same text stand above each other", "without a tokenizer the ids stand alone"],
+)
+def test_two_sides_stand_in_boxes(recorded: Side, canonical: Side, lines: list[str]) -> None:
+    assert [line.plain for line in draw_boxes(hit_of(recorded, canonical), 80)] == lines
 
 
 def test_a_long_stretch_is_cut_in_the_middle_with_a_count() -> None:
@@ -215,13 +225,6 @@ def test_a_long_stretch_is_cut_in_the_middle_with_a_count() -> None:
     text = "\n".join(line.plain for line in draw_boxes(hit_of(side, Side()), 80))
     assert "… 488 tokens …" in text
     assert "w499" in text
-
-
-def test_without_a_tokenizer_the_ids_stand_alone() -> None:
-    assert [line.plain for line in draw_boxes(hit_of(Side((5, 6)), Side((7,))), 80)] == [
-        "sampled      │5│6│",
-        "re-encoded   │7  │",
-    ]
 
 
 def test_the_worst_are_spread_over_rules_and_stay_few_however_long_the_log() -> None:

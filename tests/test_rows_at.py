@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.command import run, written
+from tests.test_sample import in_chunks
 from tests.tiers import examples, some
 from tests.world import BROKEN, CLEAN
 from tito_audit import Settings, read_rollouts, scan_rollouts, write_rollouts
@@ -26,7 +27,6 @@ from tito_audit.formats import pick_format
 from tito_audit.inspect import inspect_log
 from tito_audit.run.tasks import strip_rollout
 from tito_audit.storage import RawRow, open_log, open_output
-from tito_audit.storage.chunks import ChunkReader, chunks_of
 from tito_audit.storage.nested_rows import parse_row_path
 
 Json = dict[str, Any]
@@ -124,13 +124,8 @@ def test_a_sample_takes_the_same_rows_however_the_log_is_read(tmp_path: Path, ki
     assert 30 < len(indices) < 90
     assert whole.left_out == 200 - len(indices)
     for size in (300, 5000, 1 << 20):
-        read, start, left_out = [], 0, 0
-        for chunk in chunks_of(open_log(log, rows_at=path, share=0.3), size):
-            reading = ChunkReader(chunk)
-            read += [start + raw.index for raw in reading]
-            start += reading.size
-            left_out += reading.sample.left_out if reading.sample is not None else 0
-        assert (read, start, left_out) == (indices, 200, 200 - len(indices))
+        read, _, left_out = in_chunks(log, size, 0.3, rows_at=path)
+        assert ([raw.index for raw in read], left_out) == (indices, 200 - len(indices))
     assert {*indices} <= {raw.index for raw in open_log(log, rows_at=path, share=0.6)}
 
 

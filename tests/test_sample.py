@@ -16,14 +16,13 @@ from hypothesis import strategies as st
 
 from tests.command import scanned
 from tests.tiers import examples, some
-from tests.world import json_lines
+from tests.world import FORMATS, json_lines
 from tito_audit import Result, Settings, SetupError, StorageError, read_rollouts, scan_rollouts
 from tito_audit.run.workers import can_fork
 from tito_audit.storage import RawRow, open_log
 from tito_audit.storage.chunks import ChunkReader, chunks_of
 from tito_audit.storage.log import damage_row
 
-ROOT = Path(__file__).resolve().parents[1]
 SHARES = (0.05, 0.3, 0.5, 0.9)
 ROWS = examples(80, 120)
 ANY_FOLDER = with_settings(
@@ -75,13 +74,15 @@ def rows_in_sample(path: Path, share: float | None, limit: int = 1 << 20) -> tup
     return rows, log.left_out
 
 
-def in_chunks(path: Path, size: int, share: float, limit: int = 1 << 20) -> tuple[list[RawRow], list[int], int]:
+def in_chunks(
+    path: Path, size: int, share: float, limit: int = 1 << 20, **how: Any
+) -> tuple[list[RawRow], list[int], int]:
     """The same out of chunks: the rows, how many were left out before each, and in all."""
     rows: list[RawRow] = []
     before: list[int] = []
     start = left_out = 0
     last = -1
-    for chunk in chunks_of(open_log(path, share=share, max_row_bytes=limit), size):
+    for chunk in chunks_of(open_log(path, share=share, max_row_bytes=limit, **how), size):
         reading = ChunkReader(chunk)
         for row in reading:
             assert reading.sample is not None
@@ -340,8 +341,7 @@ def test_progress_ends_with_all_bytes(tmp_path: Path) -> None:
 @pytest.fixture
 def capture(tmp_path: Path) -> tuple[Path, Path]:
     """A token capture of 40 rollouts of three calls, and the messages of each."""
-    folder = ROOT / "fixtures" / "formats"
-    line = json.loads((folder / "nemo_gym_tokens.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    line = json.loads((FORMATS / "nemo_gym_tokens.jsonl").read_text(encoding="utf-8").splitlines()[0])
     calls = [{**line, "rollout_id": f"r{number}", "created_at": call} for call in range(3) for number in range(40)]
     chats = [{"rollout_id": f"r{n}", "messages": [{"role": "user", "content": "hello"}]} for n in range(40)]
     (tmp_path / "capture.jsonl").write_bytes(json_lines(calls))

@@ -15,7 +15,7 @@ import pytest
 
 from tests.command import scanned, written
 from tests.tiers import examples, some
-from tests.world import BROKEN, CLEAN, lines_of
+from tests.world import BROKEN, CLEAN, FORMATS, ROOT, TOKENIZERS, lines_of
 from tito_audit import (
     Finding,
     Outcome,
@@ -35,10 +35,8 @@ from tito_audit.run.workers import can_fork
 from tito_audit.settings.model import Override
 from tito_audit.viewer.model import MAX_VIEWS, VIEWS_PER_CODE, Measures, Observed, ViewQuota
 
-ROOT = Path(__file__).resolve().parents[1]
-TOKENIZERS = ROOT / "fixtures" / "tokenizers"
 BPE, METASPACE = str(TOKENIZERS / "toy_bpe"), str(TOKENIZERS / "toy_metaspace")
-FORMATS = sorted((ROOT / "fixtures" / "formats").glob("*.jsonl"))
+LOGS = sorted(FORMATS.glob("*.jsonl"))
 forks = pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")
 each_number_of_processes = pytest.mark.parametrize(
     ("jobs", "chunk"),
@@ -296,7 +294,7 @@ def plain(observed: Observed | None) -> Any:
     return [count.tolist() for count in counts], measures.roles, observed.view
 
 
-@pytest.mark.parametrize("log", some(FORMATS, 6), ids=lambda path: path.stem)
+@pytest.mark.parametrize("log", some(LOGS, 6), ids=lambda path: path.stem)
 def test_to_observe_changes_nothing_else(log: Path) -> None:
     silent, summary = scanned(log, tokenizer=BPE)
     results, observed = scanned(log, tokenizer=BPE, observe=True)
@@ -310,7 +308,7 @@ def test_to_observe_changes_nothing_else(log: Path) -> None:
 
 
 @forks
-@pytest.mark.parametrize("log", some(FORMATS, 3), ids=lambda path: path.stem)
+@pytest.mark.parametrize("log", some(LOGS, 3), ids=lambda path: path.stem)
 def test_what_is_observed_is_the_same_whatever_the_number_of_processes(log: Path) -> None:
     expected, summary = scanned(log, tokenizer=BPE, observe=True)
     for jobs, chunk in some(((2, 997), (3, 20_011)), 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from io import StringIO
 from itertools import pairwise
@@ -109,6 +109,14 @@ def test_every_row_of_every_format_is_shown_with_all_of_its_findings(file: Path,
         assert all(cell_len(line) <= 80 for line in lines if "│" in line or "…" in line)
 
 
+def drawn(
+    look: DrawOptions, ids: int | np.ndarray, *line: Any, findings: Sequence[tuple[int, int]] = ()
+) -> list[str]:
+    """The lines that tokens are drawn in: these ids, or so many from 0 on."""
+    tokens = TokenLine(np.arange(ids, dtype=np.int32) if isinstance(ids, int) else ids, *line)
+    return [line.plain for part in draw_tokens(tokens, look, findings=findings) for line in part.lines]
+
+
 def columns(lines: list[str]) -> Iterator[dict[str, str]]:
     """What stands in the column of each token, by cells of a terminal: its piece, mark, id and logprob."""
     for at, line in enumerate(lines):
@@ -182,8 +190,7 @@ def test_wide_and_combining_characters_keep_their_columns(width: int) -> None:
     look = DrawOptions(
         width, lambda token_id: pieces[(token_id - 100_000) // 7 % len(pieces)], full=True, ids=True, logprobs=True
     )
-    parts = draw_tokens(TokenLine(ids, logprobs=logprobs), look, findings=[(3, 5), (40, 40)])
-    lines = [line.plain for part in parts for line in part.lines]
+    lines = drawn(look, ids, None, logprobs, findings=[(3, 5), (40, 40)])
     cells = list(columns(lines))
     assert [cell["id"] for cell in cells] == [str(token_id) for token_id in ids]
     assert [cell["logprob"].rstrip("!") for cell in cells] == [logprob_words(logprob) for logprob in logprobs]
@@ -199,10 +206,8 @@ def test_ids_that_the_log_does_not_hold_are_said_to_be_recovered() -> None:
 
 
 def test_an_unknown_logprob_is_a_question_and_an_unlikely_token_is_marked() -> None:
-    ids, trained = np.arange(6, dtype=np.int32), np.array([0, 0, 1, 1, 1, 1], np.bool_)
-    logprobs = np.array([np.nan, -9.0, np.nan, -0.001, -7.0, 0.0])
-    parts = draw_tokens(TokenLine(ids, trained, logprobs), DrawOptions(100, "abcdef".__getitem__, logprobs=True))
-    cells = list(columns([line.plain for part in parts for line in part.lines]))
+    trained, look = np.arange(6) >= 2, DrawOptions(100, "abcdef".__getitem__, logprobs=True)
+    cells = columns(drawn(look, 6, trained, np.array([np.nan, -9.0, np.nan, -0.001, -7.0, 0.0])))
     assert [cell["logprob"] for cell in cells] == ["", "-9.00", "?", "-0.00", "-7.00!", "0"]
 
 
@@ -211,11 +216,29 @@ def test_a_logprob_takes_few_columns_whatever_it_is(value: float, words: str) ->
     assert logprob_words(value) == words
 
 
-def test_a_missing_end_is_marked_behind_the_last_token() -> None:
-    parts = draw_tokens(
-        TokenLine(np.arange(3, dtype=np.int32)), DrawOptions(80, "abc".__getitem__), findings=[(3, 3)]
-    )
-    assert [line.plain for part in parts for line in part.lines] == ["       0 │a│b│c│", "                ^"]
+@pytest.mark.parametrize(
+    ("size", "trained", "mark", "line", "below"),
+    [
+        (3, None, (3, 3), "       0 │a│b│c│", "                ^"),
+        (4, np.arange(4) >= 2, (1, 3), "       0 │a│b│c│d│", "            ^ # ="),
+    ],
+    ids=["a missing end, behind the last token", "a trained token in a finding, with the mark of both"],
+)
+def test_tokens_are_marked(size: int, trained: Any, mark: tuple[int, int], line: str, below: str) -> None:
+    assert drawn(DrawOptions(80, "abcd".__getitem__), size, trained, findings=[mark]) == [line, below]
+
+
+def test_what_nothing_is_said_about_is_left_out_and_counted() -> None:
+    lines = drawn(DrawOptions(80), 1000, np.arange(1000) >= 950, findings=[(500, 502)])
+    text = "\n".join(lines)
+    assert "tokens left out" in text
+    shown = {int(number) for number in re.findall(r"\d+(?=│)", text)}
+    assert {0, 500, 501, 949, 950, 999} <= shown
+    assert len(shown) + sum(int(number) for number in re.findall(r"… (\d+) tokens", text)) == 1000
+    assert text.count("^^^") == 2
+    whole = drawn(DrawOptions(80, full=True), 1000)
+    assert {int(number) for line in whole for number in re.findall(r"\d+(?=│)", line)} == set(range(1000))
+    assert max(map(len, whole)) <= 80
 
 
 def test_a_code_and_a_fingerprint_show_their_findings_alone() -> None:
@@ -321,8 +344,7 @@ def test_nothing_that_a_log_says_acts_on_a_terminal(tmp_path: Path, name: str, t
 
 def test_hostile_tokens_of_a_vocabulary_are_seen_and_do_not_act() -> None:
     look = DrawOptions(80, lambda token_id: HOSTILE[token_id], ids=True, full=True)
-    parts = draw_tokens(TokenLine(np.arange(len(HOSTILE), dtype=np.int32)), look)
-    text = "\n".join(line.plain for part in parts for line in part.lines)
+    text = "\n".join(drawn(look, len(HOSTILE)))
     assert ACTING.search(text) is None
     assert "│␛ │" in text
     assert "\\u202e" in text

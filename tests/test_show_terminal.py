@@ -26,10 +26,10 @@ from tests.command import become, run
 from tests.ready import program
 from tests.tables import table
 from tests.tiers import some
+from tests.world import ROOT
 
 pty = pytest.importorskip("pty")
 
-ROOT = Path(__file__).resolve().parents[1]
 SHORT = ["fixtures/formats/slime.jsonl:0"]
 LONG = ["fixtures/formats/nemo_gym.jsonl:4", "-t", "fixtures/tokenizers/toy_bpe", "--full", "--ids"]
 COLOR = "\x1b["

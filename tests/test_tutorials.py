@@ -21,10 +21,10 @@ from tests.command import run
 from tests.tables import stored
 from tests.tiers import DEEP
 from tests.toy import TOKENIZERS
+from tests.world import ROOT
 from tito_audit import read_rollouts
 from tito_audit.provider import GenerationResult
 
-ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / "fixtures" / "tutorials"
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 PYTHON = re.compile(r"^```python\n(.*?)\n```$", re.M | re.S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -63,6 +64,17 @@ def every_format(first: str) -> pytest.MarkDecorator:
         pytest.param(form, SHAPES[name], id=f"{name}-{form.name}") for form, name in crossed(all_formats(), shapes)
     ]
     return pytest.mark.parametrize(("form", "as_read"), cases)
+
+
+def flat_rows(form: Format, as_read: Callable[[Row], Row]) -> Iterator[tuple[Row, int, TrainingRow]]:
+    """Each row of a fixture with the training row of each rollout in it, where that may be replaced."""
+    if form.name in ("verifiers_results", "verifiers_v1", "preference_pair"):
+        return  # their rows are made of their calls; the ids of a pair never change
+    for row in map(as_read, fixture_rows(form.name)):
+        for item, rollout in enumerate(form.read(row, PLACE)):
+            trained = rollout.training_row
+            if trained is not None and all(column.alignment is not None for column in trained.columns):
+                yield row, item, trained
 
 
 def updated(row: Row, *, item: int = 0, **changes: Any) -> Row:
@@ -128,28 +140,19 @@ def test_a_call_can_neither_be_left_out_nor_change_what_was_sampled(name: str):
 
 @every_format("table")
 def test_tokens_that_changed_are_read_again_as_they_were_meant(form: Format, as_read):
-    for row in map(as_read, fixture_rows(form.name)):
-        rollouts = form.read(row, PLACE)
-        for item, rollout in enumerate(rollouts):
-            trained = rollout.training_row
-            if trained is None or any(column.alignment is None for column in trained.columns):
-                continue
-            if form.name in ("verifiers_results", "verifiers_v1"):
-                continue  # their rows are made of their calls
-            if form.name == "preference_pair":
-                continue  # the ids of a pair never change
-            if row.get("name") == "k-best-logprobs":
-                continue  # nobody scored the others of the k best that would stand beside a new token
-            for at in (1, len(trained.token_ids) // 2, len(trained.token_ids) - 1):
-                wanted = spliced(trained, at, at + 1, [7001, 7002])
-                new = updated(row, item=item, training_row=wanted)
-                assert_holds(new, wanted, item)
-                assert list(new) == list(row)
-                assert type(row) is type(new)
-                for other, old in enumerate(rollouts):
-                    if other != item and old.training_row is not None:
-                        read = trained_row(new, other)
-                        assert read.token_ids.tolist() == old.training_row.token_ids.tolist()
+    for row, item, trained in flat_rows(form, as_read):
+        if row.get("name") == "k-best-logprobs":
+            continue  # nobody scored the others of the k best that would stand beside a new token
+        for at in (1, len(trained.token_ids) // 2, len(trained.token_ids) - 1):
+            wanted = spliced(trained, at, at + 1, [7001, 7002])
+            new = updated(row, item=item, training_row=wanted)
+            assert_holds(new, wanted, item)
+            assert list(new) == list(row)
+            assert type(row) is type(new)
+            for other, old in enumerate(form.read(row, PLACE)):
+                if other != item and old.training_row is not None:
+                    read = trained_row(new, other)
+                    assert read.token_ids.tolist() == old.training_row.token_ids.tolist()
 
 
 @every_format("lists")
@@ -192,36 +195,25 @@ def test_prompts_and_logprobs_that_changed_are_read_again_as_they_were_meant(for
 
 @every_format("json")
 def test_a_mask_and_logprobs_change_by_themselves(form: Format, as_read):
-    for row in map(as_read, fixture_rows(form.name)):
-        for item, rollout in enumerate(form.read(row, PLACE)):
-            trained = rollout.training_row
-            if trained is None or trained.loss_mask is None or not trained.loss_mask.any():
-                continue
-            if any(column.alignment is None for column in trained.columns):
-                continue
-            if form.name in ("verifiers_results", "verifiers_v1"):
-                continue  # their rows are made of their calls
-            if form.name == "preference_pair":
-                continue  # the ids of a pair never change
-            if not any(column.role is ColumnRole.LOSS_MASK for column in trained.columns):
-                continue
-            mask = trained.loss_mask.copy()
-            mask[np.flatnonzero(mask)[-1]] = False
-            source = np.arange(len(mask), dtype=np.int64)
-            wanted = covered(
-                move_row(trained, trained.token_ids, source, loss_mask=mask, logprobs=trained.logprobs).row
-            )
-            assert_holds(updated(row, item=item, training_row=wanted), wanted, item)
-            if trained.logprobs is None:
-                continue
-            logprobs = np.where(trained.loss_mask, trained.logprobs - 1, trained.logprobs)
-            wanted = move_row(
-                trained, trained.token_ids, source, loss_mask=trained.loss_mask, logprobs=logprobs
-            ).row
-            new = updated(row, item=item, training_row=wanted)
-            assert_holds(new, wanted, item)
-            changed = {path[0] for edit in edits_between(row, new) if (path := edit.path)}
-            assert len(changed) == (2 if "tree" in row else 1)
+    for row, item, trained in flat_rows(form, as_read):
+        if trained.loss_mask is None or not trained.loss_mask.any():
+            continue
+        if not any(column.role is ColumnRole.LOSS_MASK for column in trained.columns):
+            continue
+        mask = trained.loss_mask.copy()
+        mask[np.flatnonzero(mask)[-1]] = False
+        source = np.arange(len(mask), dtype=np.int64)
+        moved = move_row(trained, trained.token_ids, source, loss_mask=mask, logprobs=trained.logprobs)
+        wanted = covered(moved.row)
+        assert_holds(updated(row, item=item, training_row=wanted), wanted, item)
+        if trained.logprobs is None:
+            continue
+        logprobs = np.where(trained.loss_mask, trained.logprobs - 1, trained.logprobs)
+        moved = move_row(trained, trained.token_ids, source, loss_mask=trained.loss_mask, logprobs=logprobs)
+        new = updated(row, item=item, training_row=moved.row)
+        assert_holds(new, moved.row, item)
+        changed = {path[0] for edit in edits_between(row, new) if (path := edit.path)}
+        assert len(changed) == (2 if "tree" in row else 1)
 
 
 # What is no case of data

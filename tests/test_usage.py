@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from tests.command import run
 from tests.tables import table
+from tests.world import FORMATS
 from tito_audit.errors import SetupError
 from tito_audit.storage import find_logs, skipped_files
 from tito_audit.summary import RateCount
 from tito_audit.terminal.words import decimal, limit_number, percent, rate_number, signed
 from tito_audit.unknown import close_names, unknown_name
 
-ROOT = Path(__file__).resolve().parents[1]
-LOG = str(ROOT / "fixtures" / "formats" / "nemo_gym.jsonl")
+LOG = str(FORMATS / "nemo_gym.jsonl")
 
 
 @pytest.mark.parametrize(*table(__file__, "a_mistake_in_a_command_line_is_answered_with_what_was_meant"))

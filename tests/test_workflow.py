@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.checkers import checked
+from tests.world import ROOT
 from tools import package
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is in the extra dev")
-
-ROOT = Path(__file__).resolve().parents[1]
 WORKFLOW = ROOT / ".github" / "workflows" / "tests.yml"
 RELEASE = WORKFLOW.with_name("release.yml")
 JOBS = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]
