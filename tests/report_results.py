@@ -50,33 +50,18 @@ def finding(code: str, severity: Severity, place: Place, **hit: object) -> Findi
 
 
 def merge(place: Place, severity: Severity, start: int = 12) -> Finding:
-    return finding(
-        "TOK101",
-        severity,
-        place,
-        turn=1,
-        start=start,
-        end=start + 2,
-        cause="merge",
-        message="Two sampled tokens re-encode as one, and turn 2's prompt holds the re-encoded form.",
-        recorded=Side((43, 7, 905), ("Skin", "ny", " cat")),
-        canonical=Side((4410, 905), ("Skinny", " cat")),
-    )
+    return written_down("MERGE", severity, place, start=start, end=start + 2)
 
 
 def tool_call(place: Place) -> Finding:
-    return finding(
-        "TPL203",
-        Severity.WARNING,
-        place,
-        turn=0,
-        start=3,
-        end=9,
-        cause="tool call spacing",
-        message="The template writes the arguments without the spaces that were sampled.",
-        recorded=Side((90, 25, 220, 16), ('{"', 'city":', " ", '"Rom"}')),
-        canonical=Side((90, 26), ('{"', 'city":"Rom"}')),
-    )
+    return written_down("TOOL_CALL", Severity.WARNING, place)
+
+
+def written_down(name: str, severity: Severity, place: Place, **hit: object) -> Finding:
+    """The finding that stands under this name in the data."""
+    values: dict[str, Any] = {**stored(__file__, name), **hit}
+    sides = {side: Side(*map(tuple, values.pop(side))) for side in ("recorded", "canonical")}
+    return finding(values.pop("code"), severity, place, **sides, **values)
 
 
 def result(

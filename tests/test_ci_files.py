@@ -19,7 +19,7 @@ import pytest
 
 from tests.checkers import checked
 from tests.ready import program
-from tests.tables import table
+from tests.tables import stored, table
 from tests.tiers import DEEP
 from tests.world import FORMATS, ROOT, TOY
 
@@ -30,14 +30,7 @@ HOOKS = {hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.
 DRIFTED = "nemo_gym.jsonl"
 CLEAN = "tito_sample.jsonl"
 BIN = Path(sys.executable).parent
-HOSTILE = (
-    "; touch pwned",
-    "$(touch pwned)",
-    "`touch pwned`",
-    "' ; touch pwned ; '",
-    '" && touch pwned; "',
-    "$HOME",
-)
+HOSTILE: list[str] = stored(__file__, "HOSTILE")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-import tomllib
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -76,30 +75,20 @@ def reply(*arguments: object, **how: Any) -> dict[str, Any]:
     return answer
 
 
-def test_the_command_to_paste_audits_the_log_without_a_finding(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "a log.jsonl", turns=1, arguments={"enable_thinking": False})
-    code, page, _ = run("identify", log, "-t", TOY)
-    assert code == 0
-    assert f"\n\nWritten by {TOY} with its own template" in page
-    calls = [call for line in log.read_text().splitlines() for call in json.loads(line)["calls"]]
-    tokens = sum(len(call["prompt_token_ids"]) for call in calls)
-    assert f"8 of 8 prompts (100 %) and {tokens} of {tokens} tokens (100 %)." in " ".join(page.split())
-    (command,) = (line for line in page.splitlines() if line.startswith("  tito-audit scan "))
-    words = shlex.split(command)
-    assert words == ["tito-audit", "scan", str(log), "-t", str(TOY), "--template-arg", "enable_thinking=false"]
-    assert finds_nothing(*words[2:])
-    assert not finds_nothing(log, "-t", TOY), "the argument matters"
-    assert reply(log, "-t", TOY)["command"] == command.strip()
-
-
-def test_the_keys_to_paste_say_the_same(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl", arguments={"enable_thinking": False})
-    page = run("identify", log, "-t", TOY)[1]
-    keys = page[page.index("  in tito-audit.toml\n") :].splitlines()[1:]
-    assert all(line.startswith("    ") for line in keys)
-    table = tomllib.loads("\n".join(keys))
-    assert table == {"tokenizer": str(TOY), "template-args": {"enable_thinking": False}}
-    assert reply(log, "-t", TOY)["explanations"][0]["config"] == table
+def test_the_object_has_the_command_and_the_keys_to_paste(tmp_path: Path) -> None:
+    answer = reply(log_at(tmp_path / "a log.jsonl", arguments={"enable_thinking": False}), "-t", TOY)
+    words = [
+        "tito-audit",
+        "scan",
+        f"{tmp_path}/a log.jsonl",
+        "-t",
+        str(TOY),
+        "--template-arg",
+        "enable_thinking=false",
+    ]
+    assert shlex.split(answer["command"]) == words
+    table = {"tokenizer": str(TOY), "template-args": {"enable_thinking": False}}
+    assert answer["explanations"][0]["config"] == table
 
 
 def test_a_date_is_read_out_of_the_prompts_and_a_file_is_a_template_to_try(tmp_path: Path) -> None:
@@ -117,27 +106,6 @@ def test_how_the_log_was_read_is_part_of_the_command(tmp_path: Path) -> None:
     command = reply(log, "-t", TOY, "--map", "token_ids=toks", "--map", "loss_mask=loss_mask")["command"]
     assert command.endswith("--map token_ids=toks --map loss_mask=loss_mask")
     assert finds_nothing(*shlex.split(command)[2:])
-
-
-# What it writes
-
-
-def test_what_was_found_is_written_and_then_used(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl", turns=1, arguments={"enable_thinking": False})
-    code, _, message = run("identify", log, "-t", TOY, "--write", "tito-audit.toml")
-    assert (code, message) == (0, "tito-audit.toml: added tokenizer and template-args.\n")
-    assert finds_nothing(log)
-    before = (tmp_path / "tito-audit.toml").read_bytes()
-    assert run("identify", log, "-w", "tito-audit.toml")[2] == "tito-audit.toml already has these settings.\n"
-    assert (tmp_path / "tito-audit.toml").read_bytes() == before
-
-
-def test_a_file_in_another_folder_gets_paths_that_it_can_follow(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl")
-    shutil.copytree(TOY, tmp_path / "tok")
-    (tmp_path / "there").mkdir()
-    assert run("identify", log, "-t", "tok", "-w", "there/tito-audit.toml")[0] == 0
-    assert finds_nothing(log, "--config", "there/tito-audit.toml")
 
 
 # Which tokenizers are tried

@@ -117,16 +117,7 @@ def test_every_flag_of_a_command_that_reads_the_file_is_a_key_or_says_why_not() 
     for flag, commands in keys.items():
         assert commands <= flags[flag], "a key that no command has"
     other = {flag: flags[flag] - commands for flag, commands in keys.items() if flags[flag] - commands}
-    assert other == {
-        "--report": {"repair", "rescore"},
-        "--worst": {"repair", "rescore"},
-        "--jobs": {"rescore"},
-        "--output-format": {"inspect", "identify", "template", "conformance", "show", "sft", "repair", "rescore"}
-        | {"validate"},
-        "--limit": {"inspect"},
-        "--tokenizer": {"identify", "conformance"},
-        "--chat-template": {"identify", "conformance"},
-    }
+    assert other == {flag: set(commands) for flag, commands in stored(__file__, "OTHERS").items()}
     assert {f"--{flag}" for flag in FLAG_ONLY} <= set(flags) - set(keys)
 
 

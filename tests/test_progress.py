@@ -83,17 +83,18 @@ def test_a_scan_shows_share_rows_speed_and_the_time_left(log: Path) -> None:
     assert shares[-1] > 50, "the share is of the bytes as they are stored"
 
 
-def test_a_repair_shows_its_phase_and_goes_on_while_the_result_is_scanned(log: Path, tmp_path: Path) -> None:
-    out = tmp_path / f"out-{log.name}"
-    screen = on_terminal("repair", log, "-o", out, "-t", TOY, "--jobs", 1, "--fail-on", "never")
-    lines = re.findall(LINE, screen)
-    phases = list(dict.fromkeys(line.split(" · ")[2] for line in lines))
-    assert phases == ["repairing (1 of 2)", "scanning the result (2 of 2)"], screen[-2000:]
-
-
-def test_a_dry_run_has_one_phase(log: Path) -> None:
-    screen = on_terminal("repair", log, "--dry-run", "-t", TOY, "--jobs", 1, "--fail-on", "never")
-    assert {line.split(" · ")[2] for line in re.findall(LINE, screen)} == {"repairing"}
+@pytest.mark.parametrize(
+    ("words", "phases"),
+    [
+        (("-o", "OUT"), ["repairing (1 of 2)", "scanning the result (2 of 2)"]),
+        (("--dry-run",), ["repairing"]),
+    ],
+)
+def test_a_repair_shows_its_phases(log: Path, tmp_path: Path, words: tuple[str, ...], phases: list[str]) -> None:
+    how = (str(tmp_path / f"out-{log.name}") if word == "OUT" else word for word in words)
+    screen = on_terminal("repair", log, *how, "-t", TOY, "--jobs", 1, "--fail-on", "never")
+    shown = [line.split(" · ")[2] for line in re.findall(LINE, screen)]
+    assert list(dict.fromkeys(shown)) == phases, screen[-2000:]
 
 
 def test_identify_says_what_it_is_at(log: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,7 +30,6 @@ from tito_audit.storage import open_log
 from tito_audit.terminal.page import console_for
 from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens, logprob_words
 
-GOLDENS = ROOT / "fixtures" / "show"
 LOGS = sorted(path for path in FORMATS.iterdir() if path.suffix != ".py" and path.is_file())
 NEMO = "fixtures/formats/nemo_gym.jsonl"
 TOY = str(world.TOY)
@@ -61,23 +59,6 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for name in ("NO_COLOR", "FORCE_COLOR", "PAGER"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "width"),
-    [
-        ("turns", [f"{NEMO}:4", "-t", TOY], 100),
-        ("training_row", ["fixtures/formats/slime.jsonl:1", "-t", TOY, "--ids", "--logprobs"], 80),
-        ("around", [f"{NEMO}:4", "-t", TOY, "--around", "TOK", "--context", "3", "--ids"], 80),
-        ("without_a_tokenizer", ["fixtures/formats/verl_batch.jsonl:0"], 100),
-    ],
-)
-def test_a_page_is_its_golden_text(name: str, arguments: list[str], width: int) -> None:
-    file = GOLDENS / f"{name}.txt"
-    text = shown(*arguments, width=width)
-    if os.environ.get("UPDATE_GOLDENS"):
-        file.write_text(text, encoding="utf-8", newline="")
-    assert text == file.read_bytes().decode()
 
 
 def named(value: Any) -> str:

@@ -145,20 +145,6 @@ def test_an_edit_that_would_change_first_prompts_is_not_made(tmp_path: Path) -> 
     assert keeps_reasoning(Template(out.read_text(encoding="utf-8")))
 
 
-def test_an_existing_file_is_replaced_only_with_force(tmp_path: Path) -> None:
-    out = tmp_path / "variant.jinja"
-    file = tmp_path / "original.jinja"
-    file.write_text(BY_PLACE)
-    out.write_text("mine")
-    code, _, err = run("template", "--chat-template", file, "--training", out)
-    assert code == 2
-    assert "Traceback" not in err
-    assert out.read_text() == "mine"
-    assert run("template", "--chat-template", file, "--training", out, "--force")[0] == 0
-    assert out.read_text() != "mine"
-    assert run("template", "--chat-template", file, "--training", file, "--force", "--against", file)[0] == 2
-
-
 def test_one_of_several_templates_is_to_be_named(tmp_path: Path) -> None:
     folder = tmp_path / "two"
     shutil.copytree(BPE, folder)

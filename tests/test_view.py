@@ -205,9 +205,7 @@ def test_a_run_that_fails_leaves_the_site_as_it_was(logs: Path, tmp_path: Path) 
 
 def test_logs_whose_names_are_alike_get_pages_of_their_own(logs: Path, tmp_path: Path) -> None:
     for name in ("A b.jsonl", "a?b.jsonl", "a b.jsonl"):
-        written(
-            tmp_path / "logs" / name if (tmp_path / "logs").mkdir(exist_ok=True) is None else tmp_path, rows(1, 1)
-        )
+        written(tmp_path / "logs" / name, rows(1, 1))
     assert run("view", tmp_path / "logs", "-t", TOY, "-o", tmp_path / "site", "-q")[0] == 0
     pages = {path.name.lower() for path in (tmp_path / "site" / "logs").iterdir()}
     assert pages == {"a-b.jsonl.html", "a-b.jsonl-2.html", "a-b.jsonl-3.html"}
