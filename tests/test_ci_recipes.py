@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from tests.command import run
-from tests.ready import program
-from tests.test_ci_files import ACTION, steps
+from tests.test_ci_files import ACTION, steps, with_command
 from tests.world import ROOT
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is in the extra dev")
@@ -69,18 +68,15 @@ RECIPES = list(recipes())
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository as the recipes have it: logs with faults, all known, and the tokenizer of a model."""
-    for folder in ("rollouts", "exports", "export", "bin"):
+    for folder in ("rollouts", "exports", "export"):
         (tmp_path / folder).mkdir()
     shutil.copy(ROOT / "fixtures" / "formats" / "nemo_gym.jsonl", tmp_path / "rollouts")
     (parquet, *_) = sorted((ROOT / "fixtures").rglob("*.parquet"))
     shutil.copy(parquet, tmp_path / "exports")
     shutil.copy(parquet, tmp_path / "export")
     shutil.copytree(ROOT / "fixtures" / "tokenizers" / "toy_bpe", tmp_path / "models" / "policy")
-    command = tmp_path / "bin" / "tito-audit"
-    command.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec {shlex.join(program())} "$@"\n')
-    command.chmod(0o755)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return with_command(tmp_path)
 
 
 def test_every_system_has_its_recipe() -> None:

@@ -115,14 +115,9 @@ def first_good(name: str) -> Any:
     return next(value for value in VALUES if valid({name: value}) and value not in ("", []))
 
 
-def test_every_key_together_is_taken_by_both(tmp_path: Path) -> None:
+def test_every_key_together_is_taken_by_both_and_reaches_each_command_that_has_it(tmp_path: Path) -> None:
     table = {name: first_good(name) for name in KEYS}
     assert valid(table)
-    assert takes(tmp_path, "".join(f"{name} = {toml(value)}\n" for name, value in table.items()))
-
-
-def test_the_value_of_every_key_reaches_its_option_in_each_command_that_has_it(tmp_path: Path) -> None:
-    table = {name: first_good(name) for name in KEYS}
     assert takes(tmp_path, "".join(f"{name} = {toml(value)}\n" for name, value in table.items()))
     config = read_config(tmp_path / "tito-audit.toml")
     for command in ("scan", "repair", "convert", "show", "inspect"):

@@ -60,7 +60,7 @@ FAMILIES = ("LPR", "MSK", "REC", "SEQ", "TOK", "TPL")
 
 
 def rows_of(names: str) -> list[dict[str, Any]]:
-    """The rows above of these names; `+` stands between the names of those whose columns one row has."""
+    """Rows by the names that they have above; `+` stands between names whose columns one row has."""
     return [
         {column: value for part in name.split("+") for column, value in globals()[part].items()}
         for name in names.split()

@@ -25,7 +25,7 @@ import pytest
 import tito_audit
 from tests.checkers import checked
 from tests.command import run
-from tests.ready import program
+from tests.test_ci_files import with_command
 from tests.tiers import DEEP
 from tests.world import ROOT
 from tito_audit.cli._exit import EXIT_CODES
@@ -300,11 +300,7 @@ def environment(place: Path) -> dict[str, str]:
 def place(tmp_path: Path) -> Path:
     """A folder as a reader's: the example logs, and the command on the path."""
     (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
-    command = tmp_path / "bin" / "tito-audit"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {shlex.join(program())} "$@"\n')
-    command.chmod(0o755)
-    return tmp_path
+    return with_command(tmp_path)
 
 
 def tried(command: str, code: int, place: Path) -> tuple[int, str, str]:

@@ -120,7 +120,7 @@ def test_no_word_of_the_log_acts_on_the_terminal(color: bool) -> None:
 VISIBLE = table(__file__, "a_token_is_shown_with_every_character_seen")
 
 
-@pytest.mark.parametrize(VISIBLE[0], [*VISIBLE[1], ["\ud83d", "\\ud83d"]])
+@pytest.mark.parametrize(VISIBLE[0], [*VISIBLE[1], ("\ud83d", "\\ud83d")])
 def test_a_token_is_shown_with_every_character_seen(text: str, shown: str) -> None:
     assert visible(text, edges=True) == shown
 

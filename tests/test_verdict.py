@@ -29,6 +29,7 @@ ROW = {"token_ids": [20, 21, 22, 23], "loss_mask": [0, 0, 1, 1], "messages": MES
 SCORED = {**ROW, "logprobs": [0.0, 0.0, 1.5, -0.25]}
 """With a logprob above 0, which needs no tokenizer."""
 UNREADABLE = "[1]"
+ROWS = {"TEXT": TEXT, "ROW": ROW, "SCORED": SCORED, "UNREADABLE": UNREADABLE}
 
 
 def last_line(folder: Path, rows: list[Any], options: str) -> tuple[int, str]:
@@ -41,7 +42,7 @@ def last_line(folder: Path, rows: list[Any], options: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize(*table(__file__, "what_was_not_compared_never_passes"))
 def test_what_was_not_compared_never_passes(rows: str, options: str, verdict: str, tmp_path: Path) -> None:
-    code, line = last_line(tmp_path, [globals()[name] for name in rows.split()], options)
+    code, line = last_line(tmp_path, [ROWS[name] for name in rows.split()], options)
     assert line.startswith(verdict)
     assert code == 0
 
