@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -20,18 +21,18 @@ DOCS = {code: f"{title}.\n\n## What it finds\nMore of it,\nin `words`." for code
 
 def gate_of(rates: Any, required: Any, min_audited: Any, fixed: Any, because: Any, **rest: Any) -> Gate:
     """The gate that is written down with the other data."""
-    first = {"first": Place("logs/run.jsonl", 1)}
+    firsts = [Place("logs/run.jsonl", count.pop("first")) if "first" in count else None for count in required]
     return Gate(
         because=tuple(because),
         rates=tuple(RateCount(**rate) for rate in rates),
-        required=tuple(CoverageCount(**count, **(first if count.get("failed") else {})) for count in required),
+        required=tuple(CoverageCount(**count, first=first) for count, first in zip(required, firsts, strict=True)),
         min_audited=CoverageCount(**min_audited),
         fixed=tuple(Fixed(**finding) for finding in fixed),
         **rest,
     )
 
 
-GATE = gate_of(**stored(__file__, "GATE"))
+GATE = gate_of(**deepcopy(stored(__file__, "GATE")))
 SAMPLED = SampleCount(share=0.25, rows=9, of=36)
 ODD = "logs/ép`i|s @nobody [x](#1).parquet"
 TRAPS = (

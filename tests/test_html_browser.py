@@ -71,8 +71,7 @@ def test_the_page_of_a_real_audit_opens_from_disk_and_asks_for_nothing(
 ) -> None:
     browser.look()
     browser.open(scanned)
-    number = len(browser.texts("table.findings tbody tr"))
-    assert number == 50
+    assert len(browser.texts("table.findings tbody tr")) == 50
     assert browser.texts("h1") == ["Failed"]
     assert re.search(r"\d+ findings? at or above error", browser.texts(".verdict")[0])
     assert re.fullmatch(r"Failed · \d+ logs in formats · tito-audit", browser.js("return document.title"))

@@ -53,12 +53,13 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 
 def log_of(names: str) -> bytes:
-    """A log of these rows; one with an id has the id of its name and place."""
-    counted = (re.fullmatch(r"(?:(\d+)\*)?(\w+)", word) for word in names.split())
-    each = [name for times, name in (match.groups() for match in counted) for _ in range(int(times or 1))]
-    return json_lines(
-        {**ROWS[name], **({"id": f"{name}{n}"} if "id" in ROWS[name] else {})} for n, name in enumerate(each)
-    )
+    """A log of these rows; one that has an id has that of its name and place."""
+    named: list[str] = []
+    for word in names.split():
+        times, _, name = word.rpartition("*")
+        named += [name] * int(times or 1)
+    rows = [ROWS[name] | ({"id": f"{name}{n}"} if "id" in ROWS[name] else {}) for n, name in enumerate(named)]
+    return json_lines(rows)
 
 
 def performed(line: str, folder: Path, server: str) -> list[str]:
