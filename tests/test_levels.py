@@ -21,6 +21,7 @@ import pytest
 
 from tests.command import run, written
 from tests.format_cases import fixture_of, fixture_rows, label_of
+from tests.tables import table
 from tests.world import FORMATS, ROOT
 from tito_audit import CallRecord, RolloutRecord, Settings, record_digest, scan_rollouts, validate_rollouts
 from tito_audit.errors import RecordError, SetupError
@@ -81,17 +82,17 @@ def log_of(*rows: Json, name: str = "log.jsonl") -> LogRecord:
 
 
 def test_each_row_of_each_fixture_has_its_level() -> None:
-    table = {
+    levels = {
         name: {
             str(label_of(name, number)): " | ".join(sentences(row))
             for number, row in enumerate(fixture_rows(name))
         }
         for name in NAMES
     }
-    text = json.dumps(table, indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(levels, indent=1, ensure_ascii=False) + "\n"
     if os.environ.get("UPDATE_GOLDENS"):
         TABLE.write_text(text, encoding="utf-8")
-    assert json.loads(TABLE.read_text(encoding="utf-8")) == table, "UPDATE_GOLDENS=1 pytest tests/test_levels.py"
+    assert json.loads(TABLE.read_text(encoding="utf-8")) == levels, "UPDATE_GOLDENS=1 pytest tests/test_levels.py"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -240,84 +241,49 @@ STATED = {
     "tokenizer_digest": DIGEST,
     "template_digest": DIGEST,
 }
-WHOLE = {"calls": [{**CALL, "finish_reason": "stop"}] * 2, **STATED}
+WHOLE: Json = {"calls": [{**CALL, "finish_reason": "stop"}] * 2, **STATED}
 
 
-def changed(**changes: Any) -> Json:
-    row: Json = {**copy.deepcopy(WHOLE), **changes}
-    return {name: value for name, value in row.items() if value is not None}
+def changed(call: Json | None = None, **changes: Any) -> Json:
+    """A record that holds everything, with changes in it and in its second call; "gone" takes a key away."""
+    first, second = WHOLE["calls"]
+    return copy.deepcopy(
+        without_gone({**WHOLE, "calls": [first, without_gone({**second, **(call or {})})], **changes})
+    )
 
 
-def call(**changes: Any) -> list[Json]:
-    """Two calls, the second with changes."""
-    second = {**WHOLE["calls"][1], **changes}  # type: ignore[index]
-    return [WHOLE["calls"][0], {name: value for name, value in second.items() if value != "gone"}]  # type: ignore[index]
+def without_gone(value: Json) -> Json:
+    return {name: inner for name, inner in value.items() if inner != "gone"}
 
 
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        (WHOLE, "L4"),
-        ({"messages": [{"role": "user", "content": "Hi"}]}, "L0 prompt_ids completion_ids"),
-        ({"calls": [{"prompt_token_ids": None, "completion_token_ids": None}]}, "NONE text"),
-        (changed(calls=call(prompt_token_ids="gone")), "L0 prompt_ids"),
-        (changed(calls=call(completion_token_ids="gone")), "L0 completion_ids"),
-        (changed(calls=call(completion_token_ids=[], logprobs="gone", completion_text="4")), "L0 completion_ids"),
-        (changed(calls=call(completion_token_ids=[], logprobs="gone")), "L4"),
-        (changed(calls=call(logprobs="gone")), "L1 logprobs"),
-        (changed(calls=call(logprobs=[-0.5, None])), "L1 logprobs"),
-        (changed(calls=call(logprobs=[-0.5, -0.5, -0.5])), "L1 logprobs"),
-        (changed(calls=call(finish_reason="gone")), "L2 stop"),
-        (changed(model=None), "L2 model"),
-        (changed(model="default"), "L2 model"),
-        (changed(weight_version=None), "L2 weights"),
-        (changed(weight_version=None, calls=call(weight_version=12)), "L2 weights"),
-        (changed(sampling_params={"top_p": 1}), "L2 sampling"),
-        (changed(sampling_params="temperature"), "L2 sampling"),
-        (changed(template_digest=""), "L3 template_digest"),
-        (changed(sampling_params={"temperature": 1.0}), "L3 kept_sets"),
-        (changed(sampling_params={"temperature": 1.0, "top_p": 1}), "L3 kept_sets"),
-        (changed(sampling_params={"temperature": 1.0, "top_p": 0.95, "top_k": -1}), "L3 kept_sets"),
-        (changed(sampling_params={"temperature": 1.0, "top_p": 1, "top_k": -1, "min_p": 0.05}), "L3 kept_sets"),
-        (changed(sampling_params={"temperature": 1.0, "top_p": [1], "top_k": {}}), "L3 kept_sets"),
-        (changed(model="Qwen/Qwen3-30B-A3B"), "L3 experts"),
-        (changed(num_experts=8), "L3 experts"),
-        (
-            changed(messages=[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]),
-            "L3 images",
-        ),
-        (
-            changed(
-                messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a.png"}}]}]
-            ),
-            "L4",
-        ),
-        (
-            {
-                "token_ids": [11, 5, 9, 7, 2],
-                "loss_mask": [0, 0, 0, 1, 1],
-                "logprobs": [None, None, None, -1.0, -2.0],
-            },
-            "L2 model weights stop sampling",
-        ),
-        ({"token_ids": [11, 5, 9, 7, 2], "logprobs": [None, None, None, -1.0, -2.0]}, "L1 loss_mask"),
-        ({"token_ids": [11, 5, 9, 7, 2], "loss_mask": [0, 0, 0, 1, 1], "logprobs": [None] * 5}, "L1 logprobs"),
-    ],
-)
-def test_each_fact_is_asked_for_at_its_level(row: Json, words: str) -> None:
-    assert sentences(row) == [words]
+NO_WEIGHTS = changed(weight_version="gone")
+
+
+def with_nulls(value: Json) -> Json:
+    """What TOML holds as "null" is null."""
+    return dict(json.loads(json.dumps(value).replace('"null"', "null")))
+
+
+@pytest.mark.parametrize(*table(__file__, "each_fact_is_asked_for_at_its_level"), ids=str)
+def test_each_fact_is_asked_for_at_its_level(changes: Json, call: Json, words: str) -> None:
+    assert sentences(changed(with_nulls(call), **changes)) == [words]
+
+
+@pytest.mark.parametrize(*table(__file__, "rows_of_less_have_their_level"), ids=str)
+def test_rows_of_less_have_their_level(row: Json, words: str) -> None:
+    assert sentences(with_nulls(row)) == [words]
 
 
 def test_kept_sets_and_experts_that_are_there_are_held() -> None:
     sets = {"sampling_mask": [[7, 8], [2]]}
     routed = {"routed_experts": [[[0, 1]]] * 4}
-    calls = [{**each, **sets, **routed} for each in WHOLE["calls"]]  # type: ignore[attr-defined]
+    calls = [{**each, **sets, **routed} for each in WHOLE["calls"]]
     cut = {"temperature": 1.0, "top_p": 0.95, "top_k": -1}
     assert sentences(changed(calls=calls, sampling_params=cut, model="openai/gpt-oss-20b")) == ["L4"]
 
 
 def test_rows_beside_rows_with_experts_should_have_them() -> None:
-    calls = [{**each, "routed_experts": [[[0, 1]]] * 4} for each in WHOLE["calls"]]  # type: ignore[attr-defined]
+    calls = [{**each, "routed_experts": [[[0, 1]]] * 4} for each in WHOLE["calls"]]
     assert log_of(WHOLE, WHOLE).level is RecordLevel.L4
     log = log_of(changed(calls=calls), WHOLE)
     assert (log.level, dict(log.levels)) == (RecordLevel.L3, {RecordLevel.L3: 1, RecordLevel.L4: 1})
@@ -325,17 +291,20 @@ def test_rows_beside_rows_with_experts_should_have_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", ["Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3", "zai-org/GLM-4.5-Air", "a/b-MoE"]
+    ("model", "asked"),
+    [
+        *(
+            (name, True)
+            for name in ("Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3", "zai-org/GLM-4.5-Air", "a/b-MoE")
+        ),
+        *(
+            (name, False)
+            for name in ("Qwen/Qwen3-8B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "smollm", "zai/glm-4-9b")
+        ),
+    ],
 )
-def test_names_of_models_with_experts_are_known(model: str) -> None:
-    assert is_mixture_of_experts(model)
-
-
-@pytest.mark.parametrize(
-    "model", ["Qwen/Qwen3-8B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "smollm", "zai/glm-4-9b"]
-)
-def test_dense_models_are_asked_for_no_experts(model: str) -> None:
-    assert not is_mixture_of_experts(model)
+def test_models_with_experts_are_known_by_their_names(model: str, asked: bool) -> None:
+    assert is_mixture_of_experts(model) is asked
 
 
 def test_messages_of_a_hostile_model_state_nothing() -> None:
@@ -347,29 +316,33 @@ def test_messages_of_a_hostile_model_state_nothing() -> None:
 # The command
 
 
-def test_a_log_has_the_level_that_all_its_rows_have_and_shows_the_others(tmp_path: Path) -> None:
-    log = written(tmp_path / "run.jsonl", [WHOLE, changed(weight_version=None), WHOLE])
-    code, out, _ = run("validate", log, "--no-join")
-    assert code == 0
-    assert f"{log}:L2,maskandlogprobs" in "".join(out.split())  # a long path is wrapped
-    assert "L2        1 (33 %), first" in out
-    assert "L4        2 (67 %), first" in out
-    assert 'lacks: - the version of the weights: add `"weight_version": step`' in " ".join(out.split())
-
-
-@pytest.mark.parametrize(("level", "code"), [("L0", 0), ("L2", 0), ("L3", 1), ("L4", 1)])
-def test_validate_and_scan_fail_below_the_required_level(tmp_path: Path, level: str, code: int) -> None:
-    log = written(tmp_path / "run.jsonl", [WHOLE, changed(weight_version=None)])
-    assert run("validate", log, "--require-level", level)[0] == code
-    for jobs in (1, 2):
-        scanned, out, _ = run("scan", log, "--require-level", level, "--jobs", jobs, "--fail-on", "never")
-        assert scanned == code
-        assert ("lacks the version of the weights" in out) == bool(code)
-    assert run("scan", log, "--fail-on", "never")[0] == 0
+@pytest.mark.parametrize(
+    ("rows", "level", "says"),
+    [
+        ([WHOLE, NO_WEIGHTS], "L0", ""),
+        ([WHOLE, NO_WEIGHTS], "L2", ""),
+        ([WHOLE, NO_WEIGHTS], "L3", "1 of 2 rollouts (first LOG:1) lacks the version of the weights"),
+        ([WHOLE, NO_WEIGHTS], "L4", "1 of 2 rollouts (first LOG:1) lacks the version of the weights"),
+        ([WHOLE, {"unknown": 1}], "L0", "1 row cannot be read (first LOG:1)"),
+        ([], "L0", "L0 required: there are no rollouts"),
+    ],
+)
+def test_validate_and_scan_fail_below_the_required_level(
+    rows: list[Json], level: str, says: str, tmp_path: Path
+) -> None:
+    log = written(tmp_path / "run.jsonl", rows)
+    for command, *more in (("validate",), ("scan", "--jobs", 1), ("scan", "--jobs", 2)):
+        never = ("--fail-on", "never") if command == "scan" else ()
+        code, out, _ = run(command, log, "--require-level", level, *more, *never)
+        assert code == bool(says), command
+        shown = " ".join(out.split())
+        assert says.replace("LOG", str(log)) in shown
+        assert ("failed: " in shown) == bool(says)
+        assert run(command, log, *never)[0] == 0
 
 
 def test_validate_and_scan_give_the_same_reason(tmp_path: Path) -> None:
-    log = written(tmp_path / "run.jsonl", [WHOLE, changed(model=None)])
+    log = written(tmp_path / "run.jsonl", [WHOLE, changed(model="gone")])
     validated = validate_rollouts(log, Settings(require_level="L3"))
     scan = scan_rollouts(log, Settings(require_level="L3", fail_on="never"))
     scan.run()
@@ -385,7 +358,7 @@ def test_validate_and_scan_give_the_same_reason(tmp_path: Path) -> None:
 
 
 def test_the_level_can_be_required_in_a_configuration_file_for_some_logs(tmp_path: Path) -> None:
-    rows = [changed(weight_version=None)]
+    rows = [NO_WEIGHTS]
     low, high = written(tmp_path / "low.jsonl", rows), written(tmp_path / "high.jsonl", rows)
     config = tmp_path / "tito-audit.toml"
     config.write_text(
@@ -402,28 +375,12 @@ def test_the_level_can_be_required_in_a_configuration_file_for_some_logs(tmp_pat
 
 
 def test_a_resumed_scan_gates_by_the_same_records(tmp_path: Path) -> None:
-    log = written(tmp_path / "run.jsonl", [changed(weight_version=None)] * 2)
+    log = written(tmp_path / "run.jsonl", [NO_WEIGHTS] * 2)
     wanted = ["scan", log, "--journal", tmp_path / "j", "--resume", "--fail-on", "never", "--require-level"]
     for _ in range(2):
         code, out, _ = run(*wanted, "L3")
         assert (code, "both rollouts lack the version of the weights" in out) == (1, True)
     assert run(*wanted, "L2")[0] == 0
-
-
-def test_a_row_that_cannot_be_read_holds_nothing(tmp_path: Path) -> None:
-    log = written(tmp_path / "run.jsonl", [WHOLE, {"unknown": 1}])
-    code, out, _ = run("validate", log, "--require-level", "L0")
-    assert code == 1
-    assert "no level" in out
-    assert f"1 row cannot be read (first {log}:1): `tito-audit scan` says why" in " ".join(out.split())
-    assert run("scan", log, "--require-level", "L0", "--fail-on", "never")[0] == 1
-
-
-def test_a_log_without_rollouts_has_no_level(tmp_path: Path) -> None:
-    log = written(tmp_path / "run.jsonl", [])
-    assert run("validate", log)[0] == 0
-    code, out, _ = run("validate", log, "--require-level", "L0")
-    assert (code, "L0 required: there are no rollouts" in " ".join(out.split())) == (1, True)
 
 
 def test_wrong_levels_and_files_are_usage_errors(tmp_path: Path) -> None:
