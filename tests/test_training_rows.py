@@ -16,6 +16,7 @@ from tests.tiers import crossed
 TOY = toy.TOKENIZERS / "toy_bpe"
 WORDS = ("four", "five", "nine", "two", "one", "ten", "six", "red", "blue", "green", "sun", "moon", "tree", "sea")
 Row = dict[str, Any]
+Found = set[tuple[str, str]]
 
 
 def row(turns: Sequence[tuple[str, bool]], *, seed: int = 0, fill: float | None = 0.0, tail: bool = True) -> Row:
@@ -79,53 +80,143 @@ def wrong_pairs(after: Row, truth: Row) -> int:
 
 
 CUT = [("the sun is red and hot", True), ("one two three four", False), ("a cat and a dog", True)]
-
-
 FILLS = (0.0, None, 1.0)
+BESIDE: dict[float | None, Found] = {
+    0.0: set(),
+    None: {("LPR503", "not recorded")},
+    1.0: {("LPR505", "sentinel 1")},
+}
+"""What is found too, where a mask slid over tokens whose logprobs are the fill."""
 
 
-class TestSlides:
-    @pytest.mark.parametrize(("places", "fill"), crossed((-3, -1, 1, 2), FILLS))
-    def test_a_mask_that_slid_is_named_and_moved_and_the_logprobs_stay(
-        self, tmp_path: Path, places: int, fill: float | None
-    ) -> None:
-        truth = row(CUT, fill=fill)
-        log = written(tmp_path / "log.jsonl", [slid(truth, mask=places, fill=fill)])
-        code, listed = findings(log)
-        assert code == 1
-        assert {cause for _, cause in loud(listed) if _.startswith("MSK")} == {f"slid by {places:+d}"}
-        assert not any(name == "LPR502" for name, _ in loud(listed))
-        for flags in ((), ("--fail-on", "warning"), ("--with", "realign")):
-            (after,) = repaired(log, *flags)
-            assert wrong_pairs(after, truth) == 0
-            assert after["logprobs"] == truth["logprobs"]
-            assert sum(after["loss_mask"]) >= sum(truth["loss_mask"]) - 1
+def without(whole: Row, *places: int, fill: float | None = 0.0) -> Row:
+    """The row without mask and logprobs at these places."""
+    columns = (("loss_mask", 0), ("logprobs", fill))
+    return {
+        **whole,
+        **{name: [off if at in places else v for at, v in enumerate(whole[name])] for name, off in columns},
+    }
 
-    @pytest.mark.parametrize(("places", "fill"), crossed((-2, -1, 1, 3), FILLS))
-    def test_logprobs_that_slid_are_named_and_moved_and_the_mask_stays(
-        self, tmp_path: Path, places: int, fill: float | None
-    ) -> None:
-        truth = row(CUT, fill=fill)
-        log = written(tmp_path / "log.jsonl", [slid(truth, logprobs=places, fill=fill)])
-        _, listed = findings(log)
-        assert loud(listed) == {("LPR502", f"shifted by {places:+d}")}
-        (after,) = repaired(log)
-        assert wrong_pairs(after, truth) == 0
-        assert sum(after["loss_mask"]) >= sum(truth["loss_mask"]) - max(places, 0)
 
-    def test_both_are_named_and_both_go_back(self, tmp_path: Path) -> None:
-        truth = row(CUT)
-        log = written(tmp_path / "log.jsonl", [slid(truth, mask=1, logprobs=-2)])
-        _, listed = findings(log)
-        assert {("LPR502", "shifted by -2"), ("MSK401", "slid by +1")} <= loud(listed)
-        (after,) = repaired(log)
-        assert wrong_pairs(after, truth) == 0
+def masked(whole: Row, *places: int) -> Row:
+    """The row that trains these places."""
+    return {**whole, "loss_mask": [int(at in places) for at in range(len(whole["loss_mask"]))]}
 
-    def test_a_clean_row_is_clean_and_stays_to_the_byte(self, tmp_path: Path) -> None:
-        for fill in FILLS:
-            log = written(tmp_path / "log.jsonl", [row(CUT, fill=fill), row(CUT[1:2], fill=fill, tail=False)])
-            assert findings(log) == (0, [])
-            assert repaired(log) == [json.loads(line) for line in log.read_text().splitlines()]
+
+def moved(mask: int = 0, logprobs: int = 0) -> Found:
+    """What is found where they slid."""
+    named = {(code, f"slid by {mask:+d}") for code in ("MSK401", "MSK402") if mask}
+    return named | ({("LPR502", f"shifted by {logprobs:+d}")} if logprobs else set())
+
+
+def certain(whole: Row, *places: int) -> Row:
+    """The row with tokens that were certain."""
+    return {**whole, "logprobs": [0.0 if at in places else v for at, v in enumerate(whole["logprobs"])]}
+
+
+def of_response(mask: list[int], logprobs: list[float]) -> Row:
+    """A row with columns over what follows its first prompt, as TRL logs it."""
+    ids = CLEAN["token_ids"]
+    return {
+        "prompt_ids": ids[:BEGINS],
+        "completion_ids": ids[BEGINS:],
+        "completion_mask": mask,
+        "logprobs": logprobs,
+    }
+
+
+CLEAN, AMONG_NULLS = row(CUT), row(CUT, fill=None)
+BEGINS, LENGTH = CLEAN["loss_mask"].index(1), len(CLEAN["token_ids"])
+SAMPLED = [at for at, own in enumerate(CLEAN["loss_mask"]) if own]
+STOPPED = {**certain(row([CUT[0], CUT[2]], fill=None), BEGINS), "finish_reason": "stop"}
+FIRST = slice(BEGINS - 1, CLEAN["loss_mask"].index(0, BEGINS))
+"""The first answer, and the token before it."""
+MASK, LOGPROBS = CLEAN["loss_mask"][BEGINS:], CLEAN["logprobs"][BEGINS:]
+PADS = 7
+PADDED = {
+    "token_ids": CLEAN["token_ids"] + [2002] * PADS,
+    "loss_mask": CLEAN["loss_mask"] + [0] * PADS,
+    "logprobs": CLEAN["logprobs"] + [0.0] * PADS,
+    "attention_mask": [1] * LENGTH + [0] * PADS,
+}
+NULLS = certain(AMONG_NULLS, BEGINS)["logprobs"]
+FAULTS: dict[str, tuple[Row, Found, Row]] = {
+    **{
+        f"a mask by {n:+d} beside {fill}": (
+            slid(row(CUT, fill=fill), mask=n),
+            moved(n) | BESIDE[fill],
+            row(CUT, fill=fill),
+        )
+        for n, fill in crossed((-3, -1, 1, 2), FILLS)
+    },
+    **{  # what falls off the end is lost
+        f"logprobs by {n:+d} beside {fill}": (
+            slid(row(CUT, fill=fill), logprobs=n, fill=fill),
+            moved(logprobs=n),
+            without(row(CUT, fill=fill), *range(LENGTH - max(n, 1), LENGTH), fill=fill),
+        )
+        for n, fill in crossed((-2, -1, 1, 3), FILLS)
+    },
+    "both": (slid(CLEAN, mask=1, logprobs=-2), moved(1, -2), CLEAN),
+    # Tokens outside the loss have logprobs too, so that the format knows of no fill.
+    "both over the response": (
+        of_response(late(MASK, 1, 0), late(LOGPROBS, -2, 0.0)),
+        moved(1, -2),
+        of_response([0, 0, *MASK[2:]], [0, 0, *LOGPROBS[2:]]),
+    ),
+    "a certain value among nulls, which is not their fill": (
+        {**AMONG_NULLS, "logprobs": [*NULLS[: FIRST.start], *late(NULLS[FIRST], -1, None), *NULLS[FIRST.stop :]]},
+        moved(logprobs=-1),
+        {**AMONG_NULLS, "logprobs": NULLS},
+    ),
+    "a mask that ran over the end": (
+        slid(STOPPED, mask=3, logprobs=2, fill=None),
+        moved(3, 2),
+        without(STOPPED, len(STOPPED["loss_mask"]) - 2, fill=None),
+    ),
+    "a mask of the questions": (
+        masked(CLEAN, *(4, 5, 6), *(26, 27, 28), *(46, 47, 48)),
+        {("MSK401", "user")},
+        CLEAN,
+    ),
+    "trained padding": (
+        {**PADDED, "loss_mask": CLEAN["loss_mask"] + [1] * PADS},
+        {("MSK401", "hidden by the attention mask")},
+        PADDED,
+    ),
+    # The end is a warning: what is asked for beside errors keeps no error from its repair.
+    "a trained question, and an end that is not": (
+        masked(CLEAN, 4, 5, *SAMPLED[:-1]),
+        {("MSK401", "user"), ("MSK404", "sampled, not trained")},
+        masked(CLEAN, *SAMPLED[:-1]),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_and_put_right_and_nothing_else_is_touched(fault: str, tmp_path: Path) -> None:
+    broken, found, right = FAULTS[fault]
+    log = written(tmp_path / "log.jsonl", [broken])
+    code, listed = findings(log)
+    assert (code, loud(listed)) == (1, found)
+    slides = any(cause.startswith(("slid", "shifted")) for _, cause in found)
+    for flags in ((), ("--fail-on", "warning"), *[("--with", "realign")] * slides):
+        assert repaired(log, *flags) == [right], flags
+
+
+def test_a_clean_row_is_clean_and_stays_to_the_byte(tmp_path: Path) -> None:
+    clean = [[row(CUT, fill=fill), row(CUT[1:2], fill=fill, tail=False)] for fill in FILLS]
+    for rows in (*clean, [certain(CLEAN, *SAMPLED[-2:])]):
+        log = written(tmp_path / "log.jsonl", rows)
+        assert findings(log) == (0, [])
+        assert repaired(log) == rows
+
+
+def test_a_row_whose_logprobs_are_all_zero_fails(tmp_path: Path) -> None:
+    truth = row(CUT)
+    log = written(tmp_path / "log.jsonl", [{**truth, "logprobs": [0.0] * len(truth["logprobs"])}])
+    code, listed = findings(log)
+    assert (code, loud(listed)) == (1, {("LPR506", "all zero")})
 
 
 class TestUndecided:
@@ -135,24 +226,16 @@ class TestUndecided:
         truth = {name: values[:-1] for name, values in truth.items()}  # no end token was appended
         log = written(tmp_path / "log.jsonl", [slid(truth, logprobs=1, fill=None)])
         code, listed = findings(log)
-        assert code == 1
-        assert loud(listed) == {("LPR502", "undecided")}
-        for flags in (
-            (),
-            ("--fail-on", "warning"),
-            ("--with", "mask"),
-            ("--with", "realign"),
-            ("--with", "mask,realign"),
-        ):
+        assert (code, loud(listed)) == (1, {("LPR502", "undecided")})
+        asked = ((), ("--fail-on", "warning"), *(("--with", name) for name in ("mask", "realign", "mask,realign")))
+        for flags in asked:
             assert repaired(log, *flags) == [slid(truth, logprobs=1, fill=None)]
 
     def test_without_roles_nothing_says_which_of_mask_and_logprobs_is_off(self, tmp_path: Path) -> None:
         log = written(tmp_path / "log.jsonl", [slid(row(CUT, fill=None), logprobs=1, fill=None)])
         code, out, _ = run("scan", log, "-f", "json")
-        assert code == 1
-        assert [
-            (finding["code"], finding["cause"], finding["repair"]) for finding in json.loads(out)["findings"]
-        ] == [("LPR502", "undecided", None)]
+        (finding,) = json.loads(out)["findings"]
+        assert (code, finding["code"], finding["cause"], finding["repair"]) == (1, "LPR502", "undecided", None)
         after = tmp_path / "after.jsonl"
         run("repair", log, "-o", after)
         assert after.read_text() == log.read_text()
@@ -221,97 +304,3 @@ class TestTheLogAsWitness:
 
     def test_the_same_rows_as_they_should_be_are_clean(self, tmp_path: Path) -> None:
         assert findings(written(tmp_path / "log.jsonl", self.rows(0))) == (0, [])
-
-
-class TestMasks:
-    def test_a_mask_of_the_questions_is_set_right_by_where_the_logprobs_lie(self, tmp_path: Path) -> None:
-        truth = row(CUT)
-        questions = [0] * len(truth["loss_mask"])
-        users = [at for at, token in enumerate(truth["token_ids"]) if token == truth["token_ids"][0]][::2]
-        for at in users:
-            questions[at + 4 : at + 7] = [1] * 3
-        log = written(tmp_path / "log.jsonl", [{**truth, "loss_mask": questions}])
-        assert ("MSK401", "user") in loud(findings(log)[1])
-        (after,) = repaired(log)
-        assert after["loss_mask"] == truth["loss_mask"]
-
-    def test_trained_padding_is_one_finding_and_leaves_the_loss(self, tmp_path: Path) -> None:
-        truth, pads = row(CUT), 7
-        padded = {
-            "token_ids": truth["token_ids"] + [2002] * pads,
-            "loss_mask": truth["loss_mask"] + [1] * pads,
-            "logprobs": truth["logprobs"] + [0.0] * pads,
-            "attention_mask": [1] * len(truth["token_ids"]) + [0] * pads,
-        }
-        log = written(tmp_path / "log.jsonl", [padded])
-        assert loud(findings(log)[1]) == {("MSK401", "hidden by the attention mask")}
-        (after,) = repaired(log)
-        assert after == {**padded, "loss_mask": truth["loss_mask"] + [0] * pads}
-
-    def test_what_is_asked_for_beside_errors_keeps_no_error_from_its_repair(self, tmp_path: Path) -> None:
-        """A turn end that was left out of the loss is a warning, and its row has a trained question too."""
-        truth = row(CUT)
-        mask = list(truth["loss_mask"])
-        mask[4:6] = [1, 1]
-        mask[max(at for at, own in enumerate(truth["loss_mask"]) if own)] = 0
-        log = written(tmp_path / "log.jsonl", [{**truth, "loss_mask": mask}])
-        default, stricter = repaired(log), repaired(log, "--fail-on", "warning")
-        assert wrong_pairs(default[0], truth) == wrong_pairs(stricter[0], truth) == 0
-
-
-class TestZeros:
-    def test_genuine_logprobs_that_end_in_certain_tokens_are_no_finding(self, tmp_path: Path) -> None:
-        truth = row(CUT)
-        own = [at for at, sampled in enumerate(truth["loss_mask"]) if sampled]
-        truth["logprobs"][own[-1]] = truth["logprobs"][own[-2]] = 0.0
-        assert findings(written(tmp_path / "log.jsonl", [truth])) == (0, [])
-
-    def test_a_row_whose_logprobs_are_all_zero_fails(self, tmp_path: Path) -> None:
-        truth = row(CUT)
-        code, listed = findings(
-            written(tmp_path / "log.jsonl", [{**truth, "logprobs": [0.0] * len(truth["logprobs"])}])
-        )
-        assert code == 1
-        assert loud(listed) == {("LPR506", "all zero")}
-
-
-def over_the_response(whole: Row) -> Row:
-    """The row with columns over what follows its first prompt, as TRL logs it."""
-    ids, begins = whole["token_ids"], whole["loss_mask"].index(1)
-    columns = {"completion_mask": whole["loss_mask"][begins:], "logprobs": whole["logprobs"][begins:]}
-    return {"prompt_ids": ids[:begins], "completion_ids": ids[begins:], **columns}
-
-
-def test_logprobs_over_the_response_that_slid_early_are_moved_back(tmp_path: Path) -> None:
-    """Also where tokens outside the loss have logprobs, so that the format knows of no fill."""
-    right = over_the_response(row(CUT))
-    slid = {"completion_mask": late(right["completion_mask"], 1, 0), "logprobs": late(right["logprobs"], -2, 0.0)}
-    log = written(tmp_path / "log.jsonl", [{**right, **slid}])
-    assert {("LPR502", "shifted by -2"), ("MSK401", "slid by +1")} <= loud(findings(log)[1])
-    (after,) = repaired(log)
-    assert after["completion_mask"] == [0, 0, *right["completion_mask"][2:]]
-    assert after["logprobs"] == [0, 0, *right["logprobs"][2:]]
-
-
-def test_a_certain_value_that_slid_among_nulls_is_not_their_fill(tmp_path: Path) -> None:
-    right = row(CUT, fill=None)
-    begins, end = (right["loss_mask"].index(on, right["loss_mask"].index(1)) for on in (1, 0))
-    right["logprobs"][begins] = 0.0
-    answer = slice(begins - 1, end)
-    slid = [*right["logprobs"]]
-    slid[answer] = late(slid[answer], -1, None)
-    log = written(tmp_path / "log.jsonl", [{**right, "logprobs": slid}])
-    assert ("LPR502", "shifted by -1") in loud(findings(log)[1])
-    assert repaired(log) == [right]
-
-
-def test_a_mask_that_ran_over_the_end_of_its_row_is_moved_back_without_the_end(tmp_path: Path) -> None:
-    right = row([("the sun is red and hot", True), ("a cat and a dog", True)], fill=None)
-    right["logprobs"][right["loss_mask"].index(1)] = 0.0
-    log = written(
-        tmp_path / "log.jsonl", [{**slid(right, mask=3, logprobs=2, fill=None), "finish_reason": "stop"}]
-    )
-    assert {("LPR502", "shifted by +2"), ("MSK401", "slid by +3")} <= loud(findings(log)[1])
-    (after,) = repaired(log)
-    assert wrong_pairs(after, right) == 0
-    assert sum(after["loss_mask"]) == sum(right["loss_mask"]) - 1
