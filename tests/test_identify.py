@@ -103,9 +103,9 @@ class Written:
         return Rollout(Place("log", row), "toy", read, as_tools(list(tools), "tools"), turns=tuple(turns))
 
 
-def writes_all_prompts(share: WrittenShare) -> bool:
+def writes_all_prompts(identified: Identification) -> bool:
     """Whether every first prompt is written exactly."""
-    return share.prompts == share.of_prompts > 0
+    return share(identified).prompts == share(identified).of_prompts > 0
 
 
 @cache
@@ -152,6 +152,28 @@ def best(identified: Identification) -> Explanation:
     return identified.best.explanation
 
 
+def share(identified: Identification) -> WrittenShare:
+    """How much of the log the best explanation writes."""
+    assert identified.best is not None, identified
+    return identified.best.share
+
+
+def undetermined(identified: Identification) -> tuple[str, ...]:
+    assert identified.best is not None, identified
+    return tuple(identified.best.undetermined)
+
+
+def kinds(identified: Identification) -> list[DepartureKind]:
+    """What the best explanation departs in."""
+    return [departure.kind for departure in best(identified).departures]
+
+
+def unsure(identified: Identification, because: str = "") -> bool:
+    """Whether nothing is sure, for this reason."""
+    assert because in identified.unsure_because, identified.unsure_because
+    return not identified.sure
+
+
 def writes(explanation: Explanation, rollouts: Sequence[Rollout]) -> bool:
     """Whether the renderer of an explanation writes every prompt exactly."""
     tokenizer = next(
@@ -177,10 +199,9 @@ def test_a_log_of_the_tokenizers_own_template_needs_no_other_flags() -> None:
     identified = search(log(written))
     assert identified.sure
     assert best(identified).flags() == ("-t", toy_tokenizer().name)
-    assert identified.best is not None
-    assert writes_all_prompts(identified.best.share)
-    assert identified.best.undetermined == ()
-    assert [departure.kind for departure in best(identified).departures] == []
+    assert writes_all_prompts(identified)
+    assert undetermined(identified) == ()
+    assert kinds(identified) == []
 
 
 def test_arguments_date_and_template_are_found_with_the_flags_that_say_them() -> None:
@@ -202,8 +223,7 @@ def test_arguments_date_and_template_are_found_with_the_flags_that_say_them() ->
     assert settings.select == ("TPL",)
     assert settings.clock == datetime(2024, 7, 26)
     assert dict(settings.template_args) == {"reasoning_effort": "high", "enable_thinking": False}
-    assert identified.best is not None
-    assert "keep_thinking" in identified.best.undetermined
+    assert "keep_thinking" in undetermined(identified)
 
 
 def random_way(rng: random.Random) -> tuple[Written, bool]:
@@ -281,8 +301,7 @@ def test_dates_that_differ_are_read_from_each_prompt() -> None:
     assert departure.kind is DepartureKind.CLOCK_VARIES
     assert departure.values == ("2024-05-01", "2024-05-02")
     assert identified.sure
-    assert identified.best is not None
-    assert writes_all_prompts(identified.best.share)
+    assert writes_all_prompts(identified)
     assert best(identified).clock in dates
     assert best(identified).flags()[-2:] == ("--clock", "recorded")
     assert best(identified).config()["clock"] == best(identified).settings(Settings()).clock == "recorded"
@@ -295,19 +314,8 @@ def test_a_template_that_never_opens_as_the_log_does_without_a_system_message_is
     rollouts = [Written().rollout(row, messages) for row, messages in enumerate(several)]
     greets = "{% if messages[0].role != 'system' %}Hi.{% endif %}" + SOURCE
     identified = search(rollouts, NamedTemplate("greets", greets))
-    assert identified.best is not None
-    assert not identified.sure
-    assert "none of the first prompts without a system message, without tools (1)" in identified.unsure_because
+    assert unsure(identified, "none of the first prompts without a system message, without tools (1)")
     assert search(rollouts).sure
-
-
-def test_a_system_prompt_that_the_messages_lack_is_read() -> None:
-    written = Written(system="You are a parrot.\nSay little.")
-    identified = search(log(written, system=False))
-    (departure,) = best(identified).departures
-    assert departure.kind is DepartureKind.SYSTEM_ADDED
-    assert departure.text == "You are a parrot.\nSay little."
-    assert identified.sure
 
 
 def own_systems(written: Written, number: int = 12, *, tools: bool = False) -> list[Rollout]:
@@ -331,9 +339,8 @@ def test_system_prompts_that_differ_and_the_messages_lack_are_read_row_by_row(
     if masked:
         rollouts = [as_row(rollout) for rollout in rollouts]
     identified = search(rollouts, ROLES_TEMPLATE)
-    assert identified.best is not None
-    assert writes_all_prompts(identified.best.share)
-    assert identified.best.share.turns == identified.best.share.of_turns
+    assert writes_all_prompts(identified)
+    assert share(identified).turns == share(identified).of_turns
     (departure,) = best(identified).departures
     assert departure.kind is DepartureKind.SYSTEM_VARIES
     assert sorted(departure.values) == sorted(SYSTEMS)
@@ -380,17 +387,14 @@ def test_texts_that_a_template_may_have_written_are_no_sure_system_prompts(
     if change[1] == "Be good.":  # written only without a system prompt, of which there is none here
         assert identified.sure, identified.unsure_because
         return
-    assert not identified.sure
-    assert because in identified.unsure_because
+    assert unsure(identified, because)
 
 
 def test_a_default_that_depends_on_the_tools_is_no_system_prompt_of_its_own() -> None:
     source = ROLES.replace("Be good.", "{% if tools %}Call well{% else %}Talk{% endif %}.")
     several = list(conversations(random.Random(4), 12, system=False))
     rollouts = [Written(source).rollout(row, each, TOOLS * (row % 2)) for row, each in enumerate(several)]
-    identified = search(rollouts, ROLES_TEMPLATE)
-    assert not identified.sure
-    assert "depend on tools or arguments" in identified.unsure_because
+    assert unsure(search(rollouts, ROLES_TEMPLATE), "depend on tools or arguments")
 
 
 def test_what_a_template_writes_of_stated_arguments_is_no_system_prompt() -> None:
@@ -398,9 +402,7 @@ def test_what_a_template_writes_of_stated_arguments_is_no_system_prompt() -> Non
     stated = [
         replace(rollout, template_kwargs={"persona": SYSTEMS[row % 3]}) for row, rollout in enumerate(rollouts)
     ]
-    identified = search(stated, ROLES_TEMPLATE)
-    assert not identified.sure
-    assert "depend on tools or arguments" in identified.unsure_because
+    assert unsure(search(stated, ROLES_TEMPLATE), "depend on tools or arguments")
 
 
 def test_messages_that_a_log_lacks_are_not_read_as_system_prompts() -> None:
@@ -414,7 +416,7 @@ def test_messages_that_a_log_lacks_are_not_read_as_system_prompts() -> None:
     identified = search(rollouts, ROLES_TEMPLATE)
     assert len(rollouts) > 8
     assert not identified.sure
-    assert identified.best is None or identified.best.share.prompts == 0
+    assert identified.best is None or share(identified).prompts == 0
 
 
 def test_a_text_in_the_message_of_the_user_is_no_message_of_its_own() -> None:
@@ -425,26 +427,23 @@ def test_a_text_in_the_message_of_the_user_is_no_message_of_its_own() -> None:
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
     identified = search(own_systems(Written(source)), NamedTemplate("merged", source, "merged.jinja"))
-    assert identified.best is not None
-    assert writes_all_prompts(identified.best.share)
-    assert not identified.sure
-    assert "not written as a separate message" in identified.unsure_because
+    assert writes_all_prompts(identified)
+    assert unsure(identified, "not written as a separate message")
 
 
 def test_few_prompts_do_not_prove_that_each_has_its_own_system_prompt() -> None:
-    identified = search(own_systems(Written(ROLES), 3), ROLES_TEMPLATE)
-    assert not identified.sure
+    assert not search(own_systems(Written(ROLES), 3), ROLES_TEMPLATE).sure
 
 
-def test_a_prefill_is_read_and_one_prompt_alone_does_not_prove_it() -> None:
-    written = Written(prefill="Sure! ")
-    identified = search(log(written))
-    (departure,) = best(identified).departures
-    assert (departure.kind, departure.text) == (DepartureKind.PREFILL, "Sure! ")
+@pytest.mark.parametrize("kind", [DepartureKind.SYSTEM_ADDED, DepartureKind.PREFILL])
+def test_a_text_that_every_prompt_has_is_read_and_one_prompt_alone_does_not_prove_it(kind: DepartureKind) -> None:
+    text = "You are a parrot.\nSay little."
+    added = kind is DepartureKind.SYSTEM_ADDED
+    written = Written(system=text) if added else Written(prefill=text)
+    identified = search(log(written, system=not added))
+    assert [(found.kind, found.text) for found in best(identified).departures] == [(kind, text)]
     assert identified.sure
-    single = search(log(written, 1)[:1])
-    assert not single.sure
-    assert "only one prompt" in single.unsure_because
+    assert unsure(search(log(written, 1, system=not added)), "only one prompt")
 
 
 def test_tools_that_were_not_rendered_are_a_flag() -> None:
@@ -459,12 +458,10 @@ def test_tool_arguments_that_no_prompt_shows_are_undetermined() -> None:
     """Only the last answers call tools: whether their arguments were given as objects changes no prompt."""
     rollouts = [replace(rollout, turns=rollout.turns[:1]) for rollout in log(Written(), calls=True)]
     identified = search(rollouts)
-    assert identified.best is not None
-    assert "tool_arguments" in identified.best.undetermined
+    assert "tool_arguments" in undetermined(identified)
     assert {explanation.tool_arguments for explanation in (best(identified), *identified.best.equal)} == {"auto"}
     shown = search(log(Written(parsed=True), calls=True))
-    assert shown.best is not None
-    assert "tool_arguments" not in shown.best.undetermined
+    assert "tool_arguments" not in undetermined(shown)
 
 
 def test_arguments_that_the_log_states_wrongly_are_told() -> None:
@@ -475,7 +472,7 @@ def test_arguments_that_the_log_states_wrongly_are_told() -> None:
     identified = search(rollouts)
     assert identified.sure
     assert dict(best(identified).template_args) == {"enable_thinking": False}
-    assert [departure.kind for departure in best(identified).departures] == [DepartureKind.STATED_UNUSED]
+    assert kinds(identified) == [DepartureKind.STATED_UNUSED]
     right = [replace(rollout, template_kwargs={"enable_thinking": False}) for rollout in rollouts]
     assert dict(best(search(right)).template_args) == {}
     assert best(search(right)).departures == ()
@@ -485,9 +482,7 @@ def test_tools_that_only_another_template_writes_are_no_system_prompt() -> None:
     each = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     plain = each + "<|im_start|>assistant\n"
     rollouts = [replace(rollout, turns=rollout.turns[:1]) for rollout in log(Written(), system=False, calls=True)]
-    identified = search(rollouts, NamedTemplate("plain", plain, "plain.jinja"))
-    assert not identified.sure
-    assert "another template is likelier" in identified.unsure_because
+    assert unsure(search(rollouts, NamedTemplate("plain", plain, "plain.jinja")), "another template is likelier")
 
 
 @pytest.mark.parametrize(
@@ -507,7 +502,7 @@ def test_reasoning_that_a_sampler_moved_or_dropped_is_told(shown: str, kind: Dep
         read = as_messages(messages, "messages")
         rollouts.append(replace(written.rollout(row, sent, TOOLS), messages=read))
     identified = search(rollouts, NamedTemplate("other", source, "other.jinja"))
-    assert [departure.kind for departure in best(identified).departures] == [kind]
+    assert kinds(identified) == [kind]
     assert identified.sure, identified.unsure_because
 
 
@@ -530,8 +525,7 @@ def test_a_history_that_is_kept_as_it_was_sampled_leaves_the_template_sure() -> 
             turns.append(replace(turn, prompt_ids=prompt))
         changed.append(replace(rollout, turns=tuple(turns)))
     identified = search(changed, NamedTemplate("other", source, "other.jinja"))
-    assert identified.best is not None
-    assert identified.best.share.turns < identified.best.share.of_turns
+    assert share(identified).turns < share(identified).of_turns
     assert identified.sure, identified.unsure_because
     assert [left.cause for left in identified.left] == ["another text, in answers"]
 
@@ -589,14 +583,10 @@ def test_answers_that_never_end_are_looked_for_once() -> None:
     assert search([*log(written), spoiled]).sure
 
 
-def test_a_bos_token_that_is_doubled_or_missing_is_told() -> None:
-    tokenizer = toy_tokenizer("toy_metaspace")
-    rollouts = [_with_bos(rollout, tokenizer, 1) for rollout in metaspace_log()]
-    kinds = [departure.kind for departure in best(search(rollouts, tokenizer="toy_metaspace")).departures]
-    assert kinds == [DepartureKind.BOS_ADDED]
-    rollouts = [_with_bos(rollout, tokenizer, -1) for rollout in metaspace_log()]
-    kinds = [departure.kind for departure in best(search(rollouts, tokenizer="toy_metaspace")).departures]
-    assert kinds == [DepartureKind.BOS_MISSING]
+@pytest.mark.parametrize(("more", "kind"), [(1, DepartureKind.BOS_ADDED), (-1, DepartureKind.BOS_MISSING)])
+def test_a_bos_token_that_is_doubled_or_missing_is_told(more: int, kind: DepartureKind) -> None:
+    rollouts = [_with_bos(rollout, toy_tokenizer("toy_metaspace"), more) for rollout in metaspace_log()]
+    assert kinds(search(rollouts, tokenizer="toy_metaspace")) == [kind]
 
 
 def metaspace_log() -> list[Rollout]:
@@ -660,10 +650,9 @@ def test_the_first_prompt_of_a_row_without_a_mask_counts_though_its_history_drif
     cut = sum(len(rollout.messages) % 2 == 0 for rollout in changed)
     assert cut > 3
     identified = search(changed)
-    assert identified.best is not None
-    assert writes_all_prompts(identified.best.share)
-    assert identified.best.share.of_prompts == 16
-    assert identified.best.share.of_turns - identified.best.share.turns <= cut
+    assert writes_all_prompts(identified)
+    assert share(identified).of_prompts == 16
+    assert share(identified).of_turns - share(identified).turns <= cut
     assert dict(best(identified).template_args) == {"reasoning_effort": "low"}
     assert identified.sure, identified.unsure_because
 
@@ -695,10 +684,8 @@ def test_rows_without_a_mask_are_not_surely_of_a_template_that_writes_longer_one
         rollouts.append(replace(whole, turns=(), training_row=TrainingRow(ids, None, None)))
     assert any(len(rollout.messages) == 3 for rollout in rollouts)
     identified = search(rollouts)
-    assert identified.best is not None
-    assert writes_all_prompts(identified.best.share)
-    assert not identified.sure
-    assert "with answers" in identified.unsure_because
+    assert writes_all_prompts(identified)
+    assert unsure(identified, "with answers")
 
 
 def test_what_an_explanation_leaves_is_counted_by_the_findings_of_an_audit() -> None:
@@ -712,12 +699,11 @@ def test_what_an_explanation_leaves_is_counted_by_the_findings_of_an_audit() -> 
 
     identified = identify(spoiled, [candidate], audit=audit)
     assert identified.sure
-    assert identified.best is not None
-    assert identified.best.share.turns < identified.best.share.of_turns
+    assert share(identified).turns < share(identified).of_turns
     assert {left.cause.split()[0] for left in identified.left} & {"TPL203", "TPL299", "SEQ302", "TPL202"}
     without = identify(spoiled, [candidate])
     assert [left.cause for left in without.left] == ["another text, in answers"]
-    assert without.left[0].number == identified.best.share.of_turns - identified.best.share.turns
+    assert without.left[0].number == share(identified).of_turns - share(identified).turns
 
 
 def _rewritten(rollout: Rollout) -> Rollout:
