@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 from collections.abc import Iterable, Iterator
 from itertools import islice, product
 from pathlib import Path
@@ -17,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.command import run
-from tests.format_cases import view
+from tests.command import run, written
+from tests.format_cases import CASES, Case, view
 from tests.forms import plain
 from tests.tiers import examples, one_in, some
 from tests.world import FORMATS, ROOT
@@ -34,19 +33,11 @@ from tito_audit.storage import find_logs, open_log
 
 SHARED = ROOT.parent / "shared"
 PLACE = Place("log.jsonl", 0)
-MADE_HERE = (
-    "atropos_group",
-    "atropos_item",
-    "atropos_node",
-    "generic",
-    "marin",
-    "text_only",
-    "tito_call",
-    "tito_sample",
-)
+MADE_HERE = ("atropos_group", "atropos_item", "atropos_node", "generic", "marin", "text_only")
+MADE_HERE += ("tito_call", "tito_sample")
 ROWS_ALONE = ("atropos_item", "slime", "tinker", "tito_sample")
 """Formats of training rows, in which an empty row says that its ids are missing."""
-ROLES = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is 4"}
+USER = {"role": "user", "content": "2+2?"}
 
 
 def fixture_file(name: str) -> Path:
@@ -192,52 +183,17 @@ def test_a_row_of_no_known_format_is_refused_with_its_columns_named(row):
     assert "empty" in str(raised.value) if not row else "--map" in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ({"input": "a", "output": "b", "gts": "c", "score": 1.0, "step": 3}, "verl.*response_mask"),
-        ({"step": 3, "prompt": "a", "completion": "b", "r": 1.0, "advantage": 0.7}, "TRL.*env_mask"),
-        ({"input_prompt": "a", "output_response": "b", "score": 1.0}, "SkyRL.*response_ids"),
-        ({"task_id": 7, "head_version": -1, "completion": "b", "prompt": "a"}, "AReaL.*output_tokens"),
-        (
-            {"version": 1, "trace_id": "t", "info": {}, "branches": [{"index": 0, "entropies": [None, 0.5]}]},
-            "prime-rl.*traces/stream",
-        ),
-        ({"trace_id": "t", "chunk": 0, "offset": 9, "info": {}}, "prime-rl.*traces/stream"),
-    ],
-)
-def test_text_logs_hold_nothing_to_audit_and_say_what_to_save(row, says, tmp_path: Path):
-    rollout = read(row)
-    assert rollout.stated.ids_wanted is False
-    assert re.fullmatch(f"No token ids.*{says}.*", rollout.stated.notice)
-    log = tmp_path / "log.jsonl"
-    log.write_text((json.dumps(row) + "\n") * 3)
-    run = scan_rollouts([str(log)])
+TEXTS = [case for case in CASES if case.path.stem == "text_only"]
+
+
+@pytest.mark.parametrize("case", TEXTS, ids=lambda case: case.name)
+def test_a_log_of_text_holds_nothing_to_audit_and_says_once_what_to_save(case: Case, tmp_path: Path):
+    notice = read(case.row()).stated.notice
+    run = scan_rollouts(written(tmp_path / "log.jsonl", [case.row()] * 3))
     assert [result.findings for result in run] == [()] * 3
     assert run.summary.without_ids == run.summary.rollouts == 3
-    assert run.summary.notices.count(rollout.stated.notice) == 1
-
-
-TEXTS = [
-    {"prompt": "2+2?", "completion": "4"},
-    {"prompt": "2+2?", "response": "4", "scores": [0.5, 0.25]},
-    {"question": "2+2?", "answer": "4"},
-    {"prompt": [ROLES[0]], "completion": [ROLES[1]]},
-    {"prompt": [ROLES[0]], "completion": "4"},
-    {"prompts": ["2+2?", "3+3?"], "completions": ["4", "6"], "rewards": [1.0, 0.0]},
-    {"messages": list(ROLES), "scores": [0.5, 0.25]},
-    {"messages": list(ROLES), "token_ids": []},
-    {"messages": list(ROLES), "token_ids": None, "loss_mask": None},
-]
-
-
-@pytest.mark.parametrize("row", TEXTS)
-def test_rows_of_text_alone_are_nothing_to_audit(row, tmp_path: Path):
-    log = tmp_path / "log.jsonl"
-    log.write_text(json.dumps(row) + "\n")
-    run = scan_rollouts([str(log)])
-    assert [result.findings for result in run] == [()]
-    assert (run.summary.without_ids, run.summary.rows_unreadable) == (1, 0)
+    assert run.summary.rows_unreadable == 0
+    assert not notice or run.summary.notices.count(notice) == 1
 
 
 def test_an_unknown_format_name_is_answered_with_close_ones():
@@ -247,9 +203,8 @@ def test_an_unknown_format_name_is_answered_with_close_ones():
 
 def test_files_may_mix_formats(tmp_path: Path):
     rows = [fixture_rows(name)[0] for name in MADE_HERE]
-    path = tmp_path / "mixed.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert tuple(pick_format(raw.value or {}).name for raw in open_log(path)) == MADE_HERE
+    log = open_log(written(tmp_path / "mixed.jsonl", rows))
+    assert tuple(pick_format(raw.value or {}).name for raw in log) == MADE_HERE
 
 
 @pytest.mark.parametrize("script", sorted(path.stem for path in FORMATS.glob("make*.py")))
@@ -299,22 +254,22 @@ def test_a_row_without_ids_is_never_called_clean(form: Format):
 def test_mapped_columns_are_read_under_our_names():
     row = {"toks": [1, 20, 30], "extra": {"m": [0, 0, 1]}, "a.b": [0.0, 0.0, -0.5]}
     mapped = map_columns(row, {"token_ids": "toks", "loss_mask": "extra.m", "logprobs": "a.b"})
-    trained = read(dict(mapped)).training_row
-    assert trained is not None
-    assert trained.loss_mask is not None
-    assert trained.loss_mask.tolist() == [False, False, True]
-    assert trained.logprobs is not None
+    row = view(read(dict(mapped)))["row"]
+    assert (row["ids"], row["mask"], row["logprobs"][2]) == ([1, 20, 30], "001", -0.5)
     assert "toks" not in mapped
 
 
-def test_a_mapping_that_leads_nowhere_names_what_there_is():
-    row = {"toks": [1], "extra": {"m": [0]}}
-    with pytest.raises(RecordError, match=r"no column 'tokens'.*extra, toks"):
-        map_columns(row, {"token_ids": "tokens"})
-    with pytest.raises(RecordError, match=r"'extra' has: m"):
-        map_columns(row, {"loss_mask": "extra.mask"})
-    with pytest.raises(SetupError, match="no such column"):
-        map_columns(row, {"ids": "toks"})
+@pytest.mark.parametrize(
+    ("mapping", "error", "says"),
+    [
+        ({"token_ids": "tokens"}, RecordError, r"no column 'tokens'.*extra, toks"),
+        ({"loss_mask": "extra.mask"}, RecordError, r"'extra' has: m"),
+        ({"ids": "toks"}, SetupError, "no such column"),
+    ],
+)
+def test_a_mapping_that_leads_nowhere_names_what_there_is(mapping, error, says):
+    with pytest.raises(error, match=says):
+        map_columns({"toks": [1], "extra": {"m": [0]}}, mapping)
 
 
 @pytest.mark.shared
@@ -334,7 +289,7 @@ def test_the_shared_rollouts_are_calls_that_each_wrote_their_message():
 def test_tools_and_arguments_out_of_a_table_are_plain_values(tmp_path: Path):
     tool = {"type": "function", "function": {"name": "f", "parameters": {"enum": [1, 2]}}}
     called = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"n": [1, 2]}}}
-    messages = [ROLES[0], {"role": "assistant", "content": None, "tool_calls": [called]}]
+    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [called]}]
     path = tmp_path / "log.parquet"
     pq.write_table(
         pa.Table.from_pylist([{"messages": messages, "tools": [tool], "prompt_ids": [1], "completion_ids": [2]}]),
