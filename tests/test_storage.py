@@ -113,62 +113,54 @@ def test_plain_gzip_and_zstd_hold_the_same_rows(tmp_path_factory, rows):
 
 # What a file is, its content says
 
+PAIR = [{"a": 1}, {"a": 2}]
+LINES, (FIRST, SECOND) = json_lines(PAIR), [json_lines([row]) for row in PAIR]
+DOCUMENT = {"steps": [{"a": [1, 2]}, {"b": '} ] \\ " {'}], "c": None}
+ARRAY = [{"a": [1, {"b": "]"}]}, {"c": {}}]
+MARK = b"\xef\xbb\xbf"
+FILES: dict[str, tuple[str, bytes, list[Any]]] = {
+    **{
+        f"lines called .{name}": (f"log.{name}", LINES, PAIR)
+        for name in ("parquet", "txt", "jsonl.gz", "pkl", "json")
+    },
+    "members of gzip one after the other": ("a.gz", gzip.compress(FIRST) + gzip.compress(SECOND), PAIR),
+    "frames of zstd one after the other": ("a.zst", zstd(FIRST) + zstd(SECOND), PAIR),
+    "a document on one line": ("a.json", json.dumps(DOCUMENT).encode(), [DOCUMENT]),
+    "a document on one line that ends": ("a.json", json.dumps(DOCUMENT).encode() + b"\n", [DOCUMENT]),
+    "a document on many lines": ("a.json", json.dumps(DOCUMENT, indent=2).encode(), [DOCUMENT]),
+    "a document on many lines that end": ("a.json", json.dumps(DOCUMENT, indent=2).encode() + b"\n", [DOCUMENT]),
+    "a document whose second line is an object": (
+        "a.json",
+        b'{"nodes": [\n{"full_text": "a"}\n]}\n',
+        [{"nodes": [{"full_text": "a"}]}],
+    ),
+    "an array on one line": ("a.json", json.dumps(ARRAY).encode(), ARRAY),
+    "an array on many lines": ("a.json", json.dumps(ARRAY, indent=2).encode(), ARRAY),
+    "an empty array": ("a.json", b" [ ]\n", []),
+    "a byte order mark and line ends of Windows": ("a.jsonl", MARK + b'{"a": 1}\r\n{"a": 2}\r\n', PAIR),
+    "the same in gzip": ("a.gz", gzip.compress(MARK + b'{"a": 1}\r\n{"a": 2}\r\n'), PAIR),
+    "a byte order mark before a document": ("a.json", MARK + b'{\n"a": 1}', PAIR[:1]),
+    "nothing": ("a.jsonl", b"", []),
+    "blank lines alone": ("a.jsonl", b"\n \n", []),
+    "nothing in gzip": ("a.gz", gzip.compress(b""), []),
+    "a byte order mark alone": ("a", MARK, []),
+}
 
-def test_the_suffix_is_not_believed(tmp_path):
-    rows = [{"a": 1}, {"a": 2}]
-    for name in ("log.parquet", "log.txt", "log.jsonl.gz", "log.pkl", "log.json"):
-        assert values_of(write(tmp_path / name, json_lines(rows))) == rows
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_file_is_read_by_what_it_holds(tmp_path, case):
+    name, data, rows = FILES[case]
+    assert values_of(write(tmp_path / name, data)) == rows
+
+
+def test_a_table_called_jsonl_is_a_table(tmp_path):
     pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "log.jsonl")
-    assert values_of(tmp_path / "log.jsonl") == rows
-
-
-def test_members_of_gzip_and_frames_of_zstd_may_follow_one_another(tmp_path):
-    first, second = json_lines([{"a": 1}]), json_lines([{"a": 2}])
-    expected = [{"a": 1}, {"a": 2}]
-    assert values_of(write(tmp_path / "a.gz", gzip.compress(first) + gzip.compress(second))) == expected
-    assert values_of(write(tmp_path / "a.zst", zstd(first) + zstd(second))) == expected
-
-
-@pytest.mark.parametrize("indent", [None, 2])
-def test_a_file_that_parses_as_a_whole_is_one_row(tmp_path, indent):
-    row = {"steps": [{"a": [1, 2]}, {"b": '} ] \\ " {'}], "c": None}
-    data = json.dumps(row, indent=indent).encode()
-    assert values_of(write(tmp_path / "one.json", data)) == [row]
-    assert values_of(write(tmp_path / "two.json", data + b"\n")) == [row]
-
-
-def test_a_document_whose_second_line_is_an_object_by_itself_is_still_a_document(tmp_path):
-    data = b'{"nodes": [\n{"full_text": "a"}\n]}\n'
-    assert values_of(write(tmp_path / "d.json", data)) == [{"nodes": [{"full_text": "a"}]}]
-
-
-def test_an_array_is_rows_on_one_line_or_on_many(tmp_path):
-    rows = [{"a": [1, {"b": "]"}]}, {"c": {}}]
-    for indent in (None, 2):
-        assert values_of(write(tmp_path / "a.json", json.dumps(rows, indent=indent).encode())) == rows
-    assert values_of(write(tmp_path / "empty.json", b" [ ]\n")) == []
-
-
-def test_a_byte_order_mark_and_windows_line_ends_are_no_matter(tmp_path):
-    data = b"\xef\xbb\xbf" + b'{"a": 1}\r\n{"a": 2}\r\n'
-    assert values_of(write(tmp_path / "a.jsonl", data)) == [{"a": 1}, {"a": 2}]
-    assert values_of(write(tmp_path / "b.jsonl.gz", gzip.compress(data))) == [{"a": 1}, {"a": 2}]
-    assert values_of(write(tmp_path / "c.json", b'\xef\xbb\xbf{\n"a": 1}')) == [{"a": 1}]
+    assert values_of(tmp_path / "log.jsonl") == PAIR
 
 
 def test_blank_lines_are_skipped_and_counted(tmp_path):
     rows = rows_of(write(tmp_path / "a.jsonl", b'\n{"a": 1}\n  \n\n{"a": 2}\n\n'))
     assert [(row.index, row.value) for row in rows] == [(1, {"a": 1}), (4, {"a": 2})]
-
-
-def test_an_empty_file_is_a_log_without_rows(tmp_path):
-    for name, data in (
-        ("a.jsonl", b""),
-        ("b.jsonl", b"\n \n"),
-        ("c.gz", gzip.compress(b"")),
-        ("d", b"\xef\xbb\xbf"),
-    ):
-        assert rows_of(write(tmp_path / name, data)) == []
 
 
 def test_what_python_writes_beside_json_is_read(tmp_path):
@@ -196,59 +188,36 @@ def test_a_pipe_is_read(tmp_path):
 
 # Broken rows are error rows
 
-
-def test_a_bad_line_is_one_error_row_and_the_others_are_read(tmp_path):
-    lines = [
-        b'{"a": 1}',
-        b'{"a": oops}',
-        b'{"a": "\xff"}',
-        b"[1, 2]",
-        b'[{"a": 1}, {"a": 2}]',
-        b"7",
-        b'{"a": 2}',
-    ]
-    rows = rows_of(write(tmp_path / "a.jsonl", b"\n".join(lines)))
-    assert [row.index for row in rows] == list(range(7))
-    assert [row.value for row in rows if row.value is not None] == [{"a": 1}, {"a": 2}]
-    errors = [row.error for row in rows[1:6]]
-    assert all(errors)
-    assert "not JSON" in errors[0]
-    assert "UTF-8 at byte 7" in errors[1]
-    assert "a list, not an object" in errors[2]
-    assert "list of 2 objects" in errors[3]
-    assert "is int" in errors[4]
-
-
-def test_a_bad_first_line_does_not_make_a_document_of_a_jsonl_file(tmp_path):
-    for first in (b'{"a": 1, "b": [1, 2', b'{"a": 1}}', b'{"a": oops}', b"INFO starting up"):
-        rows = rows_of(write(tmp_path / "a.jsonl", first + b'\n{"a": 2}\n{"a": 3}\n'))
-        assert [row.value for row in rows] == [None, {"a": 2}, {"a": 3}], first
-        assert rows[0].error
+LONG = b'{"a": "' + b"x" * 5000 + b'"}'
+BAD_LINES = [b'{"a": 1}', b'{"a": oops}', b'{"a": "\xff"}', b"[1, 2]", b'[{"a": 1}, {"a": 2}]', b"7", b'{"a": 2}']
+ERRORS = ["not JSON", "UTF-8 at byte 7", "a list, not an object", "list of 2 objects", "is int"]
+CUT = [{"a": 1}, "ends in the middle of a row"]
+BROKEN: dict[str, tuple[bytes, list[Any]]] = {
+    "bad lines among others": (b"\n".join(BAD_LINES), [PAIR[0], *ERRORS, PAIR[1]]),
+    **{
+        f"a first line {line!r} makes no document of it": (line + b"\n" + LINES, ["", *PAIR])
+        for line in (b'{"a": 1, "b": [1, 2', b'{"a": 1}}', b'{"a": oops}', b"INFO starting up")
+    },
+    "lists from the first line on": (b'[{"a": 1}]\n[{"a": 2}]\n', ["list of 1 objects"] * 2),
+    "a last line cut off": (FIRST + b'{"a": [1, 2', CUT),
+    "an array cut off": (b'[{"a": 1}, {"a": [1, 2', CUT),
+    "a last document cut off": (b'{\n"a": 1\n}\n{\n"a": ', CUT),
+    "an array that was never closed": (b'[\n{"a": 1},\n{"a": 2},\n', [*PAIR, ""]),
+    "a document that is not JSON": (b'{\n  "a": oops\n}\n', ["not JSON"]),
+    "a first line over the limit": (LONG, ["5,009 bytes"]),
+    "an entry of an array over the limit": (b"[" + LONG + b',{"a": 1}]', ["", PAIR[0]]),
+}
+"""What a file holds, and its rows: the value, or what the error says."""
 
 
-def test_lines_that_are_lists_are_errors_from_the_first_on(tmp_path):
-    rows = rows_of(write(tmp_path / "a.jsonl", b'[{"a": 1}]\n[{"a": 2}]\n'))
-    assert len(rows) == 2
-    assert all("list of 1 objects" in str(row.error) for row in rows)
-
-
-def test_a_last_line_that_was_cut_off_says_so(tmp_path):
-    for data in (json_lines([{"a": 1}]) + b'{"a": [1, 2', b'[{"a": 1}, {"a": [1, 2', b'{\n"a": 1\n}\n{\n"a": '):
-        good, bad = rows_of(write(tmp_path / "a.jsonl", data))
-        assert good.value == {"a": 1}
-        assert bad.index == 1
-        assert "ends in the middle of a row" in str(bad.error)
-
-
-def test_an_array_that_was_never_closed_says_so(tmp_path):
-    rows = rows_of(write(tmp_path / "a.json", b'[\n{"a": 1},\n{"a": 2},\n'))
-    assert [row.value for row in rows] == [{"a": 1}, {"a": 2}, None]
-
-
-def test_a_document_that_is_not_json_is_an_error_row(tmp_path):
-    rows = rows_of(write(tmp_path / "a.json", b'{\n  "a": oops\n}\n'))
-    assert [row.index for row in rows] == [0]
-    assert "not JSON" in str(rows[0].error)
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_cannot_be_read_is_an_error_row_and_the_others_are_read(tmp_path, case):
+    data, expected = BROKEN[case]
+    rows = rows_of(write(tmp_path / "a.jsonl", data), max_row_bytes=1000)
+    assert [row.index for row in rows] == list(range(len(expected)))
+    assert [row.value for row in rows] == [None if isinstance(row, str) else row for row in expected]
+    for row, says in zip(rows, expected, strict=True):
+        assert (row.error and says in row.error) if isinstance(says, str) else row.error is None
 
 
 def test_a_line_over_the_limit_is_skipped_and_never_held(tmp_path):
@@ -266,14 +235,6 @@ def test_a_line_over_the_limit_is_skipped_and_never_held(tmp_path):
     assert [row.value for row in rows] == [{"a": 1}, None, {"a": 2}]
     assert "over the limit of 4,194,304" in str(rows[1].error)
     assert peak < 16 << 20
-
-
-def test_a_single_line_over_the_limit_is_an_error_row_even_when_it_is_the_first(tmp_path):
-    data = b'{"a": "' + b"x" * 5000 + b'"}'
-    (row,) = rows_of(write(tmp_path / "a.jsonl", data), max_row_bytes=1000)
-    assert "5,009 bytes" in str(row.error)
-    rows = rows_of(write(tmp_path / "b.json", b"[" + data + b',{"a": 1}]'), max_row_bytes=1000)
-    assert [row.value for row in rows] == [None, {"a": 1}]
 
 
 def test_a_document_over_the_limit_is_refused_with_advice(tmp_path):
@@ -388,40 +349,55 @@ def test_no_bytes_whatever_raise_anything_else(tmp_path_factory, data):
 # Parquet
 
 
-def test_parquet_lists_of_numbers_are_arrays_and_the_rest_is_plain(tmp_path):
-    rows = [
-        {
-            "ids": [1, 2, 3],
-            "mask": [True, False],
-            "logprobs": [-0.5, None],
-            "holes": [1, None],
-            "calls": [{"ids": [1, 2], "text": "a"}, {"ids": [], "text": None}],
-            "nested": [[1], [2, 3], []],
-            "names": ["x", None],
-            "extra": {"a": 1, "b": None},
-            "name": "é",
-            "nothing": None,
-        },
-        dict.fromkeys(
-            ("ids", "mask", "logprobs", "holes", "calls", "nested", "names", "extra", "name", "nothing")
-        ),
-    ]
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.Table.from_pylist(rows), path)
-    first, second = values_of(path)
-    assert isinstance(first["ids"], np.ndarray)
-    assert first["ids"].tolist() == [1, 2, 3]
-    assert first["mask"].dtype == np.bool_
-    assert np.isnan(first["logprobs"][1])
-    assert first["holes"] == [1, None]
-    assert isinstance(first["calls"][0]["ids"], np.ndarray)
-    assert first["calls"][0]["ids"].tolist() == [1, 2]
-    assert "text" not in first["calls"][1]
-    assert [part.tolist() for part in first["nested"]] == [[1], [2, 3], []]
-    assert first["names"] == ["x", None]
-    assert first["extra"] == {"a": 1}
-    assert (first["name"], first["nothing"]) == ("é", None)
-    assert all(value is None for value in second.values())
+def shown(value: Any) -> Any:
+    """A value with the kind of its arrays beside their entries."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind, value.tolist()
+    if isinstance(value, dict):
+        return {name: shown(entry) for name, entry in value.items()}
+    return [shown(entry) for entry in value] if isinstance(value, list) else value
+
+
+TENSORS = pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2))
+COLUMNS: dict[str, tuple[pa.Array, Any, Any]] = {
+    "ids": (pa.array([[1, 2, 3], None]), ("i", [1, 2, 3]), None),
+    "mask": (pa.array([[True, False], None]), ("b", [True, False]), None),
+    "logprobs": (pa.array([[-0.5, None], None]), ("f", [-0.5, np.nan]), None),
+    "holes": (pa.array([[1, None], None]), [1, None], None),
+    "calls": (
+        pa.array([[{"ids": [1, 2], "text": "a"}, {"ids": [], "text": None}], None]),
+        [{"ids": ("i", [1, 2]), "text": "a"}, {"ids": ("i", [])}],
+        None,
+    ),
+    "nested": (pa.array([[[1], [2, 3], []], None]), [("i", [1]), ("i", [2, 3]), ("i", [])], None),
+    "names": (pa.array([["x", None], None]), ["x", None], None),
+    "extra": (pa.array([{"a": 1, "b": None}, None]), {"a": 1}, None),
+    "name": (pa.array(["é", None]), "é", None),
+    "nothing": (pa.nulls(2), None, None),
+    "map": (pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())), {"k": 1}, None),
+    "word": (pa.array(["x", "y"]).dictionary_encode(), "x", "y"),
+    "time": (
+        pa.array([1, 2], pa.timestamp("ns", tz="UTC")),
+        *(f"1970-01-01 00:00:00.00000000{at}Z" for at in (1, 2)),
+    ),
+    "day": (pa.array([-(2**30), 1], pa.date32()), "<value out of range: -1073741824>", "1970-01-02"),
+    "tensor": (
+        pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.int32(), [2]), TENSORS),
+        ("i", [1, 2]),
+        ("i", [3, 4]),
+    ),
+    "empty": (pa.array([[], []], pa.list_(pa.null())), [], []),
+    "raw": (pa.array([b"\xff", None]), b"\xff", None),
+    "struct": (pa.array([{"a": {"b": [1, 2]}}, None]), {"a": {"b": ("i", [1, 2])}}, None),
+}
+"""Columns of two rows, and what each row shows."""
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_lists_of_numbers_in_a_table_are_arrays_and_the_rest_is_plain(tmp_path, name):
+    column, *expected = COLUMNS[name]
+    pq.write_table(pa.table({name: column}), tmp_path / "a.parquet")
+    assert repr([shown(row[name]) for row in values_of(tmp_path / "a.parquet")]) == repr(expected)
 
 
 @pytest.mark.parametrize(
@@ -444,36 +420,6 @@ def test_every_list_of_numbers_keeps_its_values_across_batches_and_groups(tmp_pa
     read = values_of(path)
     assert [None if row["a"] is None else row["a"].tolist() for row in read] == lists
     assert all(isinstance(row["a"], np.ndarray) for i, row in enumerate(read) if i != 7)
-
-
-def test_parquet_of_odd_types_is_read_without_a_traceback(tmp_path):
-    path = tmp_path / "a.parquet"
-    table = pa.table(
-        {
-            "map": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
-            "word": pa.array(["x", "y"]).dictionary_encode(),
-            "time": pa.array([1, 2], pa.timestamp("ns", tz="UTC")),
-            "day": pa.array([-(2**30), 1], pa.date32()),
-            "tensor": pa.ExtensionArray.from_storage(
-                pa.fixed_shape_tensor(pa.int32(), [2]), pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2))
-            ),
-            "none": pa.nulls(2),
-            "empty": pa.array([[], []], pa.list_(pa.null())),
-            "raw": pa.array([b"\xff", None]),
-            "struct": pa.array([{"a": {"b": [1, 2]}}, None]),
-        }
-    )
-    pq.write_table(table, path)
-    first, second = values_of(path)
-    assert first["map"] == {"k": 1}
-    assert (first["word"], second["word"]) == ("x", "y")
-    assert first["time"].startswith("1970-01-01")
-    assert second["tensor"].tolist() == [3, 4]
-    assert first["none"] is None
-    assert first["empty"] == []
-    assert first["raw"] == b"\xff"
-    assert first["struct"]["a"]["b"].tolist() == [1, 2]
-    assert second["struct"] is None
 
 
 def test_text_that_is_not_utf8_spoils_its_own_parquet_row_only(tmp_path):
