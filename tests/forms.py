@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.world import FORMATS
 from tito_audit.format import Row
 from tito_audit.formats import pick_format
 from tito_audit.record.column import Alignment, ColumnRole
@@ -17,6 +18,8 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 
 PLACE = Place("log.jsonl", 0)
+LOGS = sorted(path for path in FORMATS.iterdir() if path.suffix in (".jsonl", ".json", ".parquet"))
+"""The example log of each format."""
 
 
 def read_one(row: Row) -> Rollout:

@@ -26,6 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.command import run, written
+from tests.forms import LOGS
 from tests.tiers import DEEP, examples, some
 from tests.world import ROOT, lines_of
 from tito_audit import RecordError, Rollout, SetupError, StorageError, TrainingRow, convert_rollouts, read_rollouts
@@ -38,9 +39,6 @@ from tito_audit.settings.model import Settings
 from tito_audit.storage import new_log, open_log
 
 SHARED = ROOT.parent / "shared"
-LOGS = sorted(
-    path for path in (ROOT / "fixtures" / "formats").iterdir() if path.suffix in (".jsonl", ".json", ".parquet")
-)
 FORMS = tuple(name for name, (_, maker) in all_makers().items() if not maker.tokens_only)
 OF_ROWS = tuple(name for name in FORMS if all_makers()[name][1].holds is Holds.ROWS)
 INTO = [

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.command import run, written
+from tests.forms import LOGS
 from tests.tiers import examples, some
 from tests.world import ROOT, lines_of
 from tito_audit import RecordError, Settings, StorageError, convert_rollouts
@@ -28,11 +29,8 @@ from tito_audit.convert.run import Conversion
 from tito_audit.settings.model import Override
 
 SHARED = ROOT.parent / "shared"
-LOGS = sorted(
-    path
-    for path in (ROOT / "fixtures" / "formats").iterdir()
-    if path.suffix in (".jsonl", ".json", ".parquet") and path.stem != "tinker_tokendb"  # its prompts need a join
-)
+JOINED = [log for log in LOGS if log.stem != "tinker_tokendb"]
+"""Logs whose prompts need no join."""
 few = settings(max_examples=examples(12, 200), deadline=None)
 BY_SESSION = Settings(session="session_id")
 Json = dict[str, Any]
@@ -204,7 +202,7 @@ def test_a_log_of_calls_that_grows_while_it_is_converted_gives_no_file(tmp_path:
     assert not out.exists()
 
 
-@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
+@pytest.mark.parametrize("log", JOINED, ids=lambda log: log.name)
 def test_joined_or_not_the_same_tokens_of_every_example_log_are_trained(log: Path, tmp_path: Path) -> None:
     def rows(settings: Settings) -> list[Json]:
         out = tmp_path / "out.jsonl"

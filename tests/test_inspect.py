@@ -15,8 +15,10 @@ import pytest
 from pyarrow import parquet
 
 from tests.command import run, written
-from tests.tables import table
+from tests.forms import LOGS
+from tests.tables import stored, table
 from tests.tiers import examples
+from tests.world import FORMATS, TOY
 from tito_audit.format import Signature
 from tito_audit.formats import all_formats, format_named, matched_keys, near_formats, pick_format
 from tito_audit.inspect import Inspection, RelationKind, Role, as_flags, as_toml, inspect_log
@@ -24,19 +26,7 @@ from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
 from tito_audit.storage import open_log
 
-ROOT = Path(__file__).resolve().parents[1]
-TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
-LOGS = sorted(
-    path for path in (ROOT / "fixtures" / "formats").iterdir() if path.suffix in (".jsonl", ".json", ".parquet")
-)
-OWN = {
-    "token_ids": "extra.everything",
-    "loss_mask": "trained",
-    "logprobs": "behaviour",
-    "prompt_ids": "extra.question",
-    "completion_ids": "extra.answer",
-    "messages": "chat",
-}
+OWN = stored(__file__, "OWN")
 
 
 def own_rows(count: int = 12) -> list[dict[str, Any]]:
@@ -78,7 +68,7 @@ def roles(inspection: Inspection) -> Mapping[str, tuple[str, str]]:
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
 def test_every_example_log_is_told_explained_and_written_as_one_object(log: Path) -> None:
-    code, out, err = run("inspect", log, "-f", "json", "-t", TOKENIZER)
+    code, out, err = run("inspect", log, "-f", "json", "-t", TOY)
     assert (code, err) == (0, "")
     page = json.loads(out)
     assert [entry["format"] for entry in page["taken_for"]] == [log.stem]
@@ -91,7 +81,7 @@ def test_every_example_log_is_told_explained_and_written_as_one_object(log: Path
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
 def test_the_page_of_every_example_log_fits_and_names_its_format_and_what_to_paste(log: Path) -> None:
-    code, out, err = run("inspect", log, "--tokenizer", TOKENIZER)
+    code, out, err = run("inspect", log, "--tokenizer", TOY)
     assert (code, err) == (0, "")
     assert f"\nRead as\n  {log.stem} (all " in out
     assert f"--format {log.stem}" in out or log.stem == "generic"
@@ -113,7 +103,7 @@ def test_the_keys_that_a_signature_names_are_in_the_example_log(log: Path) -> No
 
 
 def test_the_two_formats_of_one_shape_name_each_other_with_the_key_that_is_missing() -> None:
-    row = next(raw.value for raw in open_log(ROOT / "fixtures" / "formats" / "tito_sample.jsonl") if raw.value)
+    row = next(raw.value for raw in open_log(FORMATS / "tito_sample.jsonl") if raw.value)
     assert pick_format(row).name == "tito_sample"
     near = {near_format.format: near_format for near_format in near_formats(row, all_formats(), "tito_sample")}
     assert near["slime"].lacks == ("response_length",)
@@ -161,29 +151,9 @@ def test_a_row_is_told_by_the_first_way_whose_required_keys_it_has(
 def test_roles_and_relations_of_own_columns_come_from_values_and_lengths(own: Path) -> None:
     inspection = inspect_log(own)
     assert [shape.format for shape in inspection.formats] == [None]
-    assert roles(inspection) == {
-        "uid": ("scalar", ""),
-        "extra": ("object", ""),
-        "extra.question": ("prompt ids", ""),
-        "extra.answer": ("completion ids", "response"),
-        "extra.everything": ("ids", "full"),
-        "trained": ("mask", "full"),
-        "behaviour": ("logprobs", "full"),
-        "critic": ("per token", "full"),
-        "shifted": ("per token", "shifted"),
-        "compact": ("logprobs", "response"),
-        "n_tokens": ("length", ""),
-        "chat": ("messages", ""),
-        "chat[].role": ("text", ""),
-        "chat[].content": ("text", ""),
-    }
+    assert roles(inspection) == {path: tuple(said) for path, said in stored(__file__, "ROLES").items()}
     assert relations(inspection) == {
-        ("equal", ("extra.answer", "compact")),
-        ("equal", ("extra.everything", "trained", "behaviour", "critic")),
-        ("sum", ("extra.question", "extra.answer", "extra.everything")),
-        ("minus_one", ("shifted", "extra.everything")),
-        ("sampled", ("extra.answer", "trained")),
-        ("length", ("n_tokens", "extra.everything")),
+        (kind, tuple(paths)) for kind, listed in stored(__file__, "RELATIONS").items() for paths in listed
     }
     (mask,) = inspection.masks
     (sentinel,) = (column for column in inspection.sentinels if column.path == "behaviour")
@@ -246,20 +216,6 @@ def test_one_number_a_row_is_a_logprob_by_its_name_only(tmp_path: Path) -> None:
     inspection = inspect_log(written(tmp_path / "constant.jsonl", rows))
     assert roles(inspection)["lp"] == ("logprobs", "full")
     assert roles(inspection)["adv"] == ("per token", "full")
-
-
-def test_a_mask_of_labels_and_a_sentinel_of_null_are_named(tmp_path: Path) -> None:
-    rows = [
-        {"seq": [5, 6, 7 + n, 8], "target": [-100, -100, 7 + n, 8], "lp": [None, None, -0.5, -0.25 - n]}
-        for n in range(3)
-    ]
-    inspection = inspect_log(written(tmp_path / "labels.jsonl", rows))
-    (mask,) = inspection.masks
-    (sentinel,) = inspection.sentinels
-    assert mask.path == "target"
-    assert mask.encodings == {"labels": 3}
-    assert (mask.trained, mask.tokens) == (6, 12)
-    assert sentinel.value != sentinel.value, "NaN stands for null"
 
 
 def test_a_parquet_file_shows_the_types_of_its_schema(tmp_path: Path) -> None:
@@ -327,7 +283,7 @@ def test_a_hostile_log_is_shown_on_printable_lines_and_never_ends_in_a_traceback
     monkeypatch.setattr("tito_audit.inspect.columns.MOST_COLUMNS", 2 * WIDE)
     log = tmp_path / "log.jsonl"
     log.write_text(HOSTILE[name] + "\n", encoding="utf-8")
-    code, out, err = run("inspect", log, "-t", TOKENIZER)
+    code, out, err = run("inspect", log, "-t", TOY)
     assert (code, err) == (0, "")
     assert all(line.isprintable() for line in out.splitlines())
     assert len(out.splitlines()) < 250
@@ -347,7 +303,7 @@ def test_names_that_act_on_a_terminal_are_quoted_for_the_shell_and_for_toml(tmp_
 
 
 def test_a_scan_says_what_a_file_was_read_as_and_by_which_keys(own: Path) -> None:
-    log = ROOT / "fixtures" / "formats" / "slime.jsonl"
+    log = FORMATS / "slime.jsonl"
     out = run("scan", log, "--format", "auto")[1]
     assert "\nread as slime: tokens, response_length, loss_mask (14 rows)\n" in out
     out = run("scan", own, *(part for flag in as_flags(OWN) for part in flag.split()))[1]
@@ -399,41 +355,21 @@ def test_a_log_of_own_columns_goes_from_a_red_scan_over_inspect_to_a_gate(
     assert "read as generic" in page
 
 
-# Rows that are one call each
-
-
-def call_row(session: object, prompt: list[int], completion: list[int], **more: Any) -> dict[str, Any]:
-    return {"session_id": session, "prompt_ids": prompt, "completion_ids": completion, **more}
-
-
-@pytest.fixture
-def calls(tmp_path: Path) -> Path:
-    rows = [
-        call_row("a", [1, 2], [3], id="w", model="m", metadata={"taskId": 0}),
-        call_row("b", [7], [8], id="x", model="m", metadata={"taskId": 0}),
-        call_row("a", [1, 2, 3, 4], [5], id="y", model="m", metadata={"taskId": 1}),
-        call_row(None, [6], [6], id="z", model="m"),
-        {"token_ids": [1, 2], "loss_mask": [0, 1]},
+def test_columns_that_could_name_a_conversation_are_counted_and_what_joining_gives(own: Path) -> None:
+    """As JSON; the pages are in tests/transcripts/inspect.txt."""
+    called = (("a", [1, 2], [3], 0), ("b", [7], [8], 0), ("a", [1, 2, 3, 4], [5], 1), (None, [6], [6], None))
+    rows: list[dict[str, Any]] = [
+        {"session_id": session, "prompt_ids": prompt, "completion_ids": completion, "metadata": {"taskId": task}}
+        for session, prompt, completion, task in called
     ]
-    return written(tmp_path / "calls.jsonl", rows)
-
-
-def test_columns_that_could_name_a_conversation_are_counted_and_what_joining_gives(calls: Path) -> None:
-    seen = json.loads(run("inspect", calls, "-f", "json", "--session", "session_id")[1])["calls"]
-    assert seen["rows"] == 4
-    assert seen["keys"] == [
-        {"path": "session_id", "rows": 3, "values": 2, "used": True},
-        {"path": "metadata.taskId", "rows": 3, "values": 2, "used": False},
-    ]
+    log = written(own.with_name("calls.jsonl"), [*rows, {"token_ids": [1, 2], "loss_mask": [0, 1]}])
+    seen, alone, whole = (
+        json.loads(run("inspect", *words, "-f", "json")[1])["calls"]
+        for words in ((log, "--session", "session_id"), (log, "--no-join"), (own,))
+    )
+    keys = [{"path": path, "rows": 3, "values": 2} for path in ("session_id", "metadata.taskId")]
+    assert (seen["rows"], seen["keys"]) == (4, [{**keys[0], "used": True}, {**keys[1], "used": False}])
     joined = seen["joined"]
     assert (joined["rows"], joined["conversations"], joined["alone"]) == (2, 1, 2)
-
-
-def test_a_log_that_is_not_to_be_joined_still_shows_its_keys(calls: Path) -> None:
-    seen = json.loads(run("inspect", calls, "-f", "json", "--no-join")[1])["calls"]
-    assert seen["joined"] is None
-    assert [key["used"] for key in seen["keys"]] == [False, False]
-
-
-def test_a_log_of_whole_rollouts_holds_no_single_calls(own: Path) -> None:
-    assert json.loads(run("inspect", own, "-f", "json")[1])["calls"] is None
+    assert (alone["joined"], alone["keys"]) == (None, [{**key, "used": False} for key in keys])
+    assert whole is None, "whole rollouts are no single calls"

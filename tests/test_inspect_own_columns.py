@@ -15,27 +15,14 @@ import pytest
 
 from tests.command import run, written
 from tests.own_logs import own_log
+from tests.tables import stored, table
 from tests.tiers import examples
+from tests.world import FORMATS, ROOT
 from tito_audit.inspect import Author, Inspection, Role, inspect_log
 from tito_audit.settings.model import Settings
 
-ROOT = Path(__file__).resolve().parents[1]
-FORMATS = ROOT / "fixtures" / "formats"
 SHARED = ROOT.parent / "shared" / "rollouts"
-PARAMETERS: dict[str, Any] = {
-    "stop_token_ids": [151643, 151645],
-    "sampling_params": {"stop_token_ids": [151645, 2], "logit_bias": {"50256": -100}, "allowed": [9, 4, 7, 5, 8]},
-    "bad_words_ids": [[12, 33], [45]],
-    "eos_token_id": [2, 107],
-    "top_logprobs": [-0.1, -2.5],
-    "lora_ids": [3, 2],
-    "weights": [1, 0, 0, 0],
-    "allowed_token_ids": [17, 15, 16, 220, 13, 9, 44, 2],
-    "prompt_lens": [37, 386, 862],
-    "group_sizes": [8, 8, 4],
-    "position_ids": [0, 1, 2, 3, 4, 5],
-    "attention_mask": [1, 1, 1, 1, 1, 1],
-}  # fmt: skip
+PARAMETERS: dict[str, Any] = stored(__file__, "PARAMETERS")
 
 
 def judged(inspection: Inspection, right: dict[str, str], optional: set[str]) -> str:
@@ -117,20 +104,22 @@ def own_rows(count: int = 6) -> list[dict[str, Any]]:
     return rows
 
 
-def test_prompt_and_completion_are_told_by_the_objects_around_them(tmp_path: Path) -> None:
-    rows = [{"req": {"ids": row["prompt"]}, "res": {"ids": row["answer"], "lp": row["lp"]}} for row in own_rows()]
-    inspection = inspect_log(written(tmp_path / "log.jsonl", rows))
-    assert inspection.mapping == {
-        "prompt_ids": "req.ids",
-        "completion_ids": "res.ids",
-        "completion_logprobs": "res.lp",
-    }
-
-
-def test_of_two_nameless_lists_the_one_with_logprobs_was_sampled(tmp_path: Path) -> None:
-    rows = [{"a": row["prompt"], "b": row["answer"], "c": row["lp"]} for row in own_rows()]
-    inspection = inspect_log(written(tmp_path / "log.jsonl", rows))
-    assert inspection.mapping == {"prompt_ids": "a", "completion_ids": "b", "completion_logprobs": "c"}
+@pytest.mark.parametrize(
+    ("shape", "mapping"),
+    [
+        ("told by the objects around them", ("req.ids", "res.ids", "res.lp")),
+        ("of two nameless lists the one with logprobs was sampled", ("a", "b", "c")),
+    ],
+)
+def test_prompt_and_completion_are_told(shape: str, mapping: tuple[str, ...], tmp_path: Path) -> None:
+    rows = [
+        {"a": row["prompt"], "b": row["answer"], "c": row["lp"]}
+        if "nameless" in shape
+        else {"req": {"ids": row["prompt"]}, "res": {"ids": row["answer"], "lp": row["lp"]}}
+        for row in own_rows()
+    ]
+    found = inspect_log(written(tmp_path / "log.jsonl", rows)).mapping
+    assert found == dict(zip(("prompt_ids", "completion_ids", "completion_logprobs"), mapping, strict=True))
 
 
 def test_rows_of_several_samples_are_said_to_be_packed(tmp_path: Path) -> None:
@@ -212,30 +201,16 @@ def test_the_sampler_is_known_by_the_name_of_its_column_and_the_others_are_measu
     assert "--map logprobs=old_lp" in page
 
 
-def test_a_column_without_values_at_untrained_tokens_is_the_samplers(tmp_path: Path) -> None:
-    inspection, _ = look(tmp_path, lp_a="near everywhere", lp_b="same")
-    assert inspection.logprobs[0].sure
-    assert inspection.mapping["logprobs"] == "lp_b"
-
-
-def test_of_three_without_a_name_the_farthest_is_not_taken_and_the_choice_is_unclear(tmp_path: Path) -> None:
-    inspection, page = look(tmp_path, lp_a="far", lp_b="same", lp_c="near")
-    assert not inspection.logprobs[0].sure
-    assert inspection.mapping["logprobs"] == "lp_b"
-    assert "lp_a is the farthest from the others" in page
-
-
-def test_columns_of_the_same_values_are_said_to_be_copies(tmp_path: Path) -> None:
-    inspection, page = look(tmp_path, rollout_lp="same", old_lp="same")
-    assert inspection.logprobs[0].sure
-    assert inspection.logprobs[0].columns[1].difference == 0
-    assert "the same values" in page
-
-
-def test_names_that_values_contradict_are_doubted(tmp_path: Path) -> None:
-    inspection, page = look(tmp_path, rollout_lp="same", old_lp="far", ref_lp="near")
-    assert not inspection.logprobs[0].sure
-    assert "swapped" in page
+@pytest.mark.parametrize(*table(__file__, "the_samplers_logprobs_are_told_by_names_and_values"), ids=str)
+def test_the_samplers_logprobs_are_told_by_names_and_values(
+    columns: dict[str, str], sure: bool, taken: str, says: str, tmp_path: Path
+) -> None:
+    inspection, page = look(tmp_path, **columns)
+    (choice,) = inspection.logprobs
+    assert (choice.sure, inspection.mapping["logprobs"]) == (sure, taken)
+    assert says in page
+    if says == "the same values":
+        assert choice.columns[1].difference == 0
 
 
 def test_the_flag_that_is_named_takes_the_other_column(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.forms import LOGS
 from tests.tiers import one_in
 from tito_audit.errors import RecordError
 from tito_audit.format import Format
@@ -130,11 +131,6 @@ def test_what_is_no_message_is_refused_in_the_same_words(value: Any):
 
 # The format of a row
 
-EXAMPLES = sorted(
-    log
-    for log in (Path(__file__).parent.parent / "fixtures" / "formats").iterdir()
-    if log.suffix in (".json", ".jsonl", ".parquet")
-)
 OTHER_VALUES = (None, 7, "text", "[1, 2]", [], {}, [1, 2], [[1, 2]], np.arange(3), [{"role": "user"}], True)
 
 
@@ -161,10 +157,10 @@ def changed_rows(
         yield {**row, name: other[name]}
 
 
-@pytest.mark.parametrize("log", EXAMPLES, ids=lambda log: log.stem)
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
 def test_the_format_told_by_the_keys_is_the_first_that_matches(log: Path):
     dice = random.Random(log.name)
-    others = [next(iter(open_log(other))).value or {} for other in dice.sample(EXAMPLES, 5)]
+    others = [next(iter(open_log(other))).value or {} for other in dice.sample(LOGS, 5)]
     for raw in itertools.islice(open_log(log), 3):
         row = raw.value or {}
         for candidate in (row, *itertools.chain(*(changed_rows(row, other, dice) for other in others))):
@@ -172,7 +168,7 @@ def test_the_format_told_by_the_keys_is_the_first_that_matches(log: Path):
 
 
 def test_any_key_that_some_format_knows_may_stand_alone_or_with_others():
-    names = sorted({key for log in EXAMPLES for raw in open_log(log) for key in raw.value or ()})
+    names = sorted({key for log in LOGS for raw in open_log(log) for key in raw.value or ()})
     for name, value in one_in(3, itertools.product(names, OTHER_VALUES)):
         assert picked({name: value}) is first_that_matches({name: value})
         row = {name: value, "messages": [{"role": "user"}], "tokens": [1, 2]}
