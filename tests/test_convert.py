@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 from tests.command import run, written
 from tests.forms import LOGS
+from tests.tables import stored, table
 from tests.tiers import DEEP, examples, some
 from tests.world import ROOT, lines_of
 from tito_audit import RecordError, Rollout, SetupError, StorageError, TrainingRow, convert_rollouts, read_rollouts
@@ -184,13 +185,9 @@ VALUES = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=2)),
     max_leaves=4,
 )
-AWKWARD = (
-    *("tokens", "masks", "scores", "response_length", "loss_mask", "choices", "labels", "completion_ids", "calls"),
-    *("old_log_probs", "status", "rollout_log_probs", "group_id", "reward", "prompt", "response", "messages"),
-    *("input_ids", "mask", "nodes", "metadata", "idx", "output", "object", "request", "data", "finish_reason"),
-    *("prompt_length", "text", "model", "finish_reasons", "weight_versions", "attention_mask", "advantages"),
+facts = st.dictionaries(
+    st.one_of(st.sampled_from(stored(__file__, "AWKWARD")), st.text(max_size=6)), VALUES, max_size=5
 )
-facts = st.dictionaries(st.one_of(st.sampled_from(AWKWARD), st.text(max_size=6)), VALUES, max_size=5)
 
 
 @st.composite
@@ -413,45 +410,19 @@ def test_nothing_is_written_that_loses_something_until_it_is_allowed(tmp_path: P
     assert out.exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["LOG", "--to", "rows"], "Pass -o OUT, or --dry-run"),
-        (["LOG", "--to", "rows", "-o", "LOG"], "a log is never overwritten"),
-        (["LOG", "--to", "rows", "-o", "LINK"], "a log is never overwritten"),
-        (["LOG", "--to", "rows", "-o", "THERE.jsonl"], "--force"),
-        (["LOG", "--to", "rows", "-o", "OUT"], "Name it .jsonl"),
-        (["LOG", "--to", "rows", "-o", "OUT.pt"], "Name it .jsonl"),
-        (["LOG", "--to", "rows", "-o", "OUT.parquet.gz"], "Name it .jsonl"),
-        (["LOG", "--to", "nemo_gym", "-o", "OUT.parquet"], "objects inside objects"),
-        (["LOG", "--to", "rows", "-o", "no-folder/OUT.jsonl"], "no folder"),
-        (["LOG", "--to", "vllm", "-o", "OUT.jsonl"], "not made"),
-        (["LOG", "--to", "openai_chat", "-o", "OUT.jsonl"], "not made"),
-        (["LOG", "--to", "generic", "-o", "OUT.jsonl"], "calls or rows"),
-        (["LOG", "--to", "slyme", "-o", "OUT.jsonl"], "slime"),
-        (["LOG", "--to", "rows", "-o", "OUT.jsonl", "--format", "slyme"], "slime"),
-        (["no-such.jsonl", "--to", "rows", "-o", "OUT.jsonl"], "no-such.jsonl"),
-        (["LOG", "FOLDER", "--to", "rows", "-o", "INSIDE"], "one of the logs"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_a_mistake_is_one_message_and_exit_2(tmp_path: Path, arguments: list[str], says: str) -> None:
-    log = written(tmp_path / "log.jsonl", [ROW])
+@pytest.mark.parametrize(*table(__file__, "a_mistake_is_one_message_and_exit_2"))
+def test_a_mistake_is_one_message_and_exit_2(
+    arguments: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = written(tmp_path / "LOG", [ROW])
     there = written(tmp_path / "THERE.jsonl", [ROW])
-    (tmp_path / "link.jsonl").symlink_to(log)
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "LINK").symlink_to(log)
     for name in ("a.jsonl", "b.jsonl"):
-        written(tmp_path / "folder" / name, [ROW])
+        written(tmp_path / "FOLDER" / name, [ROW])
     before = sorted(tmp_path.rglob("*"))
-    names = {"LOG": log, "LINK": tmp_path / "link.jsonl", "FOLDER": tmp_path / "folder"}
-    names["INSIDE"] = tmp_path / "folder" / "b.jsonl"
-    words = [
-        str(names.get(word, tmp_path / word if word.startswith(("OUT", "THERE", "no-f")) else word))
-        for word in arguments
-    ]
-    code, page, err = run("convert", *words)
-    assert code == 2
-    assert page == ""
+    code, page, err = run("convert", *arguments.split())
+    assert (code, page) == (2, "")
     assert says in err
     assert "Traceback" not in err
     assert sorted(tmp_path.rglob("*")) == before
