@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,13 @@ import pyarrow as pa
 import pytest
 
 from tests.command import run
-from tests.test_parquet_output import put, rich_table, same_values
+from tests.test_parquet_output import Row, put, rewritten, rich_table, same_values
 from tests.tiers import examples
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.record.edits import Edit, apply_edits
 from tito_audit.storage import open_log, open_output
 from tito_audit.storage.arrow import ArrowFile, ArrowOutput, open_arrow
 
-Row = Mapping[str, Any]
-Change = Callable[[int, Row], Sequence[Row]]
 NEW = {"stream": pa.ipc.new_stream, "file": pa.ipc.new_file}
 
 
@@ -30,21 +28,6 @@ def store(path: Path, table: pa.Table, new: str = "stream", rows: int | None = N
     with NEW[new](path, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
         writer.write_table(table, max_chunksize=rows)
     return path
-
-
-def rewritten(path: Path, change: Change, added: tuple[str, ...] = ("tito_audit",)) -> Path:
-    """The file with `change` made to every row that can be read, written beside it."""
-    target = path.with_name("out.arrow")
-    log = open_log(path)
-    with open_output(log, target, overwrite=True, added=added) as output:
-        for raw in log:
-            rows = change(raw.index, raw.value) if raw.value is not None else None
-            if rows is None or (len(rows) == 1 and rows[0] is raw.value):
-                output.keep(raw)
-            else:
-                output.replace(raw, rows)
-        output.finish(log)
-    return target
 
 
 def batches_of(path: Path) -> list[tuple[pa.RecordBatch, Any]]:

@@ -10,7 +10,6 @@ import gzip
 import json
 import math
 import random
-import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -479,13 +478,6 @@ def test_a_log_of_several_batches_keeps_its_order_in_a_table(
     convert_rollouts(log, "rows", out)
     again = [row.training_row.token_ids.tolist() for row in read_rollouts(out) if row.training_row is not None]
     assert again == [row["token_ids"] for row in rows]
-
-
-def test_the_sample_of_the_docs_is_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    text = (ROOT / "docs/convert.md").read_text(encoding="utf-8")
-    sample, *_ = re.findall(r"```console\n\$ tito-audit (convert fixtures[^\n]*)\n(.*?)\n```", text, re.DOTALL)
-    assert run(*sample[0].split())[1].strip() == sample[1].strip()
 
 
 def test_every_form_that_the_help_names_can_be_made_and_all_are_named(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.forms import as_table, plain
+from tests.tables import stored
 from tests.test_formats import check, fixture_rows
 from tests.tiers import examples
 from tito_audit import Settings, scan_rollouts
@@ -41,30 +42,8 @@ ENGINE = Auditor(None, None, all_rules(), frozenset(rule.code for rule in all_ru
 
 Path_ = tuple[str | int, ...]
 
-SAME_SHAPE: dict[str, set[str]] = {
-    # One record in two formats: what is left without the keys that tell the first is a row of the second.
-    "gateway": {"rllm_gateway"},
-    "miles_columns": {"slime"},
-    "atropos_item": {"atropos_group"},
-    "atropos_group": {"atropos_item"},
-    "nemo_gym": {"openai_chat"},
-    "generic": {*FORMATS},  # its columns are those of others
-    "slime": {"tito_sample"},
-    "sglang": {"tito_call", "openai_chat", "vllm"},
-    "vllm": {"openai_chat"},
-    "dynamo": {"openai_chat"},
-    "openai_chat": {"vllm"},
-}
-"""Formats that share their form with another, which may take over where the telling keys are broken."""
-
-
-ALSO_TELLING: dict[str, set[str]] = {
-    "agent_lightning_span": {"rollout_id", "sequence_id"},
-    "generic": {*COMPLETION_IDS, "turns", "steps", "trajectory"},
-    "harbor": {"completion_token_ids", "prompt_token_ids"},
-    "miles_columns": {"response_length", "total_length"},
-}
-"""Keys that a format is told by and that its signature, which is for people, says in words."""
+SAME_SHAPE = {**stored(__file__, "SAME_SHAPE"), "generic": [*FORMATS]}  # its columns are those of others
+ALSO_TELLING = stored(__file__, "ALSO_TELLING")
 
 
 # Breaking a row
@@ -77,41 +56,11 @@ def nested(depth: int, wrap: Callable[[Any], Any], inside: Any) -> Any:
 
 
 VALUES: tuple[Any, ...] = (
-    None,
-    True,
-    0,
-    -1,
-    1.5,
-    2**31,
-    10**30,
-    float("nan"),
-    float("inf"),
-    "",
-    "12",
-    "[1",
-    '{"a": [1, 2]}',
-    "\ud800",
-    [],
-    [0],
-    [None],
-    [None, 1],
-    [-1],
-    [2**31],
-    [10**30, 1],
-    [float("nan"), 1.0],
-    [1, 2, 3],
-    ["1", "2"],
-    ["a"],
-    [[]],
-    [[1, 2], [3]],
-    [[[1]]],
-    [{}],
-    {},
-    {"content": [1]},
-    {"role": "user", "content": 7},
-    nested(40, lambda inner: [inner], 0),
-    nested(40, lambda inner: {"nodes": inner}, {"token_ids": [1]}),
-)
+    None, True, 0, -1, 1.5, 2**31, 10**30, float("nan"), float("inf"), "", "12", "[1", '{"a": [1, 2]}', "\ud800",
+    [], [0], [None], [None, 1], [-1], [2**31], [10**30, 1], [float("nan"), 1.0], [1, 2, 3], ["1", "2"], ["a"],
+    [[]], [[1, 2], [3]], [[[1]]], [{}], {}, {"content": [1]}, {"role": "user", "content": 7},
+    nested(40, lambda inner: [inner], 0), nested(40, lambda inner: {"nodes": inner}, {"token_ids": [1]}),
+)  # fmt: skip
 
 
 def changed_at(value: Any, path: Path_, change: Callable[[Any], Any]) -> Any:
@@ -242,7 +191,7 @@ def told_from(row: dict[str, Any]) -> Format | None:
 def telling_keys(form: Format) -> set[str]:
     """The keys that tell a format, as its signature names them."""
     named = re.findall(r"[A-Za-z_]\w*", " ".join(re.findall(r"`([^`]+)`", form.signature.text)))
-    return {*named, *ALSO_TELLING.get(form.name, ())}
+    return {*named, *ALSO_TELLING.get(form.name, ()), *(COMPLETION_IDS if form.name == "generic" else ())}
 
 
 def holds_ids(form: Format, row: dict[str, Any]) -> bool:
@@ -386,15 +335,7 @@ def test_a_broken_row_is_read_or_refused_and_never_taken_for_another_format(name
 
 LAST = {"generic", "text_only"}
 """Asked behind all others: any columns, and text in rows without a list of ids."""
-OVERLAPS = {
-    # A format that would take rows of another one, behind which it is asked; `generic` takes any columns.
-    "gateway": {"rllm_gateway"},  # the same names for ids and answer, of which the gateway's version tells it
-    "miles_columns": {"slime"},  # the same sample, of which miles tells six columns
-    "nemo_gym": {"openai_chat"},  # a Responses object, here without ids
-    "sglang": {"openai_chat", "tito_call"},  # an answer with `choices`; a request and its answer in one object
-    "vllm": {"openai_chat"},  # an answer with `choices`
-    "dynamo": {"openai_chat"},
-}
+OVERLAPS = stored(__file__, "OVERLAPS")
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -404,7 +345,7 @@ def test_a_row_is_taken_by_its_own_format_first_and_by_no_other_but_those_known(
         takers = [form.name for form in all_formats() if form.matches(row)]
         assert takers[0] == name, row.get("id")
         others |= set(takers[1:])
-    assert others - LAST == OVERLAPS.get(name, set())
+    assert others - LAST == set(OVERLAPS.get(name, ()))
 
 
 class Tokens(list[Any]):

@@ -201,12 +201,6 @@ def test_an_unknown_format_name_is_answered_with_close_ones():
         format_named("atropos_groups")
 
 
-def test_files_may_mix_formats(tmp_path: Path):
-    rows = [fixture_rows(name)[0] for name in MADE_HERE]
-    log = open_log(written(tmp_path / "mixed.jsonl", rows))
-    assert tuple(pick_format(raw.value or {}).name for raw in log) == MADE_HERE
-
-
 @pytest.mark.parametrize("script", sorted(path.stem for path in FORMATS.glob("make*.py")))
 def test_the_fixtures_are_what_their_scripts_write(script: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(FORMATS))

@@ -101,7 +101,7 @@ def store(path: Path, table: pa.Table, rows_per_group: int | None = None, **opti
 
 def rewritten(path: Path, change: Change, added: tuple[str, ...] = ("tito_audit",)) -> Path:
     """The file with `change` made to every row that can be read, written beside it."""
-    target, log = path.with_name("out.parquet"), open_log(path)
+    target, log = path.with_name(f"out{path.suffix}"), open_log(path)
     with open_output(log, target, overwrite=True, added=added) as output:
         for raw in log:
             rows = change(raw.index, raw.value) if raw.value is not None else None
