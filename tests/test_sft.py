@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,27 +12,30 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import world
 from tests.command import run, written
 from tests.format_cases import fixture_of
 from tests.frameworks.ask import asked
 from tests.sft.conversations import conversations
 from tests.sft.faults import FAULTS, Family, Rows, planted, runs
-from tests.tables import table
+from tests.tables import stored, table
 from tests.tiers import DEEP, crossed
 from tito_audit import Settings, convert_rollouts, scan_rollouts
 from tito_audit.record.finding import Result
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.ways.recorded_values import turn_end_ids
 
-ROOT = Path(__file__).resolve().parents[1]
-TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
-REAL = ROOT.parent / "shared" / "tokenizers"
+TOY = str(world.TOY)
+REAL = world.ROOT.parent / "shared" / "tokenizers"
 ASK, ANSWER = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "The cat said hello."}
 MARKED = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}"
     "{{ m.content + END }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+
+
+BARE = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "").replace("END", "'<|im_end|>\n'")
 
 
 def trained_rows(folder: Path, texts: Rows, form: str = "sft", tokenizer: str = TOY, **settings: Any) -> Rows:
@@ -98,7 +102,7 @@ def test_rows_of_alpaca_are_the_same_conversation(tmp_path: Path) -> None:
     first = {"role": "system", "content": "Be brief."}
     (plain,) = trained_rows(tmp_path, [{"messages": [first, ASK, ANSWER, *last]}])
     assert trained_rows(tmp_path, [{**row, "history": history}]) == [plain]
-    assert plan(str(tmp_path / "text.jsonl"), "-t", TOY)["trained"] == sum(t != -100 for t in plain["labels"])
+    assert plan(tmp_path / "text.jsonl", "-t", TOY)["trained"] == sum(t != -100 for t in plain["labels"])
     # A history that is something else leaves a row of text.
     assert not scanned(tmp_path, [{**row, "history": ["Hello"]}])[0].findings
 
@@ -106,12 +110,11 @@ def test_rows_of_alpaca_are_the_same_conversation(tmp_path: Path) -> None:
 def test_a_prompt_and_a_completion_are_joined_as_they_are(tmp_path: Path) -> None:
     texts = {"prompt": "Hello\n", "completion": "The cat said hello."}
     (row,) = trained_rows(tmp_path, [texts])
-    vocabulary = load_tokenizer(TOY).vocabulary
-    assert vocabulary.text(np.array(row["input_ids"])) == "Hello\nThe cat said hello.<|im_end|>"
-    assert [vocabulary.text(np.array(row["input_ids"][a:b])) for a, b in runs(row["labels"])] == [
-        "The cat said hello.<|im_end|>"
-    ]
-    shown = plan(str(written(tmp_path / "a.jsonl", [texts])), "-t", TOY, "--row", "0")["row"]
+    text = load_tokenizer(TOY).vocabulary.text
+    assert text(np.array(row["input_ids"])) == "Hello\nThe cat said hello.<|im_end|>"
+    ((start, end),) = runs(row["labels"])
+    assert text(np.array(row["input_ids"][start:end])) == "The cat said hello.<|im_end|>"
+    shown = plan(written(tmp_path / "a.jsonl", [texts]), "-t", TOY, "--row", "0")["row"]
     assert (shown["ids"], shown["trained"]) == (row["input_ids"], [label != -100 for label in row["labels"]])
 
 
@@ -265,7 +268,7 @@ def test_sets_of_these_formats_are_judged_in_the_words_of_sft(name: str, label: 
 # Before it is tokenized
 
 
-def plan(*arguments: str) -> dict[str, Any]:
+def plan(*arguments: object) -> dict[str, Any]:
     ran = run("sft", *arguments, "-f", "json")
     page: dict[str, Any] = json.loads(ran[1])
     return {**page, "rc": ran[0], "problems": {each["problem"]: each for each in page["problems"]}}
@@ -274,7 +277,7 @@ def plan(*arguments: str) -> dict[str, Any]:
 def test_a_plan_is_what_convert_writes(tmp_path: Path) -> None:
     chats = texts()
     rows = trained_rows(tmp_path, chats)
-    page = plan(str(tmp_path / "text.jsonl"), "-t", TOY, "--row", "2")
+    page = plan(tmp_path / "text.jsonl", "-t", TOY, "--row", "2")
     assert (page["rc"], page["problems"], page["rows"]) == (0, {}, 16)
     assert page["trained"] == sum(label != -100 for row in rows for label in row["labels"])
     assert (page["row"]["ids"], page["row"]["trained"]) == (
@@ -284,11 +287,9 @@ def test_a_plan_is_what_convert_writes(tmp_path: Path) -> None:
 
 
 def test_a_maximum_length_cuts_answers_and_whole_rows(tmp_path: Path) -> None:
-    log = str(
-        written(tmp_path / "a.jsonl", [{"messages": [ASK, ANSWER]}, {"messages": [ASK, ANSWER, ASK, ANSWER]}])
-    )
+    log = written(tmp_path / "a.jsonl", [{"messages": [ASK, ANSWER] * times} for times in (1, 2)])
     whole = plan(log, "-t", TOY)
-    cut = plan(log, "-t", TOY, "--max-length", str(whole["longest"] - 4))
+    cut = plan(log, "-t", TOY, "--max-length", whole["longest"] - 4)
     assert {name: each["rows"] for name, each in cut["problems"].items()} == {
         "the maximum length cuts an answer": 1
     }
@@ -298,58 +299,40 @@ def test_a_maximum_length_cuts_answers_and_whole_rows(tmp_path: Path) -> None:
 
 
 def test_markers_that_leave_the_end_out_or_hold_too_much_are_named(tmp_path: Path) -> None:
-    log = str(written(tmp_path / "a.jsonl", [{"messages": [ASK, ANSWER]}]))
+    log = written(tmp_path / "a.jsonl", [{"messages": [ASK, ANSWER]}])
     short, wide = tmp_path / "short.jinja", tmp_path / "wide.jinja"
     short.write_text(
         MARKED.replace("{{ m.content + END }}{% endgeneration %}", "{{ m.content }}{% endgeneration %}<|im_end|>")
     )
-    wide.write_text(
-        "{% generation %}"
-        + MARKED.replace("{% generation %}", "")
-        .replace("{% endgeneration %}", "")
-        .replace("END", "'<|im_end|>\n'")
-        + "{% endgeneration %}"
-    )
-    (left_out,) = plan(log, "-t", TOY, "--chat-template", str(short))["problems"]
+    wide.write_text(f"{{% generation %}}{BARE}{{% endgeneration %}}")
+    (left_out,) = plan(log, "-t", TOY, "--chat-template", short)["problems"]
     assert left_out == "the template's {% generation %} leaves out a part of the answer"
-    page = plan(log, "-t", TOY, "--chat-template", str(wide))
+    page = plan(log, "-t", TOY, "--chat-template", wide)
     assert page["rc"] == 1
     assert "the template's {% generation %} also holds what the assistant did not write" in page["problems"]
 
 
 def test_reasoning_that_only_training_or_only_inference_has_is_named(tmp_path: Path) -> None:
-    log = str(written(tmp_path / "a.jsonl", [{"messages": [ASK, ANSWER]}]))
-    thinking = (
-        MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "").replace("END", "'<|im_end|>\n'")
-    )
+    log = written(tmp_path / "a.jsonl", [{"messages": [ASK, ANSWER]}])
     inserted, opened = tmp_path / "inserted.jinja", tmp_path / "opened.jinja"
-    inserted.write_text(thinking.replace("{{ m.content", "{{ '<think>\n\n</think>\n\n' + m.content", 1))
-    opened.write_text(thinking.replace("'<|im_start|>assistant\n'", "'<|im_start|>assistant\n<think>\n'"))
-    assert list(plan(log, "-t", TOY, "--chat-template", str(inserted))["problems"]) == [
+    inserted.write_text(BARE.replace("{{ m.content", "{{ '<think>\n\n</think>\n\n' + m.content", 1))
+    opened.write_text(BARE.replace("'<|im_start|>assistant\n'", "'<|im_start|>assistant\n<think>\n'"))
+    assert list(plan(log, "-t", TOY, "--chat-template", inserted)["problems"]) == [
         "empty reasoning is trained that the messages do not hold"
     ]
-    page = plan(log, "-t", TOY, "--against", str(opened))
+    page = plan(log, "-t", TOY, "--against", opened)
     assert list(page["problems"]) == ["the prompt at inference ends otherwise than before the trained answer"]
 
 
 def test_a_prompt_and_a_completion_that_share_a_token_are_named(tmp_path: Path) -> None:
     rows = [{"prompt": "The ", "completion": "cat said hello."}, {"prompt": "Hello\n", "completion": "cat"}]
-    page = plan(str(written(tmp_path / "a.jsonl", rows)), "-t", TOY)
+    page = plan(written(tmp_path / "a.jsonl", rows), "-t", TOY)
     assert page["problems"]["prompt and answer share a token when they are encoded together"]["rows"] == 1
 
 
 # As TRL tokenizes
 
-OF_TRL = {
-    "qwen3": "qwen3_training",
-    "qwen2.5-coder": "qwen2_5_training",
-    "llama-3.1": "llama3_training",
-    "gemma-3": "gemma3_training",
-    "deepseek-v3": "deepseekv3_training",
-    "smollm2": "qwen3_instruct_2507_training",
-}
-BESIDE = {"qwen3": "\n", "qwen2.5-coder": "\n", "gemma-3": "\n", "smollm2": "\n", "deepseek-v3": "<｜Assistant｜>"}
-"""What TRL's markers also hold of each answer."""
+OF_TRL = stored(__file__, "OF_TRL")
 
 
 def by_trl(folder: Path, **job: Any) -> Rows:
@@ -364,26 +347,21 @@ def test_a_set_is_what_trl_trains_with_its_training_template(name: str, tmp_path
     if not (REAL / name).is_dir():
         pytest.skip(f"there is no {name} in {REAL}")
     chats = texts(1000 if DEEP else 50, 7)
-    tokenizer, template = str(REAL / name), OF_TRL[name]
+    tokenizer, (template, beside) = str(REAL / name), OF_TRL[name]
     source = asked("trl_sft", "--template", template)
     (tmp_path / "template.jinja").write_text(source)
     trl = by_trl(tmp_path, tokenizer=tokenizer, template=template, kind="assistant", rows=chats)
     own = trained_rows(tmp_path, chats, tokenizer=tokenizer, chat_template=str(tmp_path / "template.jinja"))
     assert [{**row, "attention_mask": [1] * len(row["input_ids"])} for row in trl] == own
     # The rendering alone shows the same, but for what TRL's markers hold beside each answer.
-    bare = source.replace("generation %}", "generation_ %}")
-    for tag in ("generation_", "endgeneration_"):
-        for left in ("{%", "{%-"):
-            for right in ("%}", "-%}"):
-                instead = "if true" if tag == "generation_" else "endif"
-                bare = bare.replace(f"{left} {tag} {right}", f"{left} {instead} {right}")
-    (tmp_path / "template.jinja").write_text(bare.replace("generation_ %}", "generation %}"))
+    bare = re.sub(r"(\{%-? )endgeneration( -?%\})", r"\1endif\2", source)
+    (tmp_path / "template.jinja").write_text(re.sub(r"(\{%-? )generation( -?%\})", r"\1if true\2", bare))
     proven = trained_rows(tmp_path, chats, tokenizer=tokenizer, chat_template=str(tmp_path / "template.jinja"))
     vocabulary = load_tokenizer(tokenizer).vocabulary
     for row, marked in zip(proven, own, strict=True):
         assert row["input_ids"] == marked["input_ids"]
         more = [t for t, a, b in zip(row["input_ids"], row["labels"], marked["labels"], strict=True) if a != b]
-        assert {vocabulary.piece(token) for token in more} <= {BESIDE.get(name, "")}
+        assert {vocabulary.piece(token) for token in more} <= {beside}
         assert all(a in (-100, b) for a, b in zip(row["labels"], marked["labels"], strict=True))
     # A scan has nothing to say of TRL's set.
     scan = findings(scanned(tmp_path, [dict(row) for row in trl[:50]], tokenizer=tokenizer))
