@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,50 +13,33 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-ROOT = Path(__file__).resolve().parents[1]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from benchmarks.calls import recorded_ids  # noqa: E402
-from benchmarks.corpus import Factory, Shape  # noqa: E402
-from tests import test_fast_engine, toy  # noqa: E402
-from tests.faults import END, Log, clean_logs, encode, log_of, places, spelling  # noqa: E402
-from tests.tiers import examples  # noqa: E402
-from tito_audit.align.alignment import align  # noqa: E402
-from tito_audit.evidence.chains import chain_turns  # noqa: E402
-from tito_audit.evidence.differences import (  # noqa: E402  # noqa: E402
+from benchmarks.calls import recorded_ids
+from benchmarks.corpus import Factory, Shape
+from tests import test_fast_engine, toy
+from tests.faults import END, Log, clean_logs, encode, log_of, places, spelling
+from tests.tiers import examples
+from tests.world import TOY
+from tito_audit.align.alignment import align
+from tito_audit.evidence.chains import chain_turns
+from tito_audit.evidence.differences import (
     Stretch,
     compare_between_controls,
     compare_text,
     stretches,
 )
-from tito_audit.evidence.gather import gather  # noqa: E402
-from tito_audit.evidence.model import Evidence, TextSide  # noqa: E402
-from tito_audit.evidence.reference import Reference  # noqa: E402
-from tito_audit.record.arrays import Ids  # noqa: E402
-from tito_audit.record.message import as_messages  # noqa: E402
-from tito_audit.record.rollout import Rollout, Turn  # noqa: E402
-from tito_audit.render.renderer import Renderer  # noqa: E402
-from tito_audit.settings.model import Settings  # noqa: E402
-from tito_audit.tokens.segments import ControlTokens, KnownText, KnownTexts, PrefixEncoder, SegmentEncoder  # noqa: E402
+from tito_audit.evidence.gather import gather
+from tito_audit.evidence.model import Evidence, TextSide
+from tito_audit.evidence.reference import Reference
+from tito_audit.record.arrays import Ids
+from tito_audit.record.message import as_messages
+from tito_audit.record.rollout import Rollout, Turn
+from tito_audit.render.renderer import Renderer
+from tito_audit.settings.model import Settings
+from tito_audit.tokens.segments import ControlTokens, KnownText, KnownTexts, PrefixEncoder, SegmentEncoder
 
-TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 some = settings(max_examples=examples(20, 60), deadline=None, derandomize=True)
-PARTS = (
-    "<|im_start|>",
-    "<tool_call>",
-    "<|im_end|>",
-    "user\n",
-    "The dog",
-    " is",
-    "\n",
-    " ",
-    "Füße",
-    " 你好",
-    " 🙂",
-    "<|im",
-    "<unk>",
-)
+PARTS = ("<|im_start|>", "<tool_call>", "<|im_end|>", "user\n", "The dog", " is", "\n", " ")
+PARTS += ("Füße", " 你好", " 🙂", "<|im", "<unk>")
 
 
 def written(dice: random.Random, most: int = 30) -> str:
@@ -213,12 +195,11 @@ def test_a_text_is_borne_out_by_the_ids_that_spell_it(seed: int) -> None:
 def respelled(ids: Ids, dice: random.Random) -> Ids:
     """Some tokens by their single bytes."""
     out: list[int] = []
-    vocabulary = toy.toy_tokenizer().vocabulary
     for token in ids.tolist():
-        if token in vocabulary.added_ids or dice.random() < 0.8:
+        if token in toy.toy_tokenizer().vocabulary.added_ids or dice.random() < 0.8:
             out.append(token)
         else:
-            out += [vocabulary.ids_of_bytes(bytes([byte]))[0] for byte in spelling(token)]
+            out += encode_bytes(token)
     return np.array(out, np.int32)
 
 
@@ -365,8 +346,7 @@ def other_spelling(log: Log, dice: random.Random) -> Log:
     spots = [spot for spot in places(log, 1) if len(spelling(log.completions[spot[0]][spot[1]])) > 1]
     turn, at, run = dice.choice(spots)
     before = list(log.completions[turn])
-    new = [toy.toy_tokenizer().vocabulary.ids_of_bytes(bytes([byte]))[0] for byte in spelling(run[0])]
-    out = log.replaced(turn, at, at + 1, new)
+    out = log.replaced(turn, at, at + 1, encode_bytes(run[0]))
     return out if dice.random() < 0.5 else out.forgotten(turn, before)
 
 

@@ -22,47 +22,18 @@ import jinja2.ext
 import jinja2.sandbox
 import tokenizers
 
+from tests.tables import stored
+
 TEMPLATES = Path(__file__).parent / "templates"
 FORMS = ("calls", "vllm", "labels", "binary", "trl")
 """Calls in one row, a call a row, training rows with two kinds of masks, prompt and completion."""
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "look_up",
-            "description": "Look a fact up",
-            "parameters": {"type": "object", "properties": {"fact": {"type": "string"}}, "required": ["fact"]},
-        },
-    }
-]
-SYSTEMS = ("You are terse.", "You are a careful assistant.\nAnswer in the language of the question.")
-PREFILLS = ("Sure: ", "<answer>\n", "{")
+TOOLS, SYSTEMS, PREFILLS, BOS, STRINGS, ARGUMENTS = (
+    stored("identify_logs", name) for name in ("TOOLS", "SYSTEMS", "PREFILLS", "BOS", "STRINGS", "ARGUMENTS")
+)
 MODELS = {
-    "qwen3": ((None, "preserving.jinja"), ("<|im_end|>", "<|endoftext|>")),
-    "llama-3.1": ((None, "llama_dates.jinja"), ("<|eot_id|>", "<|end_of_text|>")),
-    "deepseek-v3": ((None, "thinking_switch.jinja"), ("<｜end▁of▁sentence｜>",)),
-    "gpt-oss": (("harmony.jinja",), ("<|return|>", "<|end|>")),
-    "smollm2": ((None, "modes.jinja"), ("<|im_end|>", "<|endoftext|>")),
-    "qwen2.5-coder": ((None,), ("<|im_end|>", "<|endoftext|>")),
-    "gemma-3": ((None,), ("<end_of_turn>", "<eos>")),
+    name: (tuple(file or None for file in files), tuple(ends))
+    for name, (files, ends) in stored("identify_logs", "MODELS").items()
 }
-"""By tokenizer: the templates that may write its logs, None being its own, and the tokens that may end a turn."""
-ARGUMENTS: Mapping[tuple[str, str | None], Mapping[str, tuple[object, ...]]] = {
-    ("qwen3", None): {"enable_thinking": (False,)},
-    ("qwen3", "preserving.jinja"): {"enable_thinking": (False,), "preserve_thinking": (True,)},
-    ("llama-3.1", "llama_dates.jinja"): {"tools_in_user_message": (False,), "date_string": ("05 Feb 2025",)},
-    ("deepseek-v3", "thinking_switch.jinja"): {"thinking": (True,)},
-    ("gpt-oss", "harmony.jinja"): {
-        "reasoning_effort": ("low", "high"),
-        "model_identity": ("You are Toto, a terse model.",),
-    },
-    ("smollm2", "modes.jinja"): {"enable_thinking": (False,), "custom_instructions": ("Be kind.", "Use\nlists.")},
-}
-"""The arguments that a template reads, each with values that are not its default."""
-BOS = {"llama-3.1", "deepseek-v3", "gemma-3"}
-"""Tokenizers whose templates write a BOS."""
-STRINGS = {"deepseek-v3"}
-"""Tokenizers whose templates join tool-call arguments to text, so that they need strings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +94,7 @@ def random_case(seed: int) -> Case:
     tokenizer = list(MODELS)[seed % len(MODELS)]
     templates, stops = MODELS[tokenizer]
     template = random.choice(templates)
-    values = ARGUMENTS.get((tokenizer, template), {})
+    values = ARGUMENTS.get(template or tokenizer, {})
     case = Case(
         seed,
         tokenizer,
@@ -273,10 +244,12 @@ def conversations(rollouts: Path, name: str) -> list[dict[str, Any]]:
     with gzip.open(rollouts / name / "retok.jsonl.gz", "rt", encoding="utf-8") as lines:
         read = [json.loads(line) for line in lines]
     return [
-        {"id": row["id"], "messages": row["messages"], "tools": row["tools"],
-         "texts": [call["text"] for call in row["calls"]]}
+        {
+            **{key: row[key] for key in ("id", "messages", "tools")},
+            "texts": [call["text"] for call in row["calls"]],
+        }
         for row in read
-    ]  # fmt: skip
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,12 +373,8 @@ def _labels(call: Prompt) -> dict[str, Any]:
 
 def _binary(call: Prompt) -> dict[str, Any]:
     mask = [0] * len(call.ids) + [1] * len(call.completion)
-    return {
-        "token_ids": call.ids + call.completion,
-        "loss_mask": mask,
-        "messages": call.messages,
-        "tools": call.tools,
-    }
+    chat = {"messages": call.messages, "tools": call.tools}
+    return {"token_ids": call.ids + call.completion, "loss_mask": mask} | chat
 
 
 def _trl(call: Prompt) -> dict[str, Any]:
