@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -300,26 +301,20 @@ def test_a_change_for_the_worse_fails_and_is_named(tmp_path: Path, tables: dict[
         ((), "there is no template to try"),
         (("--chat-template", "missing"), "there is no Jinja file here"),
         (("-t", "missing-folder/"), "missing-folder"),
+        (("--chat-template", "MINE", "--against", "{}\n"), "line 1 is no cell"),
+        (("--chat-template", "MINE", "--against", '{"corpus": 0}\n'), "line 1 is no cell"),
+        (("--chat-template", "MINE", "--against", "\xff"), "no cell"),
     ],
 )
-def test_a_mistake_gets_one_clear_message(arguments: tuple[str, ...], words: str) -> None:
+def test_a_mistake_gets_one_clear_message(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    path, old = template(tmp_path, KEEPS), tmp_path / "old.jsonl"
+    if "--against" in arguments:
+        old.write_text(arguments[-1], "utf-8")
+        arguments = ("--chat-template", str(path), "--against", str(old))
     code, _, error = run("conformance", *arguments)
     assert code == 2
     assert words in error
     assert "Traceback" not in error
-
-
-def test_a_table_of_something_else_is_refused(tmp_path: Path) -> None:
-    path, old = template(tmp_path, KEEPS), tmp_path / "old.jsonl"
-    for text, words in (
-        ("{}\n", "line 1 is no cell"),
-        ('{"corpus": 0}\n', "line 1 is no cell"),
-        ("\xff", "no cell"),
-    ):
-        old.write_text(text, "utf-8")
-        code, _, error = run("conformance", "--chat-template", path, "--against", old)
-        assert code == 2
-        assert words in error
 
 
 def test_a_hostile_template_neither_runs_code_nor_reaches_the_page_unescaped(tmp_path: Path) -> None:
@@ -377,20 +372,28 @@ def scored(tried: dict[str, Any], name: str) -> str:
     return " | ".join(scores)
 
 
+def tried_with(flag: str, paths: Iterable[Path]) -> dict[str, Any]:
+    """What the command prints for tokenizers or templates, with the package `renderers` beside ours."""
+    (others,) = frameworks().glob("shared/lib/python*/site-packages")
+    arguments = [argument for path in paths for argument in (flag, str(path))]
+    return dict(json.loads(beside(others, "conformance", *arguments, "-f", "json")))
+
+
+def headed(tried: dict[str, Any], first: str, last: str = "") -> list[str]:
+    """The head of a table with a column a builder."""
+    heads = dict.fromkeys(row["builder"] for row in tried["cells"])
+    rule = re.sub(r"[^|]+", " --- ", first) + "|" + " ---: |" * len(heads)
+    return [f"|{first}| {' | '.join(heads)} |{last}", f"|{rule}{' --- |' if last else ''}"]
+
+
 @pytest.mark.skipif(not DEEP, reason="half a minute: in make deep")
 def test_the_docs_have_the_tokenizers_of_models() -> None:
     folders = tokenizer_folders()
     if not folders:
         pytest.skip("no real tokenizers: TITO_AUDIT_TOKENIZERS names a folder of them")
-    (others,) = frameworks().glob("shared/lib/python*/site-packages")
-    arguments = [argument for folder in folders for argument in ("-t", str(folder))]
-    tried = json.loads(beside(others, "conformance", *arguments, "-f", "json"))
+    tried = tried_with("-t", folders)
     first = {row["template"]: row for row in reversed(tried["cells"])}
-    heads = list(dict.fromkeys(row["builder"] for row in tried["cells"]))
-    lines = [
-        f"| tokenizer | its digest | template's | {' | '.join(heads)} |",
-        f"| --- | --- | --- |{' ---: |' * len(heads)}",
-    ]
+    lines = headed(tried, " tokenizer | its digest | template's ")
     for folder in folders:
         digests = (first[folder.name][key][:12] for key in ("tokenizer_digest", "template_sha256"))
         shown = " | ".join(f"`{each}`" for each in digests)
@@ -403,13 +406,9 @@ def test_the_docs_have_the_examples_of_vllm() -> None:
     files = sorted(VLLM.glob("lib/python*/site-packages/vllm/transformers_utils/chat_templates/*.jinja"))
     if not files:
         pytest.skip("no vLLM: make vllm installs it")
-    (others,) = frameworks().glob("shared/lib/python*/site-packages")
-    arguments = [argument for path in files for argument in ("--chat-template", str(path))]
-    tried = json.loads(beside(others, "conformance", *arguments, "-f", "json"))
-    heads = list(dict.fromkeys(row["builder"] for row in tried["cells"]))
-    lines = [f"| template | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
-    lines += [f"| `{path.stem.removeprefix('template_')}` | {scored(tried, path.stem)} |" for path in files]
-    pages_say(("examples of vllm", lines))
+    tried = tried_with("--chat-template", files)
+    lines = [f"| `{path.stem.removeprefix('template_')}` | {scored(tried, path.stem)} |" for path in files]
+    pages_say(("examples of vllm", headed(tried, " template ") + lines))
 
 
 FAMILIES = stored(__file__, "FAMILIES")
@@ -431,22 +430,17 @@ def collected() -> dict[str, Path]:
 
 @cache
 def table_of() -> dict[str, Any]:
-    """What the command prints for the templates of the docs, with the package `renderers` beside ours."""
-    (others,) = frameworks().glob("shared/lib/python*/site-packages")
-    files = [*needed().values(), *collected().values()]
-    arguments = [argument for path in files for argument in ("--chat-template", str(path))]
-    return dict(json.loads(beside(others, "conformance", *arguments, "-f", "json")))
+    """What the command prints for the templates of the docs."""
+    return tried_with("--chat-template", [*needed().values(), *collected().values()])
 
 
 COMPARED = ("kept", "forked", "off template", "broken", "raises")
 
 
 def table_lines(files: dict[str, Path], tried: dict[str, Any]) -> list[str]:
-    builders = list(dict.fromkeys(row["builder"] for row in tried["cells"]))
-    lines = [f"| template | {' | '.join(builders)} | way out |", f"| --- |{' ---: |' * len(builders)} --- |"]
-    for name in files:
-        lines.append(f"| `{name}` | {scored(tried, name)} | {way_out(name, tried['verdicts'][name])} |")
-    return lines
+    return headed(tried, " template ", " way out |") + [
+        f"| `{name}` | {scored(tried, name)} | {way_out(name, tried['verdicts'][name])} |" for name in files
+    ]
 
 
 def way_out(name: str, verdict: str) -> str:
