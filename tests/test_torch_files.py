@@ -5,20 +5,22 @@ from __future__ import annotations
 import collections
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests import world
+from tests.forms import plain
 from tito_audit import Settings, read_rollouts, repair_rollouts, scan_rollouts
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.settings.model import RepairSettings
 from tito_audit.storage import open_log, open_output
 
-FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
-TOY = str(FIXTURES / "tokenizers" / "toy_bpe")
-SAMPLES = [json.loads(line) for line in (FIXTURES / "formats" / "slime.jsonl").read_text().splitlines()]
+TOY = str(world.TOY)
+SAMPLES = world.lines_of(world.FORMATS / "slime.jsonl")
 
 
 @pytest.fixture
@@ -39,6 +41,15 @@ def saved(torch: Any, path: Path, rows: list[Any], **how: Any) -> Path:
     return path
 
 
+def rewrite(path: Path, out: Path, change: Callable[[int, Any], list[dict[str, Any]]]) -> None:
+    """Write a file anew, with these rows in the place of each sample."""
+    log = open_log(path, keep_text=True)
+    with open_output(log, out, overwrite=False) as output:
+        for raw in log:
+            output.replace(raw, change(raw.index, raw.value))
+        output.finish(log)
+
+
 def with_tensors(torch: Any, row: dict[str, Any]) -> dict[str, Any]:
     """A sample with a tensor of another type in each of its columns."""
     types = {"tokens": torch.long, "loss_mask": torch.int8, "rollout_log_probs": torch.float32}
@@ -57,15 +68,11 @@ def test_each_sample_is_a_row_and_tensors_are_arrays(torch: Any, tmp_path: Path)
     }
     first, second, third = open_log(saved(torch, tmp_path / "1.pt", [row, {"list": [1]}, 5]))
     value: Any = first.value
-    assert value["ids"].tolist() == [3, 4]
     assert value["ids"].dtype == np.int64
-    assert value["half"].tolist() == [0.5, 1.5]
-    assert value["one"] == 2.5
     assert isinstance(value["table"], list)
-    assert [entry.tolist() for entry in value["table"]] == [[1, 2], [3, 4]]
     assert [entry.shape for entry in value["routing"]] == [(1, 2), (1, 2)]
-    assert value["list"] == [5, 6]
-    assert value["deep"]["in"][0].tolist() == [7]
+    numbers = {"ids": [3, 4], "half": [0.5, 1.5], "one": 2.5, "table": [[1, 2], [3, 4]], "list": [5, 6]}
+    assert plain(value) == {**numbers, "routing": [[[0, 0]]] * 2, "deep": {"in": [[7]], "text": "as it is"}}
     assert (first.index, second.index, second.value) == (0, 1, {"list": [1]})
     assert "not a dict" in (third.error or "")
 
@@ -118,16 +125,15 @@ def test_without_torch_the_way_to_install_it_is_told(tmp_path: Path, monkeypatch
 def test_a_scan_reads_a_torch_file_like_the_same_rows_of_json(torch: Any, tmp_path: Path):
     rows = samples()
     path = saved(torch, tmp_path / "1.pt", [with_tensors(torch, rows[0]), *rows[1:]])
-    settings = Settings(tokenizer=TOY)
-    results = {
-        jobs: [
+    lines, alone, two = (
+        [
             [(finding.code, finding.hit.start, finding.hit.end) for finding in result.findings]
-            for result in scan_rollouts(str(log), settings if jobs == 1 else Settings(tokenizer=TOY, jobs=jobs))
+            for result in scan_rollouts(str(log), Settings(tokenizer=TOY, jobs=jobs))
         ]
-        for jobs, log in ((0, FIXTURES / "formats" / "slime.jsonl"), (1, path), (2, path))
-    }
-    assert any(results[0])
-    assert results[0] == results[1] == results[2]
+        for jobs, log in ((None, world.FORMATS / "slime.jsonl"), (None, path), (2, path))
+    )
+    assert any(lines)
+    assert lines == alone == two
 
 
 def test_a_repair_keeps_the_type_of_every_value(torch: Any, tmp_path: Path):
@@ -173,24 +179,10 @@ def test_a_file_in_which_nothing_changes_is_a_copy_of_its_bytes(torch: Any, tmp_
 
 def test_rows_left_out_and_rows_that_fork_change_the_list_of_samples(torch: Any, tmp_path: Path):
     path, out = saved(torch, tmp_path / "1.pt", [{"n": torch.tensor([i])} for i in range(3)]), tmp_path / "2.pt"
-    log = open_log(path, keep_text=True)
-    with open_output(log, out, overwrite=False) as output:
-        for raw in log:
-            value = dict(raw.value or {})
-            rows = {0: [], 1: [value], 2: [{**value, "part": 0}, {**value, "part": np.array([1])}]}[raw.index]
-            output.replace(raw, rows)
-        output.finish(log)
+    parts = [{"part": 0}, {"part": np.array([1])}]
+    rewrite(path, out, lambda index, row: [{**row, **part} for part in ([], [{}], parts)[index]])
     new = torch.load(out, weights_only=True)["samples"]
     assert [(row["n"].tolist(), row.get("part")) for row in new] == [([1], None), ([2], 0), ([2], [1])]
-
-
-def rewrite(path: Path, out: Path, row: dict[str, Any]) -> None:
-    """Put a row in the place of each sample."""
-    log = open_log(path, keep_text=True)
-    with open_output(log, out, overwrite=False) as output:
-        for raw in log:
-            output.replace(raw, [row])
-        output.finish(log)
 
 
 @pytest.mark.parametrize(
@@ -206,13 +198,10 @@ def rewrite(path: Path, out: Path, row: dict[str, Any]) -> None:
 def test_what_a_tensor_cannot_hold_is_refused_and_nothing_is_written(
     torch: Any, tmp_path: Path, kind: str, value: Any, says: str
 ):
-    path, out = (
-        saved(torch, tmp_path / "1.pt", [{"n": torch.ones(2, dtype=getattr(torch, kind))}]),
-        tmp_path / "2.pt",
-    )
+    path = saved(torch, tmp_path / "1.pt", [{"n": torch.ones(2, dtype=getattr(torch, kind))}])
     with pytest.raises(StorageError, match=says):
-        rewrite(path, out, {"n": value})
-    assert not out.exists()
+        rewrite(path, tmp_path / "2.pt", lambda *_: [{"n": value}])
+    assert [file.name for file in tmp_path.iterdir()] == ["1.pt"]
 
 
 def test_the_nested_values_of_a_sample_come_back_as_they_were(torch: Any, tmp_path: Path):
@@ -224,25 +213,22 @@ def test_the_nested_values_of_a_sample_come_back_as_they_were(torch: Any, tmp_pa
         "null": None,
     }
     path, out = saved(torch, tmp_path / "1.pt", [row]), tmp_path / "2.pt"
-    log = open_log(path, keep_text=True)
-    with open_output(log, out, overwrite=False) as output:
-        for raw in log:
-            value: Any = raw.value
-            call = {**value["calls"][0], "ids": np.array([8, 9])}
-            new = {"k": value["k"][::-1], "calls": [call], "number": 4, "array": [5], "null": np.array([1])}
-            output.replace(raw, [{**value, **new}])
-        output.finish(log)
+    new = {"number": 4, "array": [5], "null": np.array([1])}
+
+    def changed(_: int, value: Any) -> list[dict[str, Any]]:
+        call = {**value["calls"][0], "ids": np.array([8, 9])}
+        return [{**value, **new, "k": value["k"][::-1], "calls": [call]}]
+
+    rewrite(path, out, changed)
     with torch.serialization.safe_globals(
         [np.ndarray, np.dtype, type(np.dtype("u1")), np._core.multiarray._reconstruct]
     ):
         (now,) = torch.load(out, weights_only=True)["samples"]
-    assert torch.equal(now["k"], torch.tensor([[3, 4], [1, 2]]))
-    assert torch.equal(now["calls"][0]["ids"], torch.tensor([8, 9], dtype=torch.int32))
-    assert now["calls"][0]["ids"].dtype == torch.int32
-    assert now["calls"][0]["t"] == (1, 2)
-    assert (now["number"].dtype, now["number"].item()) == (torch.int16, 4)
-    assert (now["array"].dtype, now["array"].tolist()) == (np.uint8, [5])
-    assert now["null"] == [1]
+    array, (call,) = now.pop("array"), now.pop("calls")
+    assert (array.dtype, array.tolist()) == (np.uint8, [5])
+    assert same(torch, call, {"ids": torch.tensor([8, 9], dtype=torch.int32), "t": (1, 2)})
+    expected = {"k": torch.tensor([[3, 4], [1, 2]]), "number": torch.tensor(4, dtype=torch.int16), "null": [1]}
+    assert same(torch, now, expected)
 
 
 def test_a_repaired_torch_file_stays_one(torch: Any, tmp_path: Path):
