@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.command import run, written
+from tests.command import written
 from tests.forms import LOGS
 from tests.tiers import examples, some
 from tests.world import ROOT, lines_of
@@ -144,39 +144,6 @@ def test_the_calls_of_a_conversation_are_listed_and_become_the_same_rows(parts: 
 
 def row_key(row: Json) -> str:
     return json.dumps([row["token_ids"], row["loss_mask"], row["logprobs"], row.get("session_id")])
-
-
-def test_several_logs_become_one_and_each_loss_is_counted_in_each(tmp_path: Path) -> None:
-    folder = tmp_path / "logs"
-    folder.mkdir()
-    parts = [[call(f"{k}", [1], [2], id="x"), call(f"{k}", [1, 2, 3], [4], id="y")] for k in range(3)]
-    for k, part in enumerate(parts):
-        written(folder / f"{k}.jsonl", part)
-    out = tmp_path / "out.jsonl"
-    code, page, err = run("convert", folder, "--to", "rows", "--session", "session_id", "-o", out, "--lossy")
-    assert (code, err) == (0, "")
-    assert "3 logs as rows" in page
-    assert "6 rows, 3 rollouts → 3 rows" in page
-    assert "by `session_id`" in page
-    assert "Lost, with the number of rows and conversations that have it" in page
-    assert [line.split() for line in page.splitlines() if line.startswith("  id")] == [["id", "3"]]
-    assert [row["session_id"] for row in lines_of(out)] == ["0", "1", "2"]
-    logs, named = [folder / f"{k}.jsonl" for k in range(3)], tmp_path / "named.jsonl"
-    words = (*logs, "--to", "rows", "--session", "session_id", "-o", named, "--lossy", "-q")
-    assert run("convert", *words) == (0, "", "")
-    assert named.read_bytes() == out.read_bytes()
-
-
-def test_a_call_that_cannot_be_converted_is_named_with_its_row_and_the_others_are(tmp_path: Path) -> None:
-    broken = call("a", [1, 2, 3], [])
-    del broken["prompt_ids"], broken["logprobs"]
-    broken["completion_ids"] = [4]
-    calls = [call("b", [1], [2]), call("a", [1], [2]), "no object", broken, call("a", [1, 2, 5], [6])]
-    log = written(tmp_path / "log.jsonl", calls)
-    assert trained(converted(log)[1]) == sampled([calls[0], calls[1], calls[4]])
-    code, page, _ = run("convert", log, "--to", "rows", "--session", "session_id", "--dry-run")
-    assert code == 1
-    assert f"{log}:3  call 0 has no prompt ids" in page
 
 
 @pytest.mark.parametrize("how", ["gz", "parquet"])

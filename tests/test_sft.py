@@ -35,9 +35,6 @@ MARKED = (
 )
 
 
-BARE = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "").replace("END", "'<|im_end|>\n'")
-
-
 def trained_rows(folder: Path, texts: Rows, form: str = "sft", tokenizer: str = TOY, **settings: Any) -> Rows:
     """These rows of text as a set for SFT."""
     log, out = written(folder / "text.jsonl", texts), folder / "set.jsonl"
@@ -284,50 +281,6 @@ def test_a_plan_is_what_convert_writes(tmp_path: Path) -> None:
         rows[2]["input_ids"],
         [label != -100 for label in rows[2]["labels"]],
     )
-
-
-def test_a_maximum_length_cuts_answers_and_whole_rows(tmp_path: Path) -> None:
-    log = written(tmp_path / "a.jsonl", [{"messages": [ASK, ANSWER] * times} for times in (1, 2)])
-    whole = plan(log, "-t", TOY)
-    cut = plan(log, "-t", TOY, "--max-length", whole["longest"] - 4)
-    assert {name: each["rows"] for name, each in cut["problems"].items()} == {
-        "the maximum length cuts an answer": 1
-    }
-    gone = plan(log, "-t", TOY, "--max-length", "3")
-    assert (gone["rc"], gone["nothing"]) == (1, 2)
-    assert gone["problems"]["nothing would be trained"]["severity"] == "error"
-
-
-def test_markers_that_leave_the_end_out_or_hold_too_much_are_named(tmp_path: Path) -> None:
-    log = written(tmp_path / "a.jsonl", [{"messages": [ASK, ANSWER]}])
-    short, wide = tmp_path / "short.jinja", tmp_path / "wide.jinja"
-    short.write_text(
-        MARKED.replace("{{ m.content + END }}{% endgeneration %}", "{{ m.content }}{% endgeneration %}<|im_end|>")
-    )
-    wide.write_text(f"{{% generation %}}{BARE}{{% endgeneration %}}")
-    (left_out,) = plan(log, "-t", TOY, "--chat-template", short)["problems"]
-    assert left_out == "the template's {% generation %} leaves out a part of the answer"
-    page = plan(log, "-t", TOY, "--chat-template", wide)
-    assert page["rc"] == 1
-    assert "the template's {% generation %} also holds what the assistant did not write" in page["problems"]
-
-
-def test_reasoning_that_only_training_or_only_inference_has_is_named(tmp_path: Path) -> None:
-    log = written(tmp_path / "a.jsonl", [{"messages": [ASK, ANSWER]}])
-    inserted, opened = tmp_path / "inserted.jinja", tmp_path / "opened.jinja"
-    inserted.write_text(BARE.replace("{{ m.content", "{{ '<think>\n\n</think>\n\n' + m.content", 1))
-    opened.write_text(BARE.replace("'<|im_start|>assistant\n'", "'<|im_start|>assistant\n<think>\n'"))
-    assert list(plan(log, "-t", TOY, "--chat-template", inserted)["problems"]) == [
-        "empty reasoning is trained that the messages do not hold"
-    ]
-    page = plan(log, "-t", TOY, "--against", opened)
-    assert list(page["problems"]) == ["the prompt at inference ends otherwise than before the trained answer"]
-
-
-def test_a_prompt_and_a_completion_that_share_a_token_are_named(tmp_path: Path) -> None:
-    rows = [{"prompt": "The ", "completion": "cat said hello."}, {"prompt": "Hello\n", "completion": "cat"}]
-    page = plan(written(tmp_path / "a.jsonl", rows), "-t", TOY)
-    assert page["problems"]["prompt and answer share a token when they are encoded together"]["rows"] == 1
 
 
 # As TRL tokenizes
