@@ -14,24 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.forms import spliced
-from tests.frameworks.ask import PYTHONS, WRITERS, asked, written
-from tests.world import ROOT
+from tests.forms import ids_of_turns, spliced
+from tests.frameworks.ask import PYTHONS, WRITERS, asked, expected_in, written
+from tests.world import ROOT, TOY
 from tito_audit import Settings, read_rollouts, scan_rollouts, write_rollouts
 from tito_audit.record.rollout import Rollout
 
-TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
 REQUIREMENTS = ROOT / "tests" / "frameworks" / "requirements"
 
 
 def codes_by_rollout(log: Path) -> list[set[str]]:
     """The codes that a scan finds in each rollout of a log."""
-    results = scan_rollouts(log, Settings(tokenizer=TOY))
+    results = scan_rollouts(log, Settings(tokenizer=str(TOY)))
     return [{finding.code for finding in result.findings} for result in results]
-
-
-def expected_in(folder: Path) -> Any:
-    return json.loads((folder / "expected.json").read_text())
 
 
 # Atropos
@@ -89,14 +84,11 @@ def test_the_api_of_atropos_reads_a_group_whose_tokens_changed(tmp_path: Path) -
 def test_what_the_openai_client_logs_of_a_server_that_tells_ids_is_read(tmp_path: Path) -> None:
     folder = written("openai", tmp_path)
     for rollout, call in zip(read_rollouts(folder / "vllm.jsonl"), expected_in(folder), strict=True):
-        (turn,) = rollout.turns
         assert (rollout.format, rollout.stated.model) == ("vllm", "org/toy")
         assert rollout.messages[-1].role == "assistant"
-        assert turn.prompt_ids is not None
-        assert turn.completion_ids is not None
+        ((prompt, completion),), (turn,) = ids_of_turns(rollout), rollout.turns
         assert turn.completion_logprobs is not None
-        columns = (turn.prompt_ids, turn.completion_ids, turn.completion_logprobs)
-        assert [column.tolist() for column in columns] == call
+        assert [prompt, completion, turn.completion_logprobs.tolist()] == call
     assert codes_by_rollout(folder / "vllm.jsonl") == [set(), {"TOK101"}, set()]
 
 
@@ -120,8 +112,7 @@ def test_a_stream_that_it_joined_has_lost_all_ids_but_the_first_and_that_is_foun
     folder = written("openai", tmp_path)
     (rollout,) = read_rollouts(folder / "streamed.jsonl")
     (_, completion, logprobs), *_ = expected_in(folder)
-    assert rollout.turns[0].completion_ids is not None
-    assert rollout.turns[0].completion_ids.tolist() == completion[:1]
+    assert ids_of_turns(rollout)[0][1] == completion[:1]
     assert len(logprobs) > 1
     assert codes_by_rollout(folder / "streamed.jsonl") == [{"REC005", "LPR501"}]
 

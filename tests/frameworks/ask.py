@@ -15,6 +15,7 @@ import tempfile
 import threading
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,3 +77,8 @@ def _first(framework: str) -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     asked(framework, folder)
     return folder
+
+
+def expected_in(folder: Path) -> Any:
+    """What a writer says of its logs beside them."""
+    return json.loads((folder / "expected.json").read_text())
