@@ -15,14 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.forms import as_table, plain, spliced
+from tests.command import written
+from tests.forms import PLACE, as_table, plain, spliced, trained_row
 from tests.tiers import examples
+from tests.world import lines_of
 from tito_audit import Settings, convert_rollouts, scan_rollouts
 from tito_audit.formats import pick_format
 from tito_audit.record.repaired import RepairedRollout, unrepaired
-from tito_audit.record.rollout import Place, Rollout, TrainingRow
+from tito_audit.record.rollout import Rollout, TrainingRow
 
-PLACE = Place("log.jsonl", 0)
 Json = dict[str, Any]
 
 FIRST = {"token_ids": [1, 11, 12, 21, 2], "loss_mask": [0, 0, 0, 1, 1], "logprobs": [0.0, 0.0, 0.0, -0.5, -0.1]}
@@ -35,38 +36,29 @@ THIRD = {"token_ids": [1, 15, 24], "loss_mask": [0, 0, 1], "logprobs": [0.0, 0.0
 SAMPLES = [FIRST, SECOND, THIRD]
 
 
-def lengths_column(lengths: Sequence[int], how: str, padding: int = 0) -> Json:
-    """The column that says where samples of these lengths end."""
+def length_columns(lengths: Sequence[int], padding: int = 0) -> dict[str, Json]:
+    """By their kind, the columns that say where samples of these lengths end."""
     each = list(enumerate(lengths, 1))
     pad = [0] * padding
+    positions = [at for n in lengths for at in range(n)] + pad
     return {
         "lengths": {"seq_lens": list(lengths)},
         "sequence_lengths": {"sequence_lengths": list(lengths)},
         "bounds": {"cu_seqlens": [0, *accumulate(lengths)]},
         "long bounds": {"cu_seqlens": [0, *accumulate(lengths), sum(lengths), sum(lengths)]},
-        "positions": {"position_ids": [at for n in lengths for at in range(n)] + pad},
+        "positions": {"position_ids": positions},
         "segments": {"segment_ids": [number for number, n in each for _ in range(n)] + pad},
         "documents": {"document_ids": [number + 5 for number, n in each for _ in range(n)] + [-1] * padding},
         "attention": {"attention_mask": [number for number, n in each for _ in range(n)] + pad},
         "both": {
-            "position_ids": [at for n in lengths for at in range(n)] + pad,
+            "position_ids": positions,
             "sample_lengths": list(lengths),
             "attention_mask": [1] * sum(lengths) + pad,
         },
-    }[how]
+    }
 
 
-WAYS = (
-    "lengths",
-    "sequence_lengths",
-    "bounds",
-    "long bounds",
-    "positions",
-    "segments",
-    "documents",
-    "attention",
-    "both",
-)
+WAYS = tuple(length_columns([]))
 
 
 def packed(samples: Sequence[Mapping[str, Any]], how: str, padding: int = 0, **more: Any) -> Json:
@@ -74,7 +66,7 @@ def packed(samples: Sequence[Mapping[str, Any]], how: str, padding: int = 0, **m
     for name, fill in (("token_ids", 9), ("loss_mask", 0), ("logprobs", 0.0)):
         if all(name in sample for sample in samples):
             row[name] = [entry for sample in samples for entry in sample[name]] + [fill] * padding
-    return {**row, **lengths_column([len(sample["token_ids"]) for sample in samples], how, padding), **more}
+    return {**row, **length_columns([len(sample["token_ids"]) for sample in samples], padding)[how], **more}
 
 
 def read(row: Mapping[str, Any]) -> Sequence[Rollout]:
@@ -82,9 +74,7 @@ def read(row: Mapping[str, Any]) -> Sequence[Rollout]:
 
 
 def rows_of(row: Mapping[str, Any]) -> list[TrainingRow]:
-    rows = [rollout.training_row for rollout in read(row)]
-    assert all(row_read is not None for row_read in rows)
-    return [row_read for row_read in rows if row_read is not None]
+    return [trained_row(row, item) for item in range(len(read(row)))]
 
 
 def assert_same(row: TrainingRow, other: TrainingRow) -> None:
@@ -96,8 +86,11 @@ def assert_same(row: TrainingRow, other: TrainingRow) -> None:
             np.testing.assert_array_equal(left, right)
 
 
+in_both_shapes = pytest.mark.parametrize("as_read", [lambda row: row, as_table], ids=["json", "table"])
+
+
 @pytest.mark.parametrize("how", WAYS)
-@pytest.mark.parametrize("as_read", [lambda row: row, as_table], ids=["json", "table"])
+@in_both_shapes
 @pytest.mark.parametrize("padding", [0, 1, 3])
 def test_each_sample_reads_as_it_would_by_itself(how: str, as_read: Any, padding: int) -> None:
     row = as_read(packed(SAMPLES, how, padding))
@@ -109,7 +102,7 @@ def test_each_sample_reads_as_it_would_by_itself(how: str, as_read: Any, padding
 
 
 @pytest.mark.parametrize("how", WAYS)
-@pytest.mark.parametrize("as_read", [lambda row: row, as_table], ids=["json", "table"])
+@in_both_shapes
 def test_a_packed_row_in_which_nothing_changed_is_the_row_itself(how: str, as_read: Any) -> None:
     for padding in (0, 2):
         row = as_read(packed(SAMPLES, how, padding, rewards=[1.0, 0.0, 0.5], model="m", num_tokens=14))
@@ -141,7 +134,7 @@ def test_a_sample_that_changes_its_length_leaves_the_others_as_they_were(
         assert_same(row_read, wanted if number == item else old[number])
     lengths = [len(row_read.token_ids) for row_read in rows_of(new)]
     assert lengths == [len(row_read.token_ids) for row_read in (*old[:item], wanted, *old[item + 1 :])]
-    for name, value in lengths_column(lengths, how, padding).items():
+    for name, value in length_columns(lengths, padding)[how].items():
         assert new[name] == value, name
     assert json.loads(json.dumps(new)) == new
 
@@ -149,9 +142,7 @@ def test_a_sample_that_changes_its_length_leaves_the_others_as_they_were(
 def test_logprobs_that_fit_no_sample_are_counted_against_the_row(tmp_path: Path) -> None:
     row = packed(SAMPLES, "positions")
     row["logprobs"] = row["logprobs"][:-2]
-    log = tmp_path / "log.jsonl"
-    log.write_text(json.dumps(row))
-    (result,) = scan_rollouts([str(log)], Settings())
+    (result,) = scan_rollouts(written(tmp_path / "log.jsonl", [row]), Settings())
     assert [finding.code for finding in result.findings if finding.severity.word == "error"] == ["LPR501"]
     (same,) = pick_format(row).update(row, [unrepaired(rollout) for rollout in read(row)])
     assert same is row
@@ -160,9 +151,7 @@ def test_logprobs_that_fit_no_sample_are_counted_against_the_row(tmp_path: Path)
 def test_each_sample_of_a_packed_row_is_audited_and_named(tmp_path: Path) -> None:
     row = packed(SAMPLES, "positions")
     row["logprobs"][13] = None
-    log = tmp_path / "log.jsonl"
-    log.write_text(json.dumps(row))
-    results = list(scan_rollouts([str(log)], Settings()))
+    results = list(scan_rollouts(written(tmp_path / "log.jsonl", [row]), Settings()))
     assert len(results) == 3
     (finding,) = [finding for result in results for finding in result.findings]
     assert (finding.code, finding.place.item, finding.hit.start) == ("LPR503", 2, 2)
@@ -200,11 +189,10 @@ def test_whatever_is_packed_is_read_and_written_sample_by_sample(
 
 def test_packed_rows_are_converted_sample_by_sample_with_what_each_has(tmp_path: Path) -> None:
     for how in WAYS:
-        log, out = tmp_path / "log.jsonl", tmp_path / "out.jsonl"
-        log.write_text(json.dumps(packed(SAMPLES, how, 1, rewards=[1.0, 2.0, 3.0])))
+        out = tmp_path / "out.jsonl"
+        log = written(tmp_path / "log.jsonl", [packed(SAMPLES, how, 1, rewards=[1.0, 2.0, 3.0])])
         carried = convert_rollouts(log, "rows", out, overwrite=True).carried
         assert (carried.lost, carried.repeated, carried.refused) == ({}, {}, []), how
-        converted = [json.loads(line) for line in out.read_text().splitlines()]
-        assert [(row["token_ids"], row["rewards"]) for row in converted] == [
+        assert [(row["token_ids"], row["rewards"]) for row in lines_of(out)] == [
             (sample["token_ids"], reward) for sample, reward in zip(SAMPLES, (1.0, 2.0, 3.0), strict=True)
         ]

@@ -82,18 +82,7 @@ def outcome(read: Any, *arguments: Any) -> Any:
 
 
 CONTENTS = (
-    "a",
-    "",
-    Text("b"),
-    None,
-    [],
-    [{"type": "text", "text": "a"}],
-    ({},),
-    ["a"],
-    7,
-    {},
-    b"ab",
-    UserList([{}]),
+    *("a", "", Text("b"), None, [], [{"type": "text", "text": "a"}], ({},), ["a"], 7, {}, b"ab", UserList([{}])),
 )
 CALL = {"name": "run", "arguments": "{}"}
 CALLS = (
