@@ -442,7 +442,6 @@ def assert_says(wanted: Rollout, read: Rollout) -> None:
         np.testing.assert_array_equal(again.prompt_ids, turn.prompt_ids)
         np.testing.assert_array_equal(again.completion_ids, turn.completion_ids)
     if wanted.training_row is not None:
-        assert read.training_row is not None
         np.testing.assert_array_equal(read.training_row.token_ids, wanted.training_row.token_ids)
         np.testing.assert_array_equal(read.training_row.loss_mask, wanted.training_row.loss_mask)
         np.testing.assert_array_equal(read.training_row.hidden, wanted.training_row.hidden)

@@ -82,8 +82,6 @@ def said_by_calls(rollout: Rollout) -> list[Said]:
     """The chains of calls, by walking back from each call that no other continues."""
     calls = []
     for turn in rollout.turns:
-        assert turn.prompt_ids is not None
-        assert turn.completion_ids is not None
         logprobs = turn.completion_logprobs
         scores = [None] * len(turn.completion_ids) if logprobs is None else list(map(number_or_none, logprobs))
         calls.append((turn.prompt_ids.tolist(), turn.completion_ids.tolist(), scores))

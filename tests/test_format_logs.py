@@ -116,7 +116,6 @@ def test_a_step_whose_changed_prompt_no_longer_continues_the_one_before_is_writt
         if len(rollout.turns) < 3:
             return rollout
         first, second, third = rollout.turns
-        assert second.prompt_ids is not None
         return replace(rollout, turns=(first, replace(second, prompt_ids=second.prompt_ids[1:]), third))
 
     write_rollouts(log, map(touched, read_rollouts(log)), out)
@@ -266,7 +265,6 @@ def test_what_a_repair_says_of_itself_is_where_the_models_of_atif_allow_it(tmp_p
     log.write_text(json.dumps({**row, "extra": {"mine": 1}}, indent=2))
     assert cured(log, out, replace(SPLICE, provenance=True))
     (raw,) = open_log(out)
-    assert raw.value is not None
     assert list(raw.value) == [*row, "extra"]
     assert raw.value["extra"]["mine"] == 1
     assert raw.value["extra"]["tito_audit"]["cured"] == {"splice": ["SEQ301", "TOK101"]}
@@ -305,7 +303,6 @@ def test_columns_are_written_in_their_types_with_a_mask_in_the_place_of_null(tmp
     changed = []
     for rollout in rollouts[:3]:
         row = rollout.training_row
-        assert row is not None
         end = len(row.token_ids)
         changed.append(replace(rollout, training_row=spliced(row, end - 1, end, [7, 8])))
     assert write_rollouts(source, [*changed, *rollouts[3:]], out) == 3
@@ -356,11 +353,8 @@ def test_what_tinker_cookbook_makes_is_read(tmp_path: Path) -> None:
     assert len(expected) == 3
     for datum, facts in zip(rows_in(folder / "datums.jsonl"), expected, strict=True):
         row = only_rollout("tinker", datum).training_row
-        assert row is not None
         assert row.token_ids.tolist() == facts["ids"]
-        assert row.loss_mask is not None
         assert row.loss_mask[1:].tolist() == [value == 1.0 for value in facts["mask"]]
-        assert row.logprobs is not None
         assert row.logprobs[1:].tolist() == facts["logprobs"]
 
 
@@ -428,8 +422,6 @@ def assert_as_trained(rollout: Rollout, branches: list[dict[str, Any]]) -> None:
             stretches.add((tuple(ids[:start]), tuple(ids[start:end]), tuple(logprobs)))
     turns = set()
     for turn in rollout.turns:
-        assert turn.prompt_ids is not None
-        assert turn.completion_ids is not None
         assert turn.completion_logprobs is not None
         logprobs = np.round(turn.completion_logprobs, 4).tolist()
         turns.add((tuple(turn.prompt_ids.tolist()), tuple(turn.completion_ids.tolist()), tuple(logprobs)))

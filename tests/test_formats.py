@@ -64,7 +64,6 @@ def check(rollout: Rollout) -> None:
         for ids in (turn.prompt_ids, turn.completion_ids):
             assert ids is None or (ids.dtype == np.int32 and ids.ndim == 1)
         if turn.completion_logprobs is not None:
-            assert turn.completion_ids is not None
             assert turn.completion_logprobs.shape == turn.completion_ids.shape
             assert turn.completion_logprobs.dtype == np.float64
         for column in turn.columns:

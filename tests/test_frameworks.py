@@ -35,7 +35,6 @@ def codes_by_rollout(log: Path) -> list[set[str]]:
 def trained(rollout: Rollout) -> list[Any]:
     """Ids, labels and logprobs of a sample, as Atropos writes them."""
     row = rollout.training_row
-    assert row is not None
     assert row.loss_mask is not None
     assert row.logprobs is not None
     labels = np.where(row.loss_mask, row.token_ids, -100)
@@ -87,7 +86,6 @@ def test_what_the_openai_client_logs_of_a_server_that_tells_ids_is_read(tmp_path
         assert (rollout.format, rollout.stated.model) == ("vllm", "org/toy")
         assert rollout.messages[-1].role == "assistant"
         ((prompt, completion),), (turn,) = ids_of_turns(rollout), rollout.turns
-        assert turn.completion_logprobs is not None
         assert [prompt, completion, turn.completion_logprobs.tolist()] == call
     assert codes_by_rollout(folder / "vllm.jsonl") == [set(), {"TOK101"}, set()]
 

@@ -534,7 +534,6 @@ def test_rows_without_a_mask_may_differ_in_their_answers() -> None:
     rollouts = [as_row(rollout, masked=False) for rollout in log(Written())]
     spoiled = []
     for rollout in rollouts:
-        assert rollout.training_row is not None
         ids = rollout.training_row.token_ids
         (at,) = np.flatnonzero(ids == toy_tokenizer().encode("<|im_end|>")[0])[-1:]
         text = toy_tokenizer().vocabulary.text(ids[at - 3 : at])
@@ -578,7 +577,6 @@ def test_answers_that_never_end_are_looked_for_once() -> None:
     written = Written(toy_tokenizer().chat_templates["default"])
     rollout = written.rollout(99, [*messages, {"role": "assistant", "content": "Ha"}])
     last = rollout.turns[-1]
-    assert last.prompt_ids is not None
     spoiled = replace(rollout, turns=(rollout.turns[0], replace(last, prompt_ids=last.prompt_ids[:-9])))
     assert search([*log(written), spoiled]).sure
 
@@ -615,7 +613,6 @@ def as_row(rollout: Rollout, *, masked: bool = True) -> Rollout:
     parts, mask = [], []
     length = 0
     for turn in rollout.turns:
-        assert turn.prompt_ids is not None
         assert turn.completion_ids is not None
         parts += [turn.prompt_ids[length:], turn.completion_ids]
         mask += [False] * (len(turn.prompt_ids) - length) + [True] * len(turn.completion_ids)
@@ -732,7 +729,6 @@ def test_the_head_of_a_log_is_explained_with_the_given_template() -> None:
     written = Written(args={"enable_thinking": False}, shows_tools=False)
     renderer = given_renderer(template_args={"reasoning_effort": "high"})
     explanation = explain_head(log(written, calls=True), toy_tokenizer(), renderer)
-    assert explanation is not None
     assert explanation.template is GIVEN_TEMPLATE
     assert dict(explanation.template_args) == {"enable_thinking": False}
     assert explanation.clock == written.date

@@ -259,7 +259,6 @@ def test_chunks_hold_each_row_once_however_large_they_are() -> None:
 def test_a_row_shares_its_plain_values_with_what_is_read() -> None:
     rows = [{"token_ids": list(range(9)), "text": "a"}, {"n": {"ids": (1, 2)}}]
     first, second = raw_rows(rows)
-    assert first.value is not None
     assert first.value["token_ids"] is rows[0]["token_ids"]
     assert second.value == {"n": {"ids": [1, 2]}}
 
@@ -441,7 +440,6 @@ def test_settings_apply_as_to_a_file(tmp_path: Path) -> None:
     other = Settings(overrides=(Override(("/**/eval",), {"fail_on": "never"}),))
     gated = gate_rollouts({"train": [CLEAN], "eval": [BROKEN]}, other)
     assert [f.place.file for r in gated for f in r.findings] == ["eval"]
-    assert gated.summary.gate is not None
     assert not gated.summary.gate.failed
 
 
@@ -480,7 +478,6 @@ def test_a_baseline_accepts_findings_of_rows_in_memory(tmp_path: Path) -> None:
 def test_rollouts_are_read_from_memory() -> None:
     (rollout,) = read_rollouts([CLEAN])
     assert str(rollout.place) == "<rows>:0"
-    assert rollout.training_row is not None
     assert rollout.training_row.token_ids.tolist() == CLEAN["token_ids"]
 
 
@@ -658,7 +655,6 @@ def test_a_repaired_table_is_the_one_that_the_repaired_file_holds(kind: str, nam
 def test_a_repaired_frame_keeps_its_types_and_the_given_frame_stays_as_it_was(typed: bool) -> None:
     pandas = pytest.importorskip("pandas")
     table = table_of(rows_of("miles_session.jsonl"))
-    assert table is not None
     frame = table.to_pandas(types_mapper=pandas.ArrowDtype if typed else None)
     before = copy.deepcopy(frame)
     run = repair_rollouts(frame, None, TOY)

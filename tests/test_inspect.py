@@ -193,7 +193,6 @@ def test_a_row_in_which_a_relation_breaks_is_named_and_hides_it_nowhere_else(tmp
     )
     assert (equal.items, equal.of, equal.except_row) == (11, 12, 7)
     assert inspection.roles["behaviour"].role is Role.LOGPROBS
-    assert inspection.trial is not None
     assert inspection.trial.misfits == {"logprobs": 1}
     assert "(11 of 12, not in row 7)" in " ".join(run("inspect", tmp_path / "broken.jsonl")[1].split())
 

@@ -94,7 +94,6 @@ def repaired(rollout: Rollout) -> Rollout:
         at = int(np.flatnonzero(row.loss_mask)[0])
         return replace(rollout, training_row=spliced(row, at, at + 1, NEW))
     *before, last = rollout.turns
-    assert last.prompt_ids is not None
     prompt = np.concatenate([last.prompt_ids[:-1], np.array(NEW, np.int32)])
     return replace(rollout, turns=(*before, replace(last, prompt_ids=prompt)))
 
@@ -133,7 +132,6 @@ def test_an_example_reads_into_rollouts_whose_columns_fit(example: Example, text
         if trained is not None:
             assert all(column.alignment is not None for column in trained.columns)
             assert trained.loss_mask is not None
-            assert trained.logprobs is not None
             assert (trained.logprobs[trained.loss_mask] < 0).all()
             outside = trained.logprobs[~trained.loss_mask]
             assert set(outside[~np.isnan(outside)]) <= {0.0, 1.0}

@@ -165,7 +165,6 @@ def test_blank_lines_are_skipped_and_counted(tmp_path):
 
 def test_what_python_writes_beside_json_is_read(tmp_path):
     (row,) = rows_of(write(tmp_path / "a.jsonl", b'{"x": NaN, "y": [-Infinity], "z": "\\ud800", "n": 1e999}\n'))
-    assert row.value is not None
     assert np.isnan(row.value["x"])
     assert row.value["y"] == [float("-inf")]
     assert row.value["z"] == "\ud800"
