@@ -16,9 +16,10 @@ from tito_audit.cli._outputs import print_object
 from tito_audit.errors import SetupError
 from tito_audit.report import ReportOptions
 from tito_audit.report_objects import pick
+from tito_audit.run.log_groups import reading_flags
 from tito_audit.run.sft import PreFlight
 from tito_audit.sft.preflight import ADVICE, PlannedRow
-from tito_audit.terminal.escape import elided, visible
+from tito_audit.terminal.escape import elided, shell_word, visible
 from tito_audit.terminal.page import STYLES, heading, open_page, print_commands, print_list, print_parts, wrap
 from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens
 from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
@@ -65,9 +66,9 @@ def sft(options: Options, logs: list[str]) -> None:
             notes = [_NO_MARKERS] if run.plan.answers and not run.has_markers else []
             notes += [visible(notice)] if (notice := options.config_notice()) is not None else []
             print_list(console, "Note", notes)
-            log, tokenizer = visible(run.logs[0]), visible(run.settings.tokenizer or "")
-            command = f"tito-audit convert {log} --to sft -o OUT -t {tokenizer}"
             if run.plan.answers:
+                words = run.logs[0], "--to", "sft", "-o", "OUT", "-t", run.settings.tokenizer or ""
+                command = f"tito-audit convert {' '.join(map(shell_word, (*words, *reading_flags(run.settings))))}"
                 print_commands(console, "Next", [f"{command}   the ids and labels that are shown here"])
             if not run.plan.rows:
                 console.print(Text("nothing to train: there are no rows"))
