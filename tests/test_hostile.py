@@ -339,20 +339,3 @@ def test_odd_column_names_of_a_parquet_file_are_mapped(tmp_path: Path) -> None:
     code, findings, summary = audited(log, *options)
     assert (code, summary["tokens"], summary["generated_tokens"]) == (0, 12, 6)
     assert {finding["severity"] for finding in findings} == {"note"}
-
-
-def test_a_reader_that_goes_away_ends_the_run_quietly(tmp_path: Path) -> None:
-    log = rows(tmp_path / "log.jsonl", *[{**CLEAN, "logprobs": [0.0, 0.0, 0.5, 0.5]}] * 3000)
-    run = subprocess.Popen(
-        [*program(), "scan", str(log), "--report", "jsonl"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert run.stdout is not None
-    assert run.stderr is not None
-    with run.stdout, run.stderr:
-        assert run.stdout.readline().startswith(b"{")
-        run.stdout.close()
-        assert run.stderr.read() == b""
-    assert run.wait(timeout=60) == 141

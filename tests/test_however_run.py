@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Iterator
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,12 +23,19 @@ from tests import elsewhere, test_fit, test_log_wide, test_sessions
 from tests.command import written
 from tests.elsewhere import Elsewhere
 from tests.test_join import captured, split
+from tests.test_log_findings import LATE, faulty, right
 from tests.tiers import DEEP, crossed, examples, some
 from tests.world import BROKEN, CLEAN, FORMATS, TOY, json_lines, lines_of
 from tito_audit import Outcome, RepairSettings, Settings, SetupError, StorageError, repair_rollouts, scan_rollouts
-from tito_audit.run.tasks import strip_rollout
-from tito_audit.run.workers import Executor, can_fork
+from tito_audit.evidence.model import Evidence
+from tito_audit.record.arrays import Ids
+from tito_audit.record.testimony import Witness
+from tito_audit.run import auditor
+from tito_audit.run.log_groups import RowFlow
+from tito_audit.run.tasks import Batch, RepairBatch, repair_steps, strip_rollout
+from tito_audit.run.workers import Executor, InProcess, can_fork
 from tito_audit.settings.model import Override
+from tito_audit.tokens.encoders import FastEncoder
 
 pytestmark = [pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")]
 
@@ -88,6 +97,14 @@ class Logged:
     notice: str = ""
     whole: tuple[str, ...] = ()
     """The logs of which something is found as a whole."""
+
+
+SEVERAL = some((Way(3, 900), Way(2, 1), Way(2, 1 << 20)), 1)
+
+
+def made(path: Path) -> Path:
+    path.mkdir()
+    return path
 
 
 def mixed(count: int) -> list[Options]:
@@ -295,8 +312,7 @@ def read(run: Iterable[T]) -> tuple[list[T], str]:
 
 @pytest.mark.parametrize(("case", "way"), crossed(list(CASES), list(WAYS)))
 def test_a_scan_says_the_same(case: str, way: str, tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    logged = CASES[case](tmp_path / "in")
+    logged = CASES[case](made(tmp_path / "in"))
     results, summary, error = expected = scanned(logged, PLAIN, tmp_path)
     assert results
     assert any(logged.notice in notice for notice in ["", *summary.notices])
@@ -309,13 +325,104 @@ def test_a_scan_says_the_same(case: str, way: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("case", "way"), crossed(list(CASES), list(WAYS)[::-1]))
 def test_a_repair_says_and_writes_the_same(case: str, way: str, tmp_path: Path) -> None:
-    for folder in ("in", "plain", "way", "dry"):
-        (tmp_path / folder).mkdir()
-    logged = CASES[case](tmp_path / "in")
-    outcomes, *_ = expected = repaired(logged, PLAIN, tmp_path / "plain")
+    logged = CASES[case](made(tmp_path / "in"))
+    outcomes, *_ = expected = repaired(logged, PLAIN, made(tmp_path / "plain"))
     assert logged.repaired in (None, sum(outcome.repaired for outcome in outcomes))
-    assert repaired(logged, WAYS[way], tmp_path / "way") == expected
+    assert repaired(logged, WAYS[way], made(tmp_path / "way")) == expected
     if DEEP or logged.logs in LOGS:
-        *_, files = dry = repaired(logged, PLAIN, tmp_path / "dry", dry=True)
+        *_, files = dry = repaired(logged, PLAIN, made(tmp_path / "dry"), dry=True)
         assert not files
         assert repaired(logged, WAYS[way], tmp_path / "dry", dry=True) == dry
+
+
+# What makes it the same
+
+
+def told_by_the_first_token(evidence: Evidence) -> Witness | None:
+    """What a row says here: its first token stands for it, so that the counts alone are looked at."""
+    row = evidence.rollout.training_row
+    return {5: right(LATE), 6: faulty(LATE)}[int(row.token_ids[0])] if row is not None else None
+
+
+def test_rows_that_may_have_the_fault_of_others_are_counted_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("tito_audit.run.row_repair.witness", "tito_audit.run.auditor.witness"):
+        monkeypatch.setattr(name, told_by_the_first_token)
+    for name, last in (("a", 6), ("b", 5), ("c", 6)):
+        ids = [[first, 6, 7, 8] for first in [*[6] * 5, *[5] * 30, last]]
+        written(tmp_path / "in" / f"{name}.jsonl", [{**CLEAN, "token_ids": row_ids} for row_ids in ids])
+    case = Logged(str(tmp_path / "in"), {"tokenizer": None})
+    _, (before, *_), _ = expected = repaired(case, PLAIN, made(tmp_path / "plain"))
+    for number, way in enumerate(SEVERAL):
+        assert repaired(case, way, made(tmp_path / str(number))) == expected
+    assert (before.open_beside_faults, before.fault_beside) == (91, "--assume logprobs=+1")
+
+
+def test_a_repair_loads_its_tokenizer_once_for_all_that_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    load = auditor.load_tokenizer
+
+    def watched(name: str, **how: Any) -> Any:
+        loaded.append(name)
+        return load(name, **how)
+
+    monkeypatch.setattr(auditor, "load_tokenizer", watched)
+    monkeypatch.setattr("tito_audit.run.row_repair.witness", told_by_the_first_token)
+    log = written(tmp_path / "log.jsonl", [{**CLEAN, "token_ids": [first, 6, 7, 8]} for first in (6, 5, 6)])
+    run = repair_rollouts(log, tmp_path / "out.jsonl", Settings(tokenizer=TOKENIZER))
+    assert len(list(run)) == 3
+    assert run.after.rollouts == 3, "the written log was read again"
+    assert loaded == [TOKENIZER]
+
+
+@pytest.mark.parametrize(("log", "jobs"), crossed(some(LOGS[::4], 2), (1, 2)))
+def test_the_fast_encoder_changes_nothing(log: Path, jobs: int, tmp_path: Path) -> None:
+    expected = repaired(Logged(log, {"encoder": "tokenizers"}), PLAIN, made(tmp_path / "plain"))
+    fast = repaired(Logged(log, {"encoder": "fastokens"}), Way(jobs, 997), made(tmp_path / "fast"))
+    assert fast[1][1].encoder == "fastokens, proved by tokenizers"
+    fast[1][1].encoder = expected[1][1].encoder
+    assert fast == expected
+
+
+def test_no_repair_is_proven_by_a_fast_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+
+    class Watched(FastEncoder):
+        def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+            encoded.extend(texts)
+            return super().encode_batch(texts)
+
+    monkeypatch.setattr("tito_audit.tokens.tokenizer.FastEncoder", Watched)
+    flow = RowFlow([LOGS[0]], Settings(tokenizer=TOKENIZER, encoder="fastokens"))
+    flow.choose_encoders()
+    audits = flow.fitted_group(str(LOGS[0])).auditor
+    judge = audits.by_reference()
+    assert audits.tokenizer is not None
+    assert judge.tokenizer is not None
+    text = "What a judge says is the word of the reference."
+    encoded.clear()
+    (ids,) = judge.tokenizer.encode_fast_batch([text])
+    assert judge.tokenizer.encodes_to(text, ids)
+    assert encoded == []
+    assert np.array_equal(audits.tokenizer.encode_fast_batch([text])[0], ids)
+    assert encoded != []
+    assert judge.by_reference() is judge
+    assert audits.tokenizer.encoder_name == "fastokens, proved by tokenizers"
+
+
+def test_rows_that_wait_hold_their_text_only(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", mixed(8))
+    flow = RowFlow([log], Settings())
+    parts = [(part, task) for part, task in repair_steps(flow, 1, keep_text=True) if isinstance(part, Batch)]
+    assert [len(part.rows) for part, _ in parts] == [1] * 8
+    assert all(raw.value is None and raw.text for part, _ in parts for raw in part.rows)
+    assert [str(part) for part, _ in parts][:2] == [f"{log}, rows 0 to 0", f"{log}, rows 1 to 1"]
+    work = RepairBatch(flow, RepairSettings(), writes=True, strips_rollouts=False)
+    again = pickle.loads(pickle.dumps([task for _, task in parts]))
+    answers = [answer for _, answer in InProcess().map(work, ((None, task) for task in again))]
+    case = Logged(log, {"tokenizer": None}, {"unsafe": False})
+    expected = repaired(case, PLAIN, made(tmp_path / "plain"))[0]
+    assert [plain(row.outcome) for answer in answers if answer for row in answer.rows if row] == expected

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,13 @@ from hypothesis import strategies as st
 
 from tests.command import scanned, written
 from tests.ready import program
+from tests.test_however_run import mixed
 from tests.tiers import some
 from tests.world import BROKEN, CLEAN, zstd
-from tito_audit import Settings, SetupError, StorageError, scan_rollouts
+from tito_audit import Settings, SetupError, StorageError, repair_rollouts, scan_rollouts
 from tito_audit.record.arrays import Ids
 from tito_audit.run.tasks import chunk_bytes
-from tito_audit.run.workers import ForkedProcesses, can_fork, usable_cores
+from tito_audit.run.workers import ForkedProcesses, can_fork, is_small, usable_cores
 from tito_audit.storage import RawRow, open_log
 from tito_audit.storage.chunks import ChunkReader, chunks_of
 from tito_audit.storage.log import damage_row
@@ -151,36 +154,26 @@ def test_the_chunks_of_documents_hold_each_row_once(tmp_path: Path, text: bytes,
         assert in_chunks(path, size, LIMIT) == whole(path, LIMIT)
 
 
-@pytest.mark.parametrize("limit", [1 << 20, 600])
-@pytest.mark.parametrize("group", [1, 7, 100])
-def test_the_chunks_of_a_table_hold_each_row_once(tmp_path: Path, group: int, limit: int) -> None:
-    rows = [{"ids": [i] * (i % 9 * 30), "text": None if i % 3 else "é" * i, "deep": {"a": i}} for i in range(40)]
-    table = pa.Table.from_pylist(rows)
-    bad = pa.array([b"\xff" if i == 20 else b"ok" for i in range(40)]).cast(pa.string(), safe=False)
-    words = pa.array(["one", "two"] * 20).dictionary_encode()
-    for name, extra in (("plain", None), ("bad", bad), ("words", words)):
-        path = tmp_path / f"{name}.parquet"
-        pq.write_table(table if extra is None else table.append_column("more", extra), path, row_group_size=group)
-        expected = whole(path, limit)
-        assert len(expected) == 40
-        for size in (1, 100, 3000, 1 << 20):
-            assert in_chunks(path, size, limit) == expected
+KINDS = [*product(["parquet"], [1, 7, 100]), *product(["stream", "file"], some([7, 1, 100], 1))]
+"""Parquet, and Arrow as stream and file, each with the rows of a group."""
 
 
 @pytest.mark.parametrize("limit", [1 << 20, 600])
-@pytest.mark.parametrize("batch", some([7, 1, 100], 1))
-@pytest.mark.parametrize("new", [pa.ipc.new_stream, pa.ipc.new_file])
-def test_the_chunks_of_an_arrow_file_hold_each_row_once(tmp_path: Path, new: Any, batch: int, limit: int) -> None:
+@pytest.mark.parametrize(("kind", "group"), KINDS)
+def test_the_chunks_of_a_table_hold_each_row_once(tmp_path: Path, kind: str, group: int, limit: int) -> None:
     rows = [{"ids": [i] * (i % 9 * 30), "text": None if i % 3 else "é" * i, "deep": {"a": i}} for i in range(40)]
-    table = pa.Table.from_pylist(rows)
     bad = pa.array([b"\xff" if i == 20 else b"ok" for i in range(40)]).cast(pa.string(), safe=False)
     words = pa.array(["one", "two"] * 20).dictionary_encode()
     for name, extra in (("plain", None), ("bad", bad), ("words", words)):
-        path, written_table = tmp_path / name, table if extra is None else table.append_column("more", extra)
-        with new(path, written_table.schema) as writer:
-            writer.write_table(written_table, max_chunksize=batch)
+        table = pa.Table.from_pylist(rows)
+        table = table if extra is None else table.append_column("more", extra)
+        path = tmp_path / (f"{name}.parquet" if kind == "parquet" else name)
+        if kind == "parquet":
+            pq.write_table(table, path, row_group_size=group)
+        else:
+            with getattr(pa.ipc, f"new_{kind}")(path, table.schema) as writer:
+                writer.write_table(table, max_chunksize=group)
         expected = whole(path, limit)
-        assert len(expected) == 40
         assert [row.index for row in expected] == list(range(40))
         for size in (1, 100, 3000, 1 << 20):
             assert in_chunks(path, size, limit) == expected
@@ -278,6 +271,18 @@ def test_processes_end_with_the_generator() -> None:
     assert len(children()) == len(before) + 3
     answers.close()
     assert children() == before
+
+
+def test_processes_end_with_the_outcomes_of_a_repair(tmp_path: Path) -> None:
+    before, log = children(), written(tmp_path / "log.jsonl", mixed(400))
+    run = repair_rollouts(log, tmp_path / "out.jsonl", Settings(jobs=2))
+    run.batch_bytes = 100
+    outcomes = iter(run)
+    next(outcomes)
+    assert len(children()) == len(before) + 2
+    outcomes.close()  # type: ignore[attr-defined]
+    assert children() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl"]
 
 
 def unpicklable(task: int) -> int:
@@ -430,10 +435,6 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def command(log: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "tito_audit", "scan", str(log), "--jobs", "2", *more]
-
-
 def workers_of(pid: int) -> list[int]:
     listed = Path(f"/proc/{pid}/task/{pid}/children")
     end = time.monotonic() + LONG
@@ -445,9 +446,18 @@ def workers_of(pid: int) -> list[int]:
     raise AssertionError("no processes were started")
 
 
-def held(seconds: float, *words: str) -> list[str]:
-    """The command, whose processes need so many seconds more for each task."""
-    return [sys.executable, "-m", "tests.held", str(seconds), *words]
+def started(words: Sequence[str], folder: Path | None = None, jobs: int = 2) -> subprocess.Popen[str]:
+    """The command in a process that leads its group; of `tests.held`, so many seconds come first."""
+    module = "tito_audit" if words[0].isalpha() else "tests.held"
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *words, "--jobs", str(jobs)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+        start_new_session=True,
+    )
 
 
 def ended(pids: list[int]) -> bool:
@@ -467,21 +477,27 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def test_a_scan_with_jobs_prints_what_it_prints_without(tmp_path: Path) -> None:
-    short = tmp_path / "short.jsonl"
-    short.write_bytes(LONG_ROW * 60)
-    printed = {}
-    for jobs in (1, 2):
-        words = [*program(), *command(short, "--report", "json", "--report", f"jsonl={tmp_path / 'out'}")[3:]]
-        words[words.index("2")] = str(jobs)
-        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+CLOCKS = re.compile(r'"seconds": ?[0-9.e-]+|[0-9.]+ s\b')
+
+
+@pytest.mark.parametrize(
+    "command", ["scan LOG -f json -r jsonl=lines", "repair LOG -o out -t TOY -r json=page --diff --worst 5"]
+)
+def test_a_command_with_jobs_prints_and_writes_what_it_does_without(tmp_path: Path, command: str) -> None:
+    # Large enough for several processes, by what no rule reads.
+    log = written(tmp_path / "log.jsonl", [{**row, "note": "x" * 90_000} for row in mixed(40)])
+    assert not is_small([log])
+    came = []
+    for jobs in ("1", "2"):
+        folder = tmp_path / jobs
+        folder.mkdir()
+        words = [*program(), *command.replace("LOG", str(log)).replace("TOY", TOKENIZER).split(), "--jobs", jobs]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=folder, check=False)
         assert (done.returncode, done.stderr) == (1, "")
-        page = json.loads(done.stdout)
-        page["summary"].pop("seconds")
-        lines = (tmp_path / "out").read_text(encoding="utf-8").splitlines()
-        printed[jobs] = (page, lines[:-1])
-    assert printed[1] == printed[2]
-    assert len(printed[1][1]) >= 60
+        files = {path.name: CLOCKS.sub("", path.read_text("utf-8")) for path in folder.iterdir()}
+        came.append((" ".join(CLOCKS.sub("", done.stdout).split()), files))
+    assert came[0] == came[1]
+    assert "repaired by" in came[0][0] or len(came[0][1]["lines"].splitlines()) > 20
 
 
 def printed_by(run: subprocess.Popen[str]) -> tuple[str, str]:
@@ -494,12 +510,12 @@ def printed_by(run: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("who", ["worker", "parent"])
-def test_a_signal_ends_all_processes_with_one_message(long: Path, who: str) -> None:
+@pytest.mark.parametrize("words", ["scan", "repair -o out.jsonl --quarantine aside"])
+def test_a_signal_ends_all_processes_with_one_message_and_leaves_no_file(
+    long: Path, tmp_path: Path, words: str, who: str
+) -> None:
     children()
-    words = held(LONG, "scan", str(long), "--jobs", "2")
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True, start_new_session=True
-    ) as run:
+    with started([str(LONG), *words.split(), str(long)], tmp_path) as run:
         workers = workers_of(run.pid)
         if who == "worker":
             os.kill(workers[1], signal.SIGKILL)
@@ -515,28 +531,27 @@ def test_a_signal_ends_all_processes_with_one_message(long: Path, who: str) -> N
     else:
         assert run.returncode == 130
         assert err == "tito-audit: interrupted; no report was finished\n"
+    assert list(tmp_path.iterdir()) == []
     assert not any(map(alive, workers))
 
 
-def test_processes_end_when_the_reader_goes_away(long: Path) -> None:
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_command_ends_quietly_with_its_processes_when_the_reader_goes_away(long: Path, jobs: int) -> None:
     children()
-    with subprocess.Popen(
-        command(long, "--report", "jsonl"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
-    ) as run:
-        workers = workers_of(run.pid)
+    with started(["scan", str(long), "--report", "jsonl"], jobs=jobs) as run:
+        workers = workers_of(run.pid) if jobs > 1 else []
         assert run.stdout is not None
         assert run.stderr is not None
-        run.stdout.readline()
+        assert run.stdout.readline().startswith("{")
         run.stdout.close()
-        assert run.stderr.read() == b""
+        assert run.stderr.read() == ""
         assert run.wait(timeout=LONG) == 141
     assert not any(map(alive, workers))
 
 
 def test_processes_end_when_their_parent_is_killed(long: Path) -> None:
     children()
-    words = held(0.5, "scan", str(long), "--jobs", "2")
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as run:
+    with started(["0.5", "scan", str(long)]) as run:
         workers = workers_of(run.pid)
         run.kill()
         run.communicate(timeout=LONG)  # ends when the last holder of its stdout is about to

@@ -31,7 +31,7 @@ import pytest
 from tests import ray_driver
 from tests.command import run, written
 from tests.ray_driver import Driver, driver, processes, wait_for
-from tests.test_jobs import FORMATS, ROOT, TOKENIZER
+from tests.test_jobs import FORMATS, LONG_ROW, ROOT, TOKENIZER
 from tests.test_join import captured
 from tests.test_joined_files import sharded
 from tests.test_sessions import Wire, apart, chat, contents
@@ -396,9 +396,8 @@ SCAN = [sys.executable, "-m", "tito_audit", "scan"]
 
 @pytest.fixture
 def long(tmp_path: Path) -> Path:
-    row = {"token_ids": [5] * 4000, "loss_mask": [1] * 4000, "logprobs": [0.5] * 4000}
     path = tmp_path / "long.jsonl"
-    path.write_bytes((json.dumps(row).encode() + b"\n") * 3_000)
+    path.write_bytes(LONG_ROW * 3_000)
     return path
 
 
