@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.command import run, written
+from tests.tables import stored
 from tests.test_render import CHAT, render
 from tito_audit.errors import EncodeError, RenderError, SetupError, TokenizerError
 from tito_audit.render import limits
@@ -297,27 +298,12 @@ def loop(step: str, end: str, times: int = 99) -> str:
     return "{% set n = namespace(s='xx') %}" + steps + end
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        loop("[n.s, n.s]", "{{ n.s }}"),
-        loop("(n.s, n.s)", "{{ {n.s: 1} }}"),
-        loop("{'a': n.s, 'b': n.s}", "{{ n.s | tojson }}"),
-        loop("dict(a=n.s, b=n.s)", "{{ n.s == n.s | list }}"),
-        loop("[n.s, n.s] | tojson", "{{ n.s }}"),
-        loop("(n.s,)", "{{ {n.s: 1} }}", 5000),
-        "{% set n = namespace(s=1) %}{% macro f() %}{% set n.s = varargs %}{% endmacro %}"
-        "{% for i in range(99) %}{% set x = f(n.s, n.s) %}{% endfor %}{{ n.s }}",
-        "{{ strftime_now('%Y' * 999999) }}",
-        "{{ 'ab' * 1000000 }}",
-        "{{ ('<' * 999999) | e | e | e }}",
-        "{{ range(99999) | join('x' * 999999) }}",
-        "{{ ([''] * 99999) | map('default', 'x' * 999999, true) | join }}",
-        "{{ '%1000000000d'.encode() % 1 }}",
-        "{{ [1] * 99999 | tojson(separators=('x' * 999999, ':')) }}",
-        loop("n.s.replace('x'.encode(), 'xx'.encode())", "{{ n.s }}").replace("'xx')", "'xx'.encode())", 1),
-    ],
-)
+def templates(name: str) -> list[str]:
+    """The templates that stand under a name in the data, with the loops among them."""
+    return [*(loop(*words) for words in stored(__file__, f"{name}_LOOPS")), *stored(__file__, name)]
+
+
+@pytest.mark.parametrize("template", templates("SHARING"))
 def test_parts_that_are_shared_cannot_multiply(template: str) -> None:
     began = time.thread_time()
     with pytest.raises(RenderError):
@@ -325,16 +311,7 @@ def test_parts_that_are_shared_cannot_multiply(template: str) -> None:
     assert time.thread_time() - began < 2
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        loop("n.s | string | list", "{{ n.s | tojson }}"),
-        loop("n.s | string", "{{ n.s }}"),
-        "{{ messages" + " | string | list" * 9 + " }}",
-        "{{ messages" + " | list | tojson" * 9 + " }}",
-        "{{ messages[0].content | list | length }}",
-    ],
-)
+@pytest.mark.parametrize("template", templates("LARGE"))
 def test_the_faster_engine_leaves_large_values_to_the_reference(template: str) -> None:
     fast = compile_template(template, "here").fast
     if fast is not None:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.command import loaded
+from tests.tables import stored
 from tests.tiers import examples, some
 from tests.toy import fast_text
 from tito_audit.errors import RenderError, SetupError
@@ -191,46 +192,14 @@ def growing(step: str, start: str = "'xx'") -> str:
     return "{% set ns = namespace(s=" + start + ") %}" + loop
 
 
-@pytest.mark.parametrize(
-    "bomb",
-    [
-        "{{ 'x' * 10**9 }}",
-        "{{ 10**9 * 'x' }}",
-        "{{ [0] * 10**9 }}",
-        "{{ 10 ** (10 ** 8) }}",
-        "{% set ns = namespace(n=3) %}{% for i in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
-        growing("ns.s + ns.s"),
-        growing("ns.s ~ ns.s"),
-        "{% set ns = namespace(s='xx') %}{% for i in range(99) %}{% set t %}{{ ns.s }}{{ ns.s }}{% endset %}"
-        "{% set ns.s = t %}{% endfor %}",
-        growing("[ns.s, ns.s] | join"),
-        growing("''.join([ns.s, ns.s])"),
-        growing("ns.s.replace('x', 'xx')"),
-        growing("ns.s | replace('x', 'xx')"),
-        growing("'%s%s' % (ns.s, ns.s)"),
-        growing("'{0}{0}'.format(ns.s)"),
-        growing("ns.s + ns.s", start="[1]"),
-        "{% macro f(s) %}{{ s }}{{ s }}{% endmacro %}{% set ns = namespace(s='xx') %}"
-        "{% for i in range(99) %}{% set ns.s = f(ns.s) %}{% endfor %}",
-        "{{ 'x'.center(1000000000) }}",
-        "{{ 'x' | center(1000000000) }}",
-        "{{ 'x'.zfill(1000000000) }}",
-        "{{ '\\t'.expandtabs(1000000000) }}",
-        "{{ 'x' | indent(1000000000, true) }}",
-        "{{ '%1000000000d' % 1 }}",
-        "{{ '%1000000000d' | format(1) }}",
-        "{{ '%*d' % (1000000000, 1) }}",
-        "{{ '{:1000000000}'.format(1) }}",
-        "{{ '{:{}}'.format(1, 1000000000) }}",
-        "{{ (1).to_bytes(1000000000, 'big') }}",
-        "{{ [1] | tojson(indent=1000000000) }}",
-        "{{ [1] | batch(1000000000, 0) | list }}",
-        "{{ lipsum(n=100000) }}",
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{% for i in range(99999) %}{% for j in range(99999) %}{{ 'xxxxxxxxxxxxx' }}{% endfor %}{% endfor %}",
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    ],
-)
+BOMBS = [
+    *map(growing, stored(__file__, "GROWING")),
+    growing("ns.s + ns.s", start="[1]"),
+    *stored(__file__, "BOMBS"),
+]
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
 def test_a_template_that_takes_too_much_is_stopped(bomb):
     began = time.process_time()
     with pytest.raises(RenderError):
@@ -427,19 +396,7 @@ def test_a_template_that_cannot_write_the_messages_has_no_spans():
         cut(toy("toy_metaspace"), [{"role": "assistant", "content": "x"}])
 
 
-CONTENT = st.sampled_from(
-    [
-        "",
-        " ",
-        "a",
-        " b\n",
-        "<|im_end|>",
-        "<|im_start|>assistant\n",
-        "<think>\nt\n</think>\n\nx",
-        "</think>",
-        "x </s> y",
-    ]
-)
+CONTENT = st.sampled_from(stored(__file__, "CONTENT"))
 
 
 @pytest.mark.parametrize("name", ["toy_bpe", "toy_metaspace"])
