@@ -1,4 +1,7 @@
-"""Rules of weights, images, units and trainers' columns: what formats hand them, and what holds for every row."""
+"""Rules of weights, images, units and trainers' columns: what holds for every row.
+
+What formats hand them stands in `tests/data/rows_found.jsonl`.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests import toy
+from tests.command import written
 from tests.tiers import examples, some
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.images import (
@@ -29,7 +32,7 @@ from tito_audit.evidence.images import (
 )
 from tito_audit.record.build import build_call_columns, build_training_row
 from tito_audit.record.column import MovePolicy
-from tito_audit.record.finding import Finding, Hit, Where
+from tito_audit.record.finding import Hit, Where
 from tito_audit.record.message import as_messages
 from tito_audit.record.mismatch import MismatchCause
 from tito_audit.record.rollout import Place, Rollout, Turn
@@ -44,15 +47,9 @@ TOY = str(toy.TOKENIZERS / "toy_bpe")
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "tokenizers"
 NEW = ("REC008", "REC010", "LPR507", "LPR508", "LPR509")
 IDS = [2001, 314, 257, 198, 54, 71, 2002, 198]
+IMAGE = {"role": "user", "content": [{"type": "image"}]}
+ANSWER = {"role": "assistant", "content": "4"}
 VALUES = [-0.5, -0.25, -0.5, -1.0, -2.0, -0.125, -0.75, -0.01]
-
-
-def findings(tmp_path: Path, row: Mapping[str, Any], *codes: str) -> list[Finding]:
-    """What a scan of a log with one row finds."""
-    log = tmp_path / "log.jsonl"
-    log.write_bytes(orjson.dumps(row) + b"\n")
-    results = scan_rollouts(log, Settings(tokenizer=TOY, select=codes or NEW))
-    return [finding for result in results for finding in result.findings]
 
 
 def hits(code: str, rollout: Rollout) -> list[Hit]:
@@ -75,100 +72,25 @@ def row_of(logprobs: Any, mask: Any = None, **columns: Any) -> Rollout:
     return Rollout(Place("made up", 0), "toy", training_row=row)
 
 
-# What formats hand to the rules.
+# Images.
 
 
-@pytest.mark.parametrize("trainer", ["old_log_probs", "log_probs", "prox_logp", "old_per_token_logps"])
-def test_a_trainers_column_is_not_taken_for_the_samplers(trainer: str, tmp_path: Path) -> None:
-    off = [value - 0.5 for value in VALUES]
-    row = {"token_ids": IDS, "loss_mask": [1] * 8, trainer: off, "rollout_log_probs": VALUES}
-    (finding,) = findings(tmp_path, row)
-    assert (finding.code, finding.severity.word) == ("LPR509", "warning")
-    assert f"`{trainer}` differs from `rollout_log_probs`: over 8 tokens" in finding.hit.message
-    assert "trainer minus sampler has a mean of -0.5" in finding.hit.message
+@pytest.mark.parametrize("messages", [[IMAGE, ANSWER], []], ids=["an image", "no messages"])
+def test_images_are_skipped_where_neither_messages_nor_vocabulary_tell(messages: Any, tmp_path: Path) -> None:
+    row = {"token_ids": IDS, "loss_mask": [1] * 8} | ({"messages": messages} if messages else {})
+    assert skipped(tmp_path, row) == ["the tokenizer's image tokens are unknown"]
 
 
-def test_the_only_column_of_logprobs_is_the_samplers(tmp_path: Path) -> None:
-    assert findings(tmp_path, {"token_ids": IDS, "loss_mask": [1] * 8, "old_log_probs": VALUES}) == []
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"input_ids": IDS, "loss_mask": [0, 1] * 4, "logprobs": VALUES, "versions": [-1, 6] * 2 + [-1, 7] * 2},
-        {"tokens": IDS, "response_length": 2, "rollout_log_probs": VALUES[:2], "weight_versions": ["6", "7"]},
-        {
-            "prompt_ids": IDS,
-            "completion_ids": IDS[:2],
-            "completion_logprobs": VALUES[:2],
-            "weight_versions": ["6", "7"],
-        },
-        {"input_tokens": IDS, "output_tokens": IDS[:2], "output_logprobs": VALUES[:2], "output_versions": [6, 7]},
-        {"token_ids": IDS, "loss_mask": [0, 1] * 4, "logprobs": VALUES, "weight_versions": ["6", "6", "6", "7"]},
-    ],
-    ids=["AReaL row", "slime row", "one call", "AReaL call", "generic row"],
-)
-def test_versions_are_read_wherever_logs_have_them(row: dict[str, Any], tmp_path: Path) -> None:
-    (finding,) = findings(tmp_path, row, "REC008")
-    assert "2 weight versions: 6" in finding.hit.message
-    assert " and 7" in finding.hit.message
-
-
-ALTERNATIVES = [[-0.0458, -1.3010, -1.5229], [-0.3010, -0.5229, -1.0], [-0.1549, -0.6990, -1.3010]]
-"""In base 10."""
-
-
-def as_openai(tops: list[list[float]]) -> dict[str, Any]:
-    """Logprobs of a chat answer with the alternatives of each token."""
-    content = [
-        {"token": "", "logprob": top[0], "bytes": [], "top_logprobs": [{"token": "", "logprob": v} for v in top]}
-        for top in tops
-    ]
-    return {"content": content}
-
-
-def as_completions(tops: list[list[float]]) -> dict[str, Any]:
-    """The same of a completion."""
-    named = [{str(k): value for k, value in enumerate(top)} for top in tops]
-    return {"token_logprobs": [top[0] for top in tops], "top_logprobs": named}
-
-
-@pytest.mark.parametrize("shape", [as_openai, as_completions, lambda tops: tops])
-def test_alternatives_are_read_in_every_form_and_tell_the_base(shape: Any, tmp_path: Path) -> None:
-    row = {"prompt_ids": IDS, "completion_ids": IDS[:3]}
-    (finding,) = findings(tmp_path, {**row, "logprobs": shape(ALTERNATIVES)}, "LPR508")
-    assert finding.hit.cause == "base 10"
-    natural = [[value * math.log(10) for value in top] for top in ALTERNATIVES]
-    assert findings(tmp_path, {**row, "logprobs": shape(natural)}, "LPR508") == []
-
-
-def test_the_sampled_token_among_its_alternatives_counts_once(tmp_path: Path) -> None:
-    tops = [[-0.2, -0.2, -1.8], [-0.3, -0.3, -1.6], [-0.1, -0.1, -2.5]]
-    row = {"prompt_ids": IDS, "completion_ids": IDS[:3], "logprobs": as_openai(tops)}
-    assert findings(tmp_path, row, "LPR508") == []
-
-
-def test_images_are_skipped_where_the_vocabulary_has_no_tokens_for_them(tmp_path: Path) -> None:
-    messages = [{"role": "user", "content": [{"type": "image"}]}, {"role": "assistant", "content": "4"}]
-    log = tmp_path / "log.jsonl"
-    log.write_bytes(orjson.dumps({"messages": messages, "token_ids": IDS, "loss_mask": [1] * 8}))
-    (result,) = scan_rollouts(log, Settings(tokenizer=TOY, select=("REC010",)))
-    assert [skip.because for skip in result.skips] == ["the tokenizer's image tokens are unknown"]
-
-
-TALK = [{"role": "user", "content": "4"}, {"role": "assistant", "content": "4"}]
-
-
-def test_images_are_skipped_where_neither_messages_nor_vocabulary_tell(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    log.write_bytes(orjson.dumps({"token_ids": IDS, "loss_mask": [1] * 8}))
-    (result,) = scan_rollouts(log, Settings(tokenizer=TOY, select=("REC010",)))
-    assert [skip.because for skip in result.skips] == ["the tokenizer's image tokens are unknown"]
+def test_messages_without_images_tell_that_there_are_none(tmp_path: Path) -> None:
     ids = [2001, 314, 257, 198, 19, 2002, 198, 2001, 1620, 198, 19, 2002]
-    text = {"token_ids": ids, "loss_mask": [0] * 10 + [1] * 2, "messages": TALK}
-    log.write_bytes(orjson.dumps(text))
-    (result,) = scan_rollouts(log, Settings(tokenizer=TOY, select=("REC010",)))
-    assert list(result.skips) == []
+    talk = [{"role": "user", "content": "4"}, ANSWER]
+    assert skipped(tmp_path, {"token_ids": ids, "loss_mask": [0] * 10 + [1] * 2, "messages": talk}) == []
+
+
+def skipped(tmp_path: Path, row: Mapping[str, Any]) -> list[str]:
+    """Why the rule of images does not run on a row."""
+    (result,) = scan_rollouts(written(tmp_path / "log.jsonl", [row]), Settings(tokenizer=TOY, select=("REC010",)))
+    return [skip.because for skip in result.skips]
 
 
 def test_parts_with_empty_fields_are_no_images() -> None:
@@ -231,15 +153,6 @@ def test_versions_of_calls_without_ids_are_told_without_a_count() -> None:
     turns = tuple(Turn(None, None, weight_versions=(version,)) for version in "34")
     (hit,) = hits("REC008", Rollout(Place("made up", 0), "toy", turns=turns))
     assert "weight versions: 3 and 4, one in each call;" in hit.message
-
-
-def test_a_logprob_beside_its_id_is_no_alternative(tmp_path: Path) -> None:
-    row = {
-        "prompt_ids": IDS,
-        "completion_ids": IDS[:4],
-        "logprobs": [[-0.5, 71], [-0.25, 54], [-1.5, 71], [-2, 9]],
-    }
-    assert findings(tmp_path, row, "LPR508") == []
 
 
 # What holds for every row.
