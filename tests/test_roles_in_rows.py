@@ -1,11 +1,14 @@
-"""What the command says of training rows whose roles have other names, or names that nobody knows."""
+"""What the command says of training rows whose roles have other names, or names that nobody knows.
+
+Single rows stand in `tests/data/rows_found.jsonl`.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,15 +26,6 @@ BPE = toy.TOKENIZERS / "toy_bpe"
 TALK = (("user", "Go"), ("assistant", "\n\nHello there"), ("user", "Now what?"), ("assistant", "Done "))
 GIVEN, EVERYTHING = "given", "everything"
 Row = dict[str, Any]
-
-
-class Said(NamedTuple):
-    """What a scan says."""
-
-    code: int
-    loud: list[tuple[int, str, str, str]]
-    """Row, code, severity and cause of each finding above a note."""
-    messages: list[str]
 
 
 def row_of(
@@ -57,13 +51,13 @@ def row_of(
     return {"token_ids": ids, "loss_mask": mask} | ({"messages": messages} if chat else {})
 
 
-def scanned(path: Path, rows: Sequence[Row], *options: object) -> Said:
-    log = written(path / "log.jsonl", rows)
-    code, out, _ = run("scan", log, "-t", BPE, "--no-config", "--report", "jsonl", *options)
+def loud_in(log: Path, *options: object) -> list[tuple[int, str, str, str]]:
+    """Row, code, severity and cause of what a scan says of masks above a note."""
+    code, out, _ = run("scan", log, "-t", BPE, "--report", "jsonl", *options)
     lines = [line for line in map(json.loads, out.splitlines()) if line.get("severity") in ("error", "warning")]
+    assert code == any(line["severity"] == "error" for line in lines)
     masks = [line for line in lines if line["code"] == "MSK401"]
-    loud = [(line["row"], line["code"], line["severity"], line["cause"]) for line in masks]
-    return Said(code, loud, [line["message"] for line in masks])
+    return [(line["row"], line["code"], line["severity"], line["cause"]) for line in masks]
 
 
 NAMES = (
@@ -82,10 +76,9 @@ def test_the_same_rows_are_at_fault_whatever_the_roles_are_called(
     tmp_path: Path, names: dict[str, str], headers: dict[str, str] | None, chat: bool
 ) -> None:
     rows = [row_of(names, headers=headers, chat=chat, faulty=GIVEN if at % 2 else "") for at in range(4)]
-    report = scanned(tmp_path, rows)
-    assert [(row, severity) for row, _, severity, _ in report.loud] == [(1, "error"), (3, "error")]
-    assert {cause for *_, cause in report.loud} <= {"user", "tool"}
-    assert report.code == 1
+    loud = loud_in(written(tmp_path / "log.jsonl", rows), "--no-config")
+    assert [(row, severity) for row, _, severity, _ in loud] == [(1, "error"), (3, "error")]
+    assert {cause for *_, cause in loud} <= {"user", "tool"}
 
 
 @pytest.mark.parametrize("chat", [True, False], ids=["messages", "ids alone"])
@@ -100,66 +93,28 @@ def test_repair_leaves_nothing_trained_but_what_was_sampled(tmp_path: Path, chat
 
 
 @pytest.mark.parametrize("chat", [True, False], ids=["messages", "ids alone"])
-def test_a_role_that_nobody_knows_is_one_warning_and_never_clean(tmp_path: Path, chat: bool) -> None:
-    rows = [row_of({"assistant": "planner"}, chat=chat, faulty=fault) for fault in ("", GIVEN)]
-    report = scanned(tmp_path, rows)
-    unknown = (0, "MSK401", "warning", "unknown role")
-    assert [finding for finding in report.loud if finding[3] == "unknown role"] == [unknown, (1, *unknown[1:])]
-    assert report.messages[0] == (
-        "cannot tell which tokens were sampled: role 'planner' is not known to be sampled or given; "
-        "pass --sampled-role planner if the model wrote it"
-    )
-    _, out, _ = run("scan", tmp_path / "log.jsonl", "-t", BPE, "--no-config")
-    assert "clean" not in out
-    assert run("scan", tmp_path / "log.jsonl", "-t", BPE, "--no-config", "--fail-on", "warning")[0] == 1
-
-
-def test_a_role_that_nobody_knows_keeps_its_tokens_in_every_repair(tmp_path: Path) -> None:
-    row = row_of({"assistant": "planner"})
-    log = written(tmp_path / "log.jsonl", [row])
-    run(
-        "repair",
-        log,
-        "-o",
+def test_a_role_that_nobody_knows_is_never_clean_and_keeps_its_tokens_in_every_repair(
+    tmp_path: Path, chat: bool
+) -> None:
+    row = row_of({"assistant": "planner"}, chat=chat)
+    log, out, toy_alone = (
+        written(tmp_path / "log.jsonl", [row]),
         tmp_path / "out.jsonl",
-        "-t",
-        BPE,
-        "--no-config",
-        "--fail-on",
-        "warning",
-        "--with",
-        "mask",
+        ("-t", BPE, "--no-config"),
     )
-    assert json.loads((tmp_path / "out.jsonl").read_text())["loss_mask"] == row["loss_mask"]
+    assert "clean" not in run("scan", log, *toy_alone)[1]
+    assert run("scan", log, *toy_alone, "--fail-on", "warning")[0] == 1
+    run("repair", log, "-o", out, *toy_alone, "--fail-on", "warning", "--with", "mask")
+    assert json.loads(out.read_text())["loss_mask"] == row["loss_mask"]
 
 
-@pytest.mark.parametrize("chat", [True, False], ids=["messages", "ids alone"])
-def test_a_role_that_is_stated_is_judged_like_any_other(tmp_path: Path, chat: bool) -> None:
-    rows = [row_of({"assistant": "planner"}, chat=chat, faulty=fault) for fault in ("", GIVEN)]
-    report = scanned(tmp_path, rows, "--sampled-role", "planner")
-    assert report.loud == [(1, "MSK401", "error", "user")]
+def test_a_role_may_be_stated_of_some_logs(tmp_path: Path) -> None:
     config = tmp_path / "own.toml"
     config.write_text('[[overrides]]\npaths = "*.jsonl"\nsampled-roles = ["planner"]\n')
-    _, out, _ = run("scan", tmp_path / "log.jsonl", "-t", BPE, "--config", config, "--report", "jsonl")
-    findings = [finding for finding in map(json.loads, out.splitlines()) if finding.get("code") == "MSK401"]
-    assert [(finding["row"], finding["cause"]) for finding in findings] == [(1, "user")]
-
-
-def test_roles_that_are_stated_leave_no_other_sampled(tmp_path: Path) -> None:
-    """Of two models that talk to each other one is trained."""
-    clean = row_of({"user": "agent"})
-    assert [finding[2:] for finding in scanned(tmp_path, [clean], "--sampled-role", "assistant").loud] == []
-    report = scanned(tmp_path, [row_of({"user": "agent"}, faulty=GIVEN)], "--sampled-role", "assistant")
-    assert [finding[2:] for finding in report.loud] == [("error", "given answer")]
-
-
-def test_what_to_pass_names_the_roles_that_were_sampled_as_well(tmp_path: Path) -> None:
-    row = row_of({})
-    row["messages"][0]["role"] = "plan ner"
-    report = scanned(tmp_path, [row])
-    assert report.messages[-1].endswith(
-        "pass --sampled-role assistant --sampled-role 'plan ner' if the model wrote it"
+    log = written(
+        tmp_path / "log.jsonl", [row_of({"assistant": "planner"}, faulty=fault) for fault in ("", GIVEN)]
     )
+    assert loud_in(log, "--config", config) == [(1, "MSK401", "error", "user")]
 
 
 def test_no_role_at_all_is_a_mistake_of_the_command(tmp_path: Path) -> None:
@@ -169,17 +124,6 @@ def test_no_role_at_all_is_a_mistake_of_the_command(tmp_path: Path) -> None:
     assert "--sampled-role '': a role is missing." in err
 
 
-def test_calls_prove_what_was_sampled_whatever_the_roles_are_called(tmp_path: Path) -> None:
-    row = row_of({"assistant": "planner"}, chat=False)
-    start = row["loss_mask"].index(1)
-    end = row["loss_mask"].index(0, start)
-    call = {"prompt_ids": row["token_ids"][:start], "completion_ids": row["token_ids"][start:end]}
-    last = len(row["loss_mask"]) - 1 - row["loss_mask"][::-1].index(1) + 1
-    again = row["loss_mask"].index(1, end)
-    later = {"prompt_ids": row["token_ids"][:again], "completion_ids": row["token_ids"][again:last]}
-    assert scanned(tmp_path, [{**row, "calls": [call, later]}]).loud == []
-
-
 def test_sampled_white_space_that_a_template_trims_is_the_answers(tmp_path: Path) -> None:
     """The template at hand writes the text without it, and so puts its header elsewhere."""
     template = tmp_path / "trims.jinja"
@@ -187,7 +131,8 @@ def test_sampled_white_space_that_a_template_trims_is_the_answers(tmp_path: Path
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    assert scanned(tmp_path, [row_of({})], "--chat-template", template).loud == []
+    log = written(tmp_path / "log.jsonl", [row_of({})])
+    assert loud_in(log, "--no-config", "--chat-template", template) == []
 
 
 # What all witnesses agree on
