@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,17 @@ import pytest
 
 from tests.command import run as run_command
 from tests.test_parquet_output import form_of, same_values
+from tests.tables import table
 from tests.tiers import DEEP, examples, some
 from tests.world import lines_of
+from tito_audit.cli.repair import REPORTS, RepairRun, RowTally
+from tito_audit.record.finding import Severity
 from tito_audit.record.outcome import Outcome
+from tito_audit.report import ReportOptions
 from tito_audit.run.repair import repair_rollouts
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import open_log, open_output
+from tito_audit.summary import RuleCount, Summary
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -421,36 +426,12 @@ def placed(tmp_path: Path) -> Path:
     return log
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["-o", "old.jsonl"], "the file exists, so nothing was written"),
-        (["-o", "out.jsonl", "--quarantine", "old.jsonl"], "the file exists, so nothing was written"),
-        (["-o", "log.jsonl", "--force"], "a log is never overwritten"),
-        (["-o", "soft.jsonl", "--force"], "a log is never overwritten"),
-        (["-o", "hard.jsonl", "--force"], "a log is never overwritten"),
-        (["-o", "out.jsonl", "--quarantine", "out.jsonl"], "name another file"),
-        (["-o", "out.jsonl", "--quarantine", "folder/../out.jsonl"], "name another file"),
-        (["-o", "out.jsonl", "--quarantine", "soft.jsonl", "--force"], "name another file"),
-        (["-o", "out.jsonl", "--quarantine", "folder"], "this is a folder"),
-        (["-o", "folder"], "this is a folder"),
-        (["-o", "absent/out.jsonl"], "there is no folder"),
-        (["-o", "out.jsonl", "--quarantine", "absent/bad.jsonl"], "there is no folder"),
-        (["-o", "old.jsonl/out.jsonl"], "old.jsonl"),
-        (["-o", "out.parquet"], "out.parquet"),
-        (["-o", f"{'x' * 300}.jsonl"], "too long"),
-        (["-o", "out.jsonl", "--quarantine", f"{'x' * 300}.jsonl"], "too long"),
-        (["-o", "round.jsonl"], "round.jsonl"),
-        (["-o", "/dev/full"], "not a regular file"),
-    ],
-    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
-)
-def test_a_place_that_cannot_be_is_refused_and_nothing_changes(
-    tmp_path: Path, arguments: list[str], says: str
-) -> None:
+@pytest.mark.parametrize(*table(__file__, "a_place_that_cannot_be_is_refused_and_nothing_changes"))
+def test_a_place_that_cannot_be_is_refused_and_nothing_changes(tmp_path: Path, arguments: str, says: str) -> None:
     log = placed(tmp_path)
     before = contents(tmp_path)
-    places = [argument if argument[0] in "-/" else str(tmp_path / argument) for argument in arguments]
+    words = arguments.replace("LONG", "x" * 300).split()
+    places = [word if word[0] in "-/" else str(tmp_path / word) for word in words]
     code, page, err = run_command("repair", log, *places)
     assert code == 2
     assert page == ""
@@ -741,3 +722,34 @@ def test_no_log_that_lacks_rows_appears_before_the_quarantine_that_holds_them(tm
     assert seen[-1] == ["a.jsonl"]
     assert contents(tmp_path / "out").keys() == {"a.jsonl", "b.jsonl", "c.jsonl"}
     assert (tmp_path / "bad.jsonl").is_file()
+
+
+# The page
+
+
+def page_of(before: Summary, after: Summary) -> str:
+    """The last line of the page of a repair with these counts."""
+    page = RepairRun(RowTally(Severity.ERROR), before, after, [], Settings(), RepairSettings(), "out.jsonl")
+    out = io.StringIO()
+    REPORTS["text"](page, out, ReportOptions())
+    return out.getvalue().splitlines()[-1]
+
+
+def test_rows_that_could_not_be_judged_are_counted_in_the_last_line() -> None:
+    errors = {"MSK401": RuleCount(error=1)}
+    before = Summary(
+        rollouts=40, findings=errors, open_rows=20, open_beside_faults=19, fault_beside="--assume logprobs=+1"
+    )
+    assert page_of(before, Summary(rollouts=40, open_rows=20)) == (
+        "not all fixed: 1 error → 0; 20 rows could not be judged; 19 rows may have the same fault; "
+        "nothing in them decides it: state it with --assume logprobs=+1 if it is so"
+    )
+    alone = Summary(rollouts=40, findings=errors, open_rows=1)
+    assert page_of(alone, replace(alone, findings={})) == "fixed: 1 error → 0; 1 row could not be judged"
+
+
+def test_the_report_counts_the_rows_that_were_forked() -> None:
+    log = ROOT / "tests" / "transcripts" / "stored" / "repair" / "two_thoughts.jsonl"
+    report = json.loads(run_here(log, "--dry-run", "-f", "json").stdout)
+    assert (report["rows"]["forked"], report["rows"]["forked_into"]) == (2, 4)
+    assert [report[when]["findings"]["TPL204"]["warning"] for when in ("before", "after")] == [0, 2]
