@@ -30,8 +30,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.command import run as run_command
-from tests.test_parquet_output import form_of, same_values
 from tests.tables import table
+from tests.test_parquet_output import form_of, same_values
 from tests.tiers import DEEP, examples, some
 from tests.world import lines_of
 from tito_audit.cli.repair import REPORTS, RepairRun, RowTally

@@ -59,6 +59,18 @@ def shards(folder: Path, number: int, rows: int = 4) -> Path:
     return folder
 
 
+CONVERSATIONS = ("gateway", "openai_chat", "sglang", "vllm", "areal")
+"""Fixtures with calls of the same conversations."""
+
+
+def copied(folder: Path, *names: str) -> Path:
+    """A folder of these fixtures."""
+    folder.mkdir()
+    for name in names:
+        shutil.copy(FORMATS / f"{name}.jsonl", folder)
+    return folder
+
+
 def scan(logs: Path, out: Path, *more: object) -> tuple[int, str, str]:
     """A scan with every report in a folder."""
     out.mkdir(exist_ok=True)
@@ -282,11 +294,9 @@ def test_a_log_that_changes_while_it_is_audited_is_not_recorded_as_finished(tmp_
             with (logs / "001.jsonl").open("a") as out:
                 out.write("\n")
             break
-    for _ in results:
-        pass
+    list(results)
     again = scan_rollouts([logs], Settings(), resume=tmp_path / "j")
-    for _ in again:
-        pass
+    list(again)
     assert again.resumed == 2
 
 
@@ -325,10 +335,7 @@ def views(results: Iterable[Result]) -> list[tuple[Place, View | None]]:
 
 
 def test_calls_that_are_joined_across_logs_are_joined_again(tmp_path: Path) -> None:
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    for name in ("gateway", "openai_chat", "sglang", "vllm", "areal"):
-        shutil.copy(FORMATS / f"{name}.jsonl", logs)
+    logs = copied(tmp_path / "logs", *CONVERSATIONS)
     whole = scan_rollouts([logs], Settings(tokenizer=str(TOY)))
     bare = stripped(whole)
     for resumed in (0, 5):
@@ -397,6 +404,7 @@ def test_a_journal_cut_off_at_any_byte_keeps_what_was_finished_by_then(tmp_path:
 
 
 def test_a_journal_that_is_damaged_foreign_or_of_another_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    """What is said of other files stands in `tests/transcripts/resume.txt`."""
     logs, place = shards(tmp_path / "logs", 2), tmp_path / "j"
     record(place, 3)
     data = place.read_bytes()
@@ -404,41 +412,10 @@ def test_a_journal_that_is_damaged_foreign_or_of_another_version_is_refused_in_o
         place.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         with pytest.raises(SetupError, match=r"damaged at byte [\d,]+.*\n.*[Dd]elete it"):
             Journal(place)
-    errors = {
-        b'{"tito_audit_journal": 1}\n': "version 1",
-        b'{"token_ids": [1]}\n': "not a journal",
-        b"hello": "not a journal",
-        b"\x00" * 90: "not a journal",
-    }
-    for head, words in errors.items():
-        place.write_bytes(head)
-        code, _, error = run("scan", logs, "--journal", place, "--resume", "-q")
-        assert (code, place.read_bytes()) == (2, head)
-        assert words in error
-        assert "Traceback" not in error
-
-
-def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
-    logs = shards(tmp_path / "logs", 2)
-    for command in ("scan", "repair --dry-run"):
-        code, _, error = run(*command.split(), logs, "--resume")
-        assert code == 2
-        assert "--resume: no journal is named" in error
-    code, _, error = run("repair", logs, "-o", "s3://logs/a/", "--resume")
-    assert code == 2
-    assert "--resume: a journal is kept on disk, not beside s3://logs/a." in error
-    run("scan", logs, "--journal", tmp_path / "j", "-q")
-    code, _, error = run("scan", logs, "--journal", tmp_path / "j", "-q")
-    assert code == 2
-    assert "Pass --resume to continue it, or delete the file" in error
-    code, _, error = run("scan", logs, "--journal", tmp_path, "--resume", "-q")
-    assert code == 2
-    assert "the journal cannot be written" in error
-    code, _, error = run("scan", logs, "--journal", logs / "000.jsonl", "--resume", "-q")
-    assert "a log is never overwritten" in error
-    code, _, error = run("scan", logs, "--journal", tmp_path / "x", "-r", f"json={tmp_path / 'x'}")
-    assert code == 2
-    assert "name another file" in error
+    place.write_bytes(b"\x00" * 90)
+    code, _, error = run("scan", logs, "--journal", place, "--resume", "-q")
+    assert (code, place.read_bytes()) == (2, b"\x00" * 90)
+    assert "not a journal" in error
 
 
 @pytest.mark.skipif(not can_fork(), reason="the other run is a fork")
@@ -479,7 +456,7 @@ def test_a_journal_holds_a_checksum_and_json_in_each_line(tmp_path: Path) -> Non
 def test_only_a_file_on_disk_can_be_a_journal(tmp_path: Path) -> None:
     logs = shards(tmp_path / "logs", 1)
     os.mkfifo(tmp_path / "pipe")
-    for place in ("/dev/null", tmp_path / "pipe", "a\0b"):
+    for place in (tmp_path / "pipe", "a\0b"):
         code, _, error = run("scan", logs, "--journal", place, "--resume", "-q")
         assert code == 2
         assert "name another file" in error
@@ -661,10 +638,7 @@ def test_tokens_trained_twice_are_those_of_all_logs(tmp_path: Path) -> None:
 
 
 def test_logs_with_calls_of_one_conversation_are_repaired_together(tmp_path: Path) -> None:
-    logs, out = tmp_path / "logs", tmp_path / "out"
-    logs.mkdir()
-    for name in ("gateway", "openai_chat", "sglang", "vllm", "areal"):
-        shutil.copy(FORMATS / f"{name}.jsonl", logs)
+    logs, out = copied(tmp_path / "logs", *CONVERSATIONS), tmp_path / "out"
     repair(logs, out, "--resume")
     _, _, err = repair(logs, out, "--resume")
     assert "5 of 5 logs" in err

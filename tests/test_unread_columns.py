@@ -1,14 +1,16 @@
-"""A scan names columns that it did not read but that look like ids, masks, logprobs or messages; no others."""
+"""A scan names columns that it did not read but that look like ids, masks, logprobs or messages; no others.
+
+How it says so stands in `tests/transcripts/unread.txt`.
+"""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.command import run, written
+from tests.command import written
 from tests.own_logs import DECOYS, own_log
 from tito_audit.errors import RecordError
 from tito_audit.formats import pick_format, unread_columns
@@ -33,32 +35,6 @@ CALL = {
 }
 
 
-def notices(*logs: Path, **settings: Any) -> list[str]:
-    scan = scan_rollouts(list(logs), Settings(**settings))
-    for _ in scan:
-        pass
-    return [notice for notice in scan.summary.notices if "not read" in notice]
-
-
-def test_columns_that_look_like_ids_and_logprobs_are_named_once_a_log(tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", [CALL] * 5)
-    notice = (
-        "2 columns look like token ids or logprobs and were not read: gen_tokens, gen_lp. "
-        f"tito-audit inspect {log} shows them and suggests a mapping."
-    )
-    assert notices(log) == [notice]
-    assert notice in " ".join(run("scan", log)[1].split())
-    assert notice in json.loads(run("scan", log, "-f", "json")[1])["summary"]["notices"]
-
-
-def test_one_column_is_named_in_the_singular_and_logs_with_the_same_columns_share_a_notice(tmp_path: Path) -> None:
-    row = {key: value for key, value in CALL.items() if key != "gen_tokens"}
-    logs = [written(tmp_path / f"{name}.jsonl", [row]) for name in "abc"]
-    (notice,) = notices(*logs)
-    assert notice.startswith("1 column looks like logprobs and was not read in 3 logs: gen_lp. ")
-    assert f"inspect {logs[0]} shows it " in notice
-
-
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_only_the_first_rows_are_looked_at_whatever_the_number_of_processes(tmp_path: Path, jobs: int) -> None:
     clean = {name: CALL[name] for name in ("prompt_ids", "completion_ids")}
@@ -70,18 +46,6 @@ def test_only_the_first_rows_are_looked_at_whatever_the_number_of_processes(tmp_
     for _ in scan:
         pass
     assert list(scan.summary.unread.values()) == [{"gen_lp": "logprobs"}]
-
-
-def test_a_mapped_column_is_read(tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", [{**CALL, "gen_tokens": [12, 13, 14, 15]}])
-    assert notices(log, columns={"completion_logprobs": "gen_lp"}) == []
-
-
-def test_what_a_rollout_holds_under_another_name_was_read(tmp_path: Path) -> None:
-    row = {"token_ids": [*range(5, 20)], "loss_mask": [0] * 8 + [1] * 7, "logprobs": [0.0] * 8 + [-0.5] * 7}
-    copies = {"all_tokens": row["token_ids"], "answer_toks": row["token_ids"][8:], "train_copy": row["loss_mask"]}
-    log = written(tmp_path / "log.jsonl", [{**row, **copies, "lp_copy": row["logprobs"]}])
-    assert notices(log) == []
 
 
 def test_decoys_are_not_named(tmp_path: Path) -> None:
