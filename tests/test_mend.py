@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import time
 from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import stored
 from tests.tiers import crossed, examples, some
 from tito_audit.align.mask_drift import mask_drift
 from tito_audit.chains.fork import fork_cost, fork_rows
@@ -107,58 +108,39 @@ PREFIX_ENDINGS = {
     "with a generation prompt": lambda prefix: prefix + GENERATION,
     "without the turn end": lambda prefix: prefix[:-2],
 }
-endings = pytest.mark.parametrize("ending", PREFIX_ENDINGS.values(), ids=PREFIX_ENDINGS)
+STOPPED = {"same stop": END, "another stop": OTHER_END, "cut by length": None}
+REMARK = say("user", 70)
+EMPTIED = say("assistant", thinks=(50, 51, 52, 53))
 
 
-@endings
+def spelled(*thinks: int) -> Message:
+    return say("assistant", 40, END, 41, MERGED_TOKEN, thinks=thinks)
+
+
+QUOTING = say("user", *write([spelled()])[0], OTHER_END, 60, END)
+FULL_OF_ENDS = say("user", 30, END, 31, END, END, 32)
+AGAIN = [ASK, say("assistant", 40, MERGED_TOKEN, 41), ASK]
+TALKS = {
+    "an answer": ([SYSTEM, ASK, THOUGHT], [NEXT], False),
+    "an emptied last turn that the template drops": ([SYSTEM, ASK, THOUGHT, NEXT, EMPTIED], [REMARK], True),
+    "an emptied earlier turn that the template drops": ([SYSTEM, ASK, EMPTIED, NEXT, THOUGHT], [ASK], True),
+    "a stop token in the answer": ([SYSTEM, FULL_OF_ENDS, spelled(50, 51)], [QUOTING], False),
+    "a stop token in the reasoning": ([SYSTEM, FULL_OF_ENDS, spelled(50, END, 51)], [QUOTING], False),
+    **{f"turns that repeat {times} times": ([ASK, THOUGHT] * times, AGAIN, False) for times in (1, 2, 5)},
+}
+"""What was said, what is said next, and whether the template leaves out what has nothing left to say."""
+
+
+@pytest.mark.parametrize("talk", TALKS)
+@pytest.mark.parametrize("ending", PREFIX_ENDINGS)
 @pytest.mark.parametrize("strip", [False, True], ids=["append-only", "reasoning stripped"])
-@pytest.mark.parametrize("stop", [END, OTHER_END, None], ids=["same stop", "another stop", "cut by length"])
-def test_a_prompt_goes_on_behind_the_sampled_turn_whatever_its_end(ending, strip, stop) -> None:
-    history = [SYSTEM, ASK, THOUGHT]
-    prefix = ending(write(history)[0])
-    spliced = splice_prefix(seen_of(history, stop=stop), prefix, prompt_of([*history, NEXT], strip=strip), STOPS)
-    closing = [END] if stop is None else []
-    assert spliced == seen_of(history, stop=stop) + closing + tail_of([NEXT])
-
-
-@endings
-@pytest.mark.parametrize("stop", [END, OTHER_END, None], ids=["same stop", "another stop", "cut by length"])
-def test_an_emptied_last_turn_that_the_template_drops_stays_as_it_was_sampled(ending, stop) -> None:
-    history = [SYSTEM, ASK, THOUGHT, NEXT, say("assistant", thinks=(50, 51, 52, 53))]
-    template = prompt_of([*history, say("user", 70)], strip=True, drop=True)
-    spliced = splice_prefix(seen_of(history, stop=stop), ending(write(history)[0]), template, STOPS)
-    closing = [END] if stop is None else []
-    assert spliced == seen_of(history, stop=stop) + closing + tail_of([say("user", 70)])
-
-
-@endings
-def test_an_emptied_earlier_turn_that_the_template_drops_moves_no_place(ending) -> None:
-    history = [SYSTEM, ASK, say("assistant", thinks=(50, 51)), NEXT, THOUGHT]
-    template = prompt_of([*history, ASK], strip=True, drop=True)
-    spliced = splice_prefix(seen_of(history), ending(write(history)[0]), template, STOPS)
-    assert spliced == seen_of(history) + tail_of([ASK])
-
-
-@endings
-@pytest.mark.parametrize("strip", [False, True], ids=["append-only", "reasoning stripped"])
-@pytest.mark.parametrize("thinks", [(50, END, 51), (50, 51)], ids=["in the reasoning", "in the answer"])
-def test_a_stop_token_spelled_in_a_text_ends_no_turn(ending, strip, thinks) -> None:
-    question = say("user", 30, END, 31, END, END, 32)
-    answered = say("assistant", 40, END, 41, MERGED_TOKEN, thinks=thinks)
-    quoting = say("user", *write([say("assistant", 40, END, 41, MERGED_TOKEN)])[0], OTHER_END, 60, END)
-    history = [SYSTEM, question, answered]
-    template = prompt_of([*history, quoting], strip=strip)
-    spliced = splice_prefix(seen_of(history), ending(write(history)[0]), template, STOPS)
-    assert spliced == seen_of(history) + tail_of([quoting])
-
-
-@pytest.mark.parametrize("strip", [False, True], ids=["append-only", "reasoning stripped"])
-@pytest.mark.parametrize("times", [1, 2, 5])
-def test_turns_that_repeat_word_for_word_are_taken_in_order(strip, times) -> None:
-    history = [ASK, THOUGHT] * times
-    new = [ASK, say("assistant", 40, MERGED_TOKEN, 41), ASK]
-    spliced = splice_prefix(seen_of(history), write(history)[0], prompt_of([*history, *new], strip=strip), STOPS)
-    assert spliced == seen_of(history) + tail_of(new)
+@pytest.mark.parametrize("stop", STOPPED)
+def test_a_prompt_goes_on_behind_the_sampled_turn_whatever_its_end(talk, ending, strip, stop) -> None:
+    history, new, drop = TALKS[talk]
+    template = prompt_of([*history, *new], strip=strip or drop, drop=drop)
+    seen = seen_of(history, stop=STOPPED[stop])
+    spliced = splice_prefix(seen, PREFIX_ENDINGS[ending](write(history)[0]), template, STOPS)
+    assert spliced == seen + [END] * (STOPPED[stop] is None) + tail_of(new)
 
 
 def test_a_template_that_forgets_the_oldest_of_equal_turns_keeps_the_new_message() -> None:
@@ -219,12 +201,6 @@ def test_no_place_to_splice_is_an_error_that_says_what_was_looked_for() -> None:
         assert words in message
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, TitoAuditError)
-    with pytest.raises(SpliceError, match="holds no end"):
-        splice_prefix(seen_of(history), write(history)[0], prompt_of([*history, NEXT]), 1000)
-    with pytest.raises(SpliceError, match="stop_ids is empty"):
-        splice_prefix([1], [2], [3], ())
-    with pytest.raises(RecordError, match="template_ids"):
-        splice_prefix([1], [2], ["3"], 9)  # type: ignore[list-item]
 
 
 def test_a_prompt_full_of_stop_tokens_holds_nobody_up() -> None:
@@ -339,12 +315,12 @@ ENDINGS = {"same stop": 0, "another stop": 1, "cut by length": None}
 """How a sampled turn may end, as the index of its stop."""
 
 
-@functools.cache
+@cache
 def tokenizer(name: str) -> Tokenizer:
     return load_tokenizer(str(TOKENIZERS / name))
 
 
-@functools.cache
+@cache
 def renderer(name: str) -> Renderer:
     return make_renderer(tokenizer(name), chat_template=HARMONY if name == "gpt-oss" else None)
 
@@ -476,39 +452,15 @@ def test_a_real_turn_that_the_template_drops_stays_as_sampled(name, ending) -> N
 # Masks.
 
 
-def test_only_the_drifted_tokens_leave_the_loss() -> None:
-    assert mask_drift([1, 2, 7, 4], [1, 2, 5, 6, 4], [0, 1, 1, 1]) == [False, True, False, True]
+MASKS = stored(__file__, "MASKS")
 
 
-def test_the_whole_turn_of_a_drifted_token_leaves_the_loss() -> None:
-    recorded, reference = [1, 2, 3, 9, 4, 5, 9, 6, 7], [1, 2, 3, 9, 4, 8, 9, 6, 7]
-    mask = [0, 1, 1, 1, 0, 1, 1, 0, 1]
-    assert mask_drift(recorded, reference, mask, by="turn") == [bool(x) for x in [0, 1, 1, 1, 0, 0, 0, 0, 1]]
-
-
-def test_turns_trained_in_one_run_are_told_apart_by_their_ends() -> None:
-    recorded, reference = [1, 2, 9, 3, 4, 9, 5, 9], [1, 2, 9, 3, 8, 9, 5, 9]
-    assert mask_drift(recorded, reference, [1] * 8, by="turn") == [False] * 8
-    expected = [True] * 3 + [False] * 3 + [True] * 2
-    assert mask_drift(recorded, reference, [1] * 8, by="turn", stop_ids=9) == expected
-
-
-def test_all_tokens_from_the_first_drift_on_leave_the_loss() -> None:
-    mask = mask_drift([1, 2, 7, 4, 5], [1, 2, 3, 4, 5], np.array([0, 1, 1, 1, 1]), by="first-divergence")
-    assert mask == [False, True, False, False, False]
-
-
-def test_tokens_that_the_row_lost_take_their_turn_with_them() -> None:
-    recorded, reference, mask = [1, 2, 4, 5, 6], [1, 2, 3, 4, 5, 6], [0, 1, 1, 0, 1]
-    assert mask_drift(recorded, reference, mask) == [bool(x) for x in mask]
-    assert mask_drift(recorded, reference, mask, by="turn") == [False, False, False, False, True]
-    assert mask_drift(recorded, reference, mask, by="first-divergence") == [False, True, False, False, False]
-
-
-@pytest.mark.parametrize("by", ["span", "turn", "first-divergence"])
-def test_a_row_that_was_cut_has_not_drifted(by) -> None:
-    assert mask_drift([1, 2, 3], [1, 2, 3, 4, 5], [True] * 3, by=by) == [True] * 3
-    assert mask_drift([], [4], [], by=by) == []
+@pytest.mark.parametrize("what", MASKS)
+def test_what_drifted_leaves_the_loss(what) -> None:
+    recorded, reference, before, how, after = MASKS[what]
+    mask = [digit == "1" for digit in before]
+    for column in (mask, np.array(mask, np.int64)):
+        assert mask_drift(recorded, reference, column, **how) == [digit == "1" for digit in after]
 
 
 def test_a_long_row_is_aligned_beyond_what_was_put_in_and_left_out() -> None:
@@ -522,15 +474,6 @@ def test_a_long_row_is_aligned_beyond_what_was_put_in_and_left_out() -> None:
     assert mask_drift(recorded, reference, np.ones(len(recorded))) == expected.tolist()
     assert left_out.stop - left_out.start == 6000
     assert time.process_time() - started < 2
-
-
-def test_a_mask_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"shape \(2,\).*3 tokens"):
-        mask_drift([1, 2, 3], [1, 2, 3], [1, 1])
-    with pytest.raises(ValueError, match="values other"):
-        mask_drift([1, 2], [1, 2], [1, -100])
-    with pytest.raises(ValueError, match="'word' is unknown"):
-        mask_drift([1], [1], [1], by="word")  # type: ignore[arg-type]
 
 
 def slow_common(a: Sequence[int], b: Sequence[int]) -> int:
@@ -566,6 +509,9 @@ def test_a_mask_loses_what_is_out_of_place_and_wins_nothing(recorded, reference,
 # Forks.
 
 
+FORKS = stored(__file__, "FORKS")
+
+
 def test_calls_that_extend_each_other_are_one_row() -> None:
     calls = [([1, 2], [3], [-0.5]), ([1, 2, 3, 4], [5, 6], [-0.25, None])]
     (row,) = fork_rows(calls)
@@ -576,37 +522,15 @@ def test_calls_that_extend_each_other_are_one_row() -> None:
     assert fork_cost(calls, [row]) == (1, 0)
 
 
-def test_a_broken_prefix_begins_another_row() -> None:
-    calls = [([1], [2, 3]), ([1, 9, 4], [5]), ([1, 9, 4, 5, 6], [7])]
+@pytest.mark.parametrize("what", FORKS)
+def test_calls_become_rows(what) -> None:
+    calls, expected, cost = FORKS[what]
     rows = fork_rows(calls)
-    assert [(row.token_ids, row.calls, row.trained) for row in rows] == [
-        ([1, 2, 3], (0,), (0,)),
-        ([1, 9, 4, 5, 6, 7], (1, 2), (1, 2)),
-    ]
-    assert fork_cost(calls, rows) == (2, 3)
-
-
-def test_a_call_that_several_rows_share_is_trained_once() -> None:
-    calls = [([1], [2], [-1.0]), ([1, 2, 3], [4], [-2.0]), ([1, 2, 3], [5], [-3.0])]
-    first, second = fork_rows(calls)
-    assert (first.calls, first.trained) == ((0, 1), (0, 1))
-    assert (second.calls, second.trained) == ((0, 2), (2,))
-    assert second.loss_mask == [False, False, False, True]
-    assert second.logprobs == pytest.approx([NAN, -1.0, NAN, -3.0], nan_ok=True)
-
-
-def test_a_conversation_inside_another_is_a_row_of_its_own() -> None:
-    calls = [([1], [2]), ([7], [8]), ([7, 8, 7], [9]), ([1, 2, 3], [4])]
-    assert [(row.calls, row.trained) for row in fork_rows(calls)] == [((0, 3), (0, 3)), ((1, 2), (1, 2))]
-
-
-def test_a_call_that_sampled_nothing_makes_no_row() -> None:
-    assert fork_rows([([1, 2], [])]) == []
-    assert fork_rows([]) == []
-    assert fork_cost([([1, 2], [])], []) == (0, 0)
-    calls = [([1], [2]), ([1, 2, 3], []), ([1, 2, 3], [4]), ([1, 2, 3, 4, 5], [])]
-    (row,) = fork_rows(calls)
-    assert (row.token_ids, row.calls, row.trained) == ([1, 2, 3, 4], (0, 1, 2), (0, 2))
+    assert fork_cost(calls, rows) == tuple(cost)
+    for row, (token_ids, mask, logprobs, chain, trained) in zip(rows, expected, strict=True):
+        assert (row.token_ids, [*row.calls], [*row.trained]) == (token_ids, chain, trained)
+        assert row.loss_mask == [digit == "1" for digit in mask]
+        assert row.logprobs == pytest.approx(logprobs, nan_ok=True)
 
 
 def test_environment_tokens_inside_a_response_are_not_trained_and_have_no_logprob() -> None:
@@ -623,27 +547,39 @@ def test_environment_tokens_inside_a_response_are_not_trained_and_have_no_logpro
     assert fork_rows(calls, sampled=[None] * 3)[0].loss_mask == fork_rows(calls)[0].loss_mask
 
 
-@pytest.mark.parametrize(
-    ("sampled", "says"),
-    [
-        ([[1, 0]], r"sampled has 1 masks for 2 calls"),
-        ([[1], None], r"sampled\[0\] has 1 entries for 2 completion tokens"),
-        ([None, [2]], r"sampled\[1\] holds values other than 0 and 1"),
-        ([[None, 1], None], r"sampled\[0\] holds values other than 0 and 1"),
-    ],
-)
-def test_a_mask_that_does_not_say_what_was_sampled_is_refused(sampled, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        fork_rows([([1], [2, 3]), ([1], [4])], sampled=sampled)
+HISTORY = [SYSTEM, ASK, THOUGHT]
+CALLS = [([1], [2, 3]), ([1], [4])]
+REFUSED = [
+    (
+        SpliceError,
+        "holds no end",
+        splice_prefix,
+        seen_of(HISTORY),
+        write(HISTORY)[0],
+        prompt_of([*HISTORY, NEXT]),
+        1000,
+    ),
+    (SpliceError, "stop_ids is empty", splice_prefix, [1], [2], [3], ()),
+    (RecordError, "template_ids", splice_prefix, [1], [2], ["3"], 9),
+    (ValueError, r"shape \(2,\).*3 tokens", mask_drift, [1, 2, 3], [1, 2, 3], [1, 1]),
+    (ValueError, "values other", mask_drift, [1, 2], [1, 2], [1, -100]),
+    (ValueError, "'word' is unknown", partial(mask_drift, by="word"), [1], [1], [1]),
+    (ValueError, r"sampled has 1 masks for 2 calls", partial(fork_rows, sampled=[[1, 0]]), CALLS),
+    (ValueError, r"sampled\[0\] has 1 entries for 2 comp", partial(fork_rows, sampled=[[1], None]), CALLS),
+    (ValueError, r"sampled\[1\] holds values other than", partial(fork_rows, sampled=[None, [2]]), CALLS),
+    (ValueError, r"sampled\[0\] holds values other than", partial(fork_rows, sampled=[[None, 1], None]), CALLS),
+    (ValueError, "call 0 has 1 logprobs and 2 completion", fork_rows, [([1], [2, 3], [-0.5])]),
+    (ValueError, "call 1 is not", fork_rows, [([1], [2]), ([1],)]),
+    (RecordError, r"calls\[0\] completion_ids", fork_rows, [([1], [2.5])]),
+]
+"""The error, what it says, and the call that it answers."""
 
 
-def test_a_call_of_other_parts_is_refused() -> None:
-    with pytest.raises(ValueError, match="call 0 has 1 logprobs and 2 completion tokens"):
-        fork_rows([([1], [2, 3], [-0.5])])
-    with pytest.raises(ValueError, match="call 1 is not"):
-        fork_rows([([1], [2]), ([1],)])  # type: ignore[list-item]
-    with pytest.raises(RecordError, match=r"calls\[0\] completion_ids"):
-        fork_rows([([1], [2.5])])
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case[1])
+def test_what_cannot_be_mended_is_refused(case) -> None:
+    error, says, function, *arguments = case
+    with pytest.raises(error, match=says):
+        function(*arguments)
 
 
 def test_a_thousand_calls_take_no_minute() -> None:
