@@ -16,6 +16,7 @@ from markdown_it import MarkdownIt
 
 from tests import command
 from tests.runner import commands
+from tests.tables import stored
 from tests.tiers import DEEP, examples, some
 from tito_audit.reports import all_reports
 
@@ -121,15 +122,8 @@ def logs(traps: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> di
     lines.write_text("".join(rows), encoding="utf-8")
     ids = {"token_ids": [5, 6, 7, 300], "loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, 0.5, 0.0]}
     words = [encodable(trap) for trap in traps]
-    whole = [
-        {
-            **ids,
-            **dict(zip(words, words, strict=True)),
-            "group_id": text,
-            "messages": [{"role": text, "content": text}],
-        }
-        for text in words
-    ]
+    ids |= dict(zip(words, words, strict=True))  # type: ignore[arg-type]
+    whole = [{**ids, "group_id": text, "messages": [{"role": text, "content": text}]} for text in words]
     table = folder / f"{file_name(traps)}.parquet"
     pq.write_table(
         pa.Table.from_pylist([record for row in whole for record in (row, {**row, "loss_mask": [1]})]), table
@@ -146,42 +140,14 @@ def holds_still(text: str, *, colored: bool = False) -> None:
     assert FLOOD.search(plain) is None
 
 
-def commands_of(log: Path, out: Path, row: int = 0) -> dict[str, list[object]]:
-    """Every command that prints what is in a log, by a name; `show` prints a row and the next."""
-    toy = ["-t", TOY]
-    return {
-        "scan": ["scan", log, *toy, "--worst", 1000],
-        "scan without a tokenizer": ["scan", log, "--worst", 1000],
-        "scan concise": ["scan", log, *toy, "--output-format", "concise"],
-        "show": ["show", f"{log}:{row}", *toy, "--full", "--ids", "--logprobs"],
-        "show json": ["show", f"{log}:{row}", *toy, "--json"],
-        "show the last": ["show", f"{log}:{row + 1}", "--row", row + 1, *toy],
-        "show none": ["show", f"{log}:9999"],
-        "repair": ["repair", log, "--diff", *toy, "--unsafe", "--fail-on", "note", "--worst", 1000],
-        "repair to a file": [
-            "repair",
-            log,
-            "-o",
-            out / "new.jsonl",
-            *toy,
-            "--quarantine",
-            out / "q.jsonl",
-            "--force",
-        ],
-        "repair json": ["repair", log, "--dry-run", *toy, "--report", "json"],
-        "convert": ["convert", log, "--to", "rows", "--dry-run"],
-        "convert lossy": ["convert", log, "--to", "slime", "--lossy", "-o", out / f"{log.stem}.jsonl", "--force"],
-        "inspect": ["inspect", log, *toy],
-        "inspect json": ["inspect", log, "--output-format", "json"],
-        "config": ["config", log],
-        "config json": ["config", log, "--output-format", "json"],
-    }
+COMMANDS = stored(__file__, "COMMANDS")
+"""Every command that prints what is in a log, by a name; `show` prints a row and the next."""
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *((name, "lines") for name in some(list(commands_of(Path(), Path())), 4)),
+        *((name, "lines") for name in some(list(COMMANDS), 4)),
         *((name, "parquet") for name in ("scan", "show", "repair", "convert", "inspect")),
     ],
 )
@@ -190,8 +156,10 @@ def test_what_a_command_prints_holds_still(
 ) -> None:
     per_trap = [2 if kind == "parquet" else len(list(hostile_rows(trap))) for trap in traps]
     firsts = [sum(per_trap[:number]) for number in range(len(traps))]
+    log = logs[kind]
     for row in firsts if name.startswith("show") else [0]:
-        prints_still(commands_of(logs[kind], tmp_path, row)[name])
+        places = {"log": log, "row": row, "next": row + 1, "toy": TOY, "out": tmp_path, "stem": log.stem}
+        prints_still([word.format(**places) for word in COMMANDS[name].split()])
 
 
 def prints_still(arguments: list[object]) -> None:
@@ -208,31 +176,10 @@ def prints_still(arguments: list[object]) -> None:
         holds_still(text, colored=True)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["explain", "TRAP"],
-        ["scan", "TRAP"],
-        ["show", "TRAP"],
-        ["inspect", "TRAP"],
-        ["scan", "LOG", "--select", "TRAP"],
-        ["scan", "LOG", "--map", "token_ids=TRAP"],
-        ["scan", "LOG", "--format", "TRAP"],
-        ["scan", "LOG", "-t", "TRAP"],
-        ["scan", "LOG", "--report", "TRAP"],
-        ["scan", "LOG", "--chat-template", "TEMPLATE", "-t", TOY],
-        ["scan", "LOG", "--config", "CONFIG"],
-        ["repair", "LOG", "--with", "TRAP", "--dry-run"],
-        ["convert", "LOG", "--to", "TRAP", "--dry-run"],
-        ["scan", "LOG", "--baseline", "TRAP"],
-    ],
-    ids=" ".join,
-)
-def test_what_a_mistake_is_told_with_holds_still(
-    arguments: list[str], traps: tuple[str, ...], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("arguments", stored(__file__, "MISTAKES"))
+def test_what_a_mistake_is_told_with_holds_still(arguments: str, traps: tuple[str, ...], tmp_path: Path) -> None:
     for trap in traps:
-        tells_still(arguments, trap, tmp_path)
+        tells_still(arguments.split(), trap, tmp_path)
 
 
 def tells_still(arguments: list[str], trap: str, folder: Path) -> None:
@@ -244,7 +191,7 @@ def tells_still(arguments: list[str], trap: str, folder: Path) -> None:
     template.write_text(f"{{{{ raise_exception({json.dumps(word, ensure_ascii=False)}) }}}}", encoding="utf-8")
     config = folder / "tito-audit.toml"
     config.write_text(f"{json.dumps(word)} = {json.dumps(word)}\n", encoding="utf-8")
-    places = {"LOG": str(log), "TEMPLATE": str(template), "CONFIG": str(config)}
+    places = {"LOG": str(log), "TEMPLATE": str(template), "CONFIG": str(config), "TOY": TOY}
     code, out, err = run(*(places.get(name, name).replace("TRAP", word) for name in arguments), HF_HUB_OFFLINE="1")
     assert code in (0, 1, 2)
     holds_still(out)
@@ -295,16 +242,8 @@ def test_markdown_holds_no_link_image_html_or_table_of_a_log(written: Path) -> N
 
 def test_junit_is_xml_of_its_own_elements(written: Path) -> None:
     tags = {element.tag for element in ElementTree.fromstring(read(written, "junit")).iter()}
-    assert tags <= {
-        "testsuites",
-        "testsuite",
-        "testcase",
-        "failure",
-        "skipped",
-        "system-out",
-        "properties",
-        "property",
-    }
+    own = "testsuites testsuite testcase failure skipped system-out properties property"
+    assert tags <= set(own.split())
 
 
 def test_what_a_page_holds_of_a_log_is_text(written: Path) -> None:
