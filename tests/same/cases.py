@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from tests.tables import stored
+
 from .inputs import TOY, Inputs, Log
 
 __all__ = ["Case", "cases", "rules_of"]
@@ -85,45 +87,7 @@ def _words(codes: Sequence[str]) -> Iterator[Case]:
 def _mistakes(inputs: Inputs) -> Iterator[Case]:
     """What a user gets wrong, one message each."""
     log = inputs.of("format")[0].path
-    good = ("scan", log, NO_CONFIG)
-    for line in (
-        ("scan", "in/none.jsonl"),
-        ("scan", "in"),
-        ("scan", "in/formats/*.none"),
-        (*good, "-t", "in/formats"),
-        (*good, "-t", "org/none"),
-        (*good, "--format", "none"),
-        (*good, "--select", "XYZ"),
-        (*good, "--fail-on", "none"),
-        (*good, "--max-rate", "TOK"),
-        (*good, "--max-rate", "TOK=2x"),
-        (*good, "-r", "none"),
-        (*good, "-r", "json=no/folder/report.json"),
-        (*good, "--map", "token_ids"),
-        (*good, "--map", "none=other"),
-        (*good, "--rows-at", "a..b"),
-        (*good, "--template-arg", "x"),
-        (*good, "--baseline", "none.json"),
-        (*good, "--update-baseline"),
-        (*good, "--jobs", "0"),
-        (*good, "--sample", "2"),
-        (*good, "--messages", "in/none.jsonl"),
-        (*good, "--config", "none.toml"),
-        ("repair", log),
-        ("repair", log, "-o", log),
-        ("repair", log, "-o", "out.jsonl", "--with", "none", NO_CONFIG),
-        ("repair", log, "-o", "out.txt", NO_CONFIG),
-        ("convert", log),
-        ("convert", log, "--to", "none", "-o", "out.jsonl"),
-        ("convert", log, "--to", "rows", "-o", "out.txt"),
-        ("show", f"{log}:9999"),
-        ("show", log, "--row", "-1"),
-        ("show", log, "--around", "none", NO_CONFIG),
-        ("inspect", "in/none.jsonl"),
-        ("none",),
-        ("scann", log),
-    ):
-        yield _plain("mistake", *line)
+    yield from (_plain("mistake", *line.format(log=log).split()) for line in stored("same", "MISTAKES"))
 
 
 def _settings() -> Iterator[Case]:
@@ -138,25 +102,8 @@ def _settings() -> Iterator[Case]:
     for text in ("tokenizer = 3\n", "none = 1\n", "= x", 'fail-on = "none"\n', 'select = ["XYZ"]\n'):
         yield _plain("config", "config", files={"tito-audit.toml": text})
         yield _plain("scan", "scan", log, files={"tito-audit.toml": text})
-    for more in (
-        ("--select", "TOK,MSK"),
-        ("--ignore", "SEQ,LPR", "--extend-select", "LPR501"),
-        ("--fail-on", "never", "--max-rate", "ALL=0.5"),
-        ("--max-rate", "TOK=0.1%", "--max-rate", "MSK=2/rollout"),
-        ("--limit", "5"),
-        ("--sample", "30%"),
-        ("--sampled-role", "user"),
-        ("--template-arg", "enable_thinking=false"),
-        ("--encoder", "tokenizers"),
-        ("--encoder", "fastokens"),
-        ("--worst", "2"),
-        ("--max-row-bytes", "3000"),
-        ("--tool-arguments", "string"),
-        ("--quiet",),
-        ("-f", "json"),
-        ("-f", "concise", "--format", "slime"),
-    ):
-        yield _plain("scan", "scan", log, "-t", TOY, NO_CONFIG, "--jobs", "1", *more)
+    for more in stored("same", "OPTIONS"):
+        yield _plain("scan", "scan", log, "-t", TOY, NO_CONFIG, "--jobs", "1", *more.split())
     yield _plain("scan", "scan", "in/formats", "-t", TOY, NO_CONFIG, "--jobs", "1", "-r", "json=report.json")
     yield _plain("repair", "repair", "in/formats/*.jsonl", "-o", "out", "-t", TOY, NO_CONFIG)
     yield from _others(log)
@@ -191,9 +138,8 @@ def _others(log: str) -> Iterator[Case]:
     yield _plain("scan", "scan", "in/packed", *toy, *audit)
     for name in ("out.jsonl.gz", "out.jsonl.zst", "out.parquet", "out.arrow", "out.json"):
         yield _plain("repair", "repair", "in/packed/rows.jsonl", "-o", name, *toy)
-        yield _plain(
-            "convert", "convert", "in/packed/rows.jsonl", "--to", "slime", "--lossy", "-o", name, NO_CONFIG
-        )
+        slime = ("in/packed/rows.jsonl", "--to", "slime", "--lossy", "-o", name, NO_CONFIG)
+        yield _plain("convert", "convert", *slime)
     steps = (("repair", log, "-o", "out.jsonl", *toy), ("scan", "out.jsonl", *toy, *audit))
     yield Case("repair and scan", steps)
 

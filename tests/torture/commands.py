@@ -31,54 +31,22 @@ COMMANDS = {
 """How often each command is drawn. `tokenizer` is a scan with a mutated tokenizer, `list` also `explain`."""
 _REPORTS = ("json", "jsonl", "sarif", "junit", "markdown", "html", "github", "prometheus", "concise", "text")
 _NAMES = (
-    "log",
-    "log",
-    "log",
-    "log",
-    "log",
-    "~x",
-    "-x",
-    "a b",
-    "log:3",
-    "x#1",
-    "x?y",
-    "[ab]",
-    "é",
-    "\U0001f4a5",
-    "a'b",
-    "%s",
-    "$HOME",
-    "x" * 200,
-    ".hidden",
-    "log.jsonl",
-    "*",
-    "a\nb",
-    "\x1b[31m",
-    "\u202e",
-    "con",
-    "a\\b",
-    "{x}",
-)
+    *("log",) * 5, "~x", "-x", "a b", "log:3", "x#1", "x?y", "[ab]", "é", "\U0001f4a5", "a'b", "%s", "$HOME",
+    "x" * 200, ".hidden", "log.jsonl", "*", "a\nb", "\x1b[31m", "\u202e", "con", "a\\b", "{x}",
+)  # fmt: skip
 
 _REPAIRS = ("canonical", "drop", "fork", "mask", "normalize", "once", "realign", "splice")
 _NORMALIZED = (
-    ["--padding", "none"],
-    ["--padding", "left"],
-    ["--padding", "right"],
-    ["--mask-style", "labels"],
-    ["--mask-style", "bool"],
-    ["--mask-style", "float"],
-    ["--sentinel", "null"],
-    ["--sentinel", "0"],
+    *("--padding none", "--padding left", "--padding right", "--mask-style labels", "--mask-style bool"),
+    *("--mask-style float", "--sentinel null", "--sentinel 0"),
 )
 _OF_REPAIR = (
-    ["--fail-on", "note"],
-    ["--fail-on", "warning"],
-    ["--no-provenance"],
-    ["--diff"],
-    ["--mask-by", "turn"],
-    ["--mask-by", "first-divergence"],
-    ["--fail-on", "note"],
+    *("--fail-on note", "--fail-on warning", "--no-provenance", "--diff", "--mask-by turn"),
+    *("--mask-by first-divergence", "--fail-on note"),
+)
+_OF_SCAN = (
+    *("--fail-on never", "--worst 100", "--sample 50%", "-n 1", f"--resume --journal {OUT}/journal"),
+    *("--session id", "--join", "--no-join", "--select REC,MSK"),
 )
 
 
@@ -167,19 +135,9 @@ def _scan(drawn: Random, with_real: bool) -> Attack:
         words += ["-r", f"{drawn.choice(_REPORTS)}={OUT}/report"]
     if drawn.random() < 0.008:
         words += ["-j", "2"]
-    for extra in (
-        ["--fail-on", "never"],
-        ["--worst", "100"],
-        ["--sample", "50%"],
-        ["-n", "1"],
-        ["--resume", "--journal", f"{OUT}/journal"],
-        ["--session", "id"],
-        ["--join"],
-        ["--no-join"],
-        ["--select", "REC,MSK"],
-    ):
+    for extra in _OF_SCAN:
         if drawn.random() < 0.02:
-            words += extra
+            words += extra.split()
     if len(attack.files) == 1 and drawn.random() < 0.02:
         return replace(attack, words=("scan", "-", *words[2:]), stdin=next(iter(attack.files)))
     return replace(attack, words=tuple(words))
@@ -194,16 +152,14 @@ def _repair(drawn: Random, with_real: bool) -> Attack:
         name = next(iter(files)).rsplit("/", 1)[-1]
         _, dot, suffix = name.partition(".")
         other = drawn.random() < 0.05
-        words += [
-            "-o",
-            f"{OUT}/repaired" if several else f"{OUT}/out{drawn.choice(suffixes) if other else dot + suffix}",
-        ]
+        ending = drawn.choice(suffixes) if other and not several else dot + suffix
+        words += ["-o", f"{OUT}/repaired" if several else f"{OUT}/out{ending}"]
     else:
         words += ["--dry-run"]
     words += _repairs(drawn)
     for extra in _OF_REPAIR:
         if drawn.random() < 0.06:
-            words += extra
+            words += extra.split()
     if drawn.random() < 0.008:
         words += ["-j", "2"]
     return replace(attack, words=tuple(words))
@@ -216,7 +172,7 @@ def _repairs(drawn: Random) -> list[str]:
         return words
     names = drawn.sample(_REPAIRS, drawn.choice((1, 1, 2, 4)))
     if "normalize" in names and drawn.random() < 0.6:
-        words += drawn.choice(_NORMALIZED)
+        words += drawn.choice(_NORMALIZED).split()
     if {"canonical", "drop"} & {*names} and drawn.random() < 0.95:
         words += ["--unsafe", "--quarantine", f"{OUT}/quarantine.jsonl"]
     return [*words, "--with", ",".join(names)]
@@ -225,19 +181,13 @@ def _repairs(drawn: Random) -> list[str]:
 def _show(drawn: Random, with_real: bool) -> Attack:
     log, attack = _single(drawn, with_real)
     words = ["show", log, "--row", drawn.choice("0001"), *_audited(drawn, attack), "--no-pager"]
+    around = drawn.choice(("5", "TOK101", "REC002", "-1"))
     for extra in (
-        ["--full"],
-        ["--ids"],
-        ["--logprobs"],
-        ["--turn", "0"],
-        ["--item", "0"],
-        ["-f", "json"],
-        ["--around", drawn.choice(("5", "TOK101", "REC002", "-1"))],
-        ["--context", "0"],
-        ["--item", "999"],
+        *("--full", "--ids", "--logprobs", "--turn 0", "--item 0", "-f json", f"--around {around}"),
+        *("--context 0", "--item 999"),
     ):
         if drawn.random() < 0.2:
-            words += extra
+            words += extra.split()
     return replace(attack, words=tuple(words))
 
 
@@ -251,7 +201,7 @@ def _inspect(drawn: Random, with_real: bool) -> Attack:
 
 def _convert(drawn: Random, with_real: bool) -> Attack:
     _, logs, attack = _logs(drawn, with_real)
-    forms = (
+    forms = [
         "rows",
         "calls",
         "atropos_group",
@@ -260,7 +210,7 @@ def _convert(drawn: Random, with_real: bool) -> Attack:
         "nemo_gym",
         "slime",
         "tito_sample",
-    )
+    ]
     words = ["convert", *logs, "--no-config", "--to", drawn.choice(forms)]
     words += ["--lossy"] if drawn.random() < 0.7 else []
     suffixes = (".jsonl", ".jsonl", ".jsonl", ".json", ".parquet", ".arrow", ".jsonl.gz", ".jsonl.zst", ".feather")
