@@ -11,6 +11,8 @@ from typing import Any
 import jinja2
 import tokenizers
 
+from tests.tables import stored
+
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 Messages = list[dict[str, Any]]
 Tools = list[dict[str, Any]]
@@ -21,11 +23,11 @@ class Marks:
     """How a family writes what stands around messages."""
 
     end: str
-    other_end: str | None
-    pad: str | None
-    bos: str | None
     opener: str
     """The generation prompt."""
+    other_end: str | None = None
+    pad: str | None = None
+    bos: str | None = None
     trims: bool = False
     """Whether the template trims contents."""
     tools: bool = False
@@ -33,26 +35,7 @@ class Marks:
     default_system: bool = False
 
 
-_CHATML = "<|im_start|>assistant\n"
-MARKS = {
-    "qwen2.5-coder": Marks(
-        "<|im_end|>", "<|endoftext|>", "<|endoftext|>", None, _CHATML, tools=True, default_system=True
-    ),
-    "qwen3": Marks("<|im_end|>", "<|endoftext|>", "<|endoftext|>", None, _CHATML, tools=True),
-    "gemma-3": Marks("<end_of_turn>", "<eos>", "<pad>", "<bos>", "<start_of_turn>model\n", trims=True),
-    "llama-3.1": Marks(
-        "<|eot_id|>",
-        "<|end_of_text|>",
-        "<|end_of_text|>",
-        "<|begin_of_text|>",
-        "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        trims=True,
-    ),
-    "smollm2": Marks("<|im_end|>", "<|endoftext|>", "<|endoftext|>", None, _CHATML, default_system=True),
-    "deepseek-v3": Marks(
-        "<｜end▁of▁sentence｜>", None, "<｜▁pad▁｜>", "<｜begin▁of▁sentence｜>", "<｜Assistant｜>"
-    ),
-}
+MARKS = {name: Marks(**marks) for name, marks in stored("causes", "MARKS").items()}
 
 
 class Family:

@@ -641,16 +641,8 @@ def _spelling_in_call(kind: str) -> Make:
     return in_call
 
 
-_WORDS = {
-    "spacing": "spacing",
-    "key order": "key order",
-    "escapes": "escapes",
-    "booleans": "booleans",
-    "string": "string instead of an object",
-    "empty arguments": "empty arguments",
-    "python": "python",
-}
-for _kind, _word in _WORDS.items():
+for _kind in SPELLINGS:
+    _word = "string instead of an object" if _kind == "string" else _kind
     fault(f"tool call in text: {_kind}", "TPL203", _word, also=_TEXT)(_spelling(_kind))
     fault(f"tool call parsed: {_kind}", "TPL203", _word, also=_TEXT, tool_talks=True)(_spelling_in_call(_kind))
 

@@ -11,6 +11,7 @@ from functools import cache
 from itertools import islice
 
 from tests.causes.families import SHARED, Messages, Tools
+from tests.tables import stored
 
 _ODD = re.compile(r"<\||<think|<tool|<start_of|<end_of|<eos|<bos|\ufffd|```json|^\s|\s$|[\u0300-\u036f]")
 _LONGEST = 1500
@@ -63,46 +64,14 @@ TOOLS = [_tool("search", query="string", limit="integer"), _tool("weather", city
 
 def by_hand() -> list[Talk]:
     """Conversations without tool calls."""
-    return [
-        Talk("sums", _say("What is 2+2?", "It is 4.", "And times 3?", "That makes 12, I think.")),
-        Talk(
-            "unicode",
-            _say(
-                "Wie heißt der Bäcker in der Königstraße?",
-                "Er heißt Jürgen Müller, glaube ich.",
-                "你好，今天天气怎么样？",
-                "今天天气很好，阳光明媚。",
-                "Schreib ein Emoji 🙂 dazu.",
-                "Gerne: 🙂🎉 und noch ein Satz dazu.",
-                system="Antworte kurz und höflich.",
-            ),
-        ),
-        Talk(
-            "code",
-            _say(
-                "Write a function that adds two numbers.",
-                "def add(a, b):\n    return a + b\n\nprint(add(1, 2))",
-                "Now one that multiplies.",
-                "def mul(a, b):\n    # multiply\n    return a * b",
-                "Thanks. And division?",
-                "def div(a, b):\n    return a / b if b else None",
-                system="You write Python. Nothing else.",
-            ),
-        ),
-        Talk("one", _say("Name three rivers.", "The Danube, the Rhine and the Elbe.", system="Be brief.")),
-        Talk(
-            "long",
-            _say(
-                *(
-                    f"Question {i}: what comes after number {i * 7}?"
-                    if i % 2 == 0
-                    else f"After number {(i - 1) * 7} comes {(i - 1) * 7 + 1}, of course."
-                    for i in range(10)
-                ),
-                system="You count.",
-            ),
-        ),
+    counted = [
+        f"Question {i}: what comes after number {i * 7}?"
+        if i % 2 == 0
+        else f"After number {(i - 1) * 7} comes {(i - 1) * 7 + 1}, of course."
+        for i in range(10)
     ]
+    texts = {**stored("causes", "TALKS"), "long": ["You count.", *counted]}
+    return [Talk(name, _say(*said, system=system or None)) for name, (system, *said) in texts.items()]
 
 
 def with_tools() -> list[Talk]:

@@ -272,14 +272,6 @@ def _list(drawn: Random, with_real: bool) -> Attack:
 
 
 _MADE: dict[str, Callable[[Random, bool], Attack]] = {
-    "scan": _scan,
-    "repair": _repair,
-    "show": _show,
-    "inspect": _inspect,
-    "convert": _convert,
-    "config": _config,
-    "identify": _identify,
-    "template": _template,
-    "tokenizer": _tokenizer,
-    "list": _list,
+    made.__name__[1:]: made
+    for made in (_scan, _repair, _show, _inspect, _convert, _config, _identify, _template, _tokenizer, _list)
 }

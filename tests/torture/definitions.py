@@ -235,14 +235,8 @@ def _model(dice: Random, files: dict[str, bytes]) -> str:
 def _part(dice: Random, files: dict[str, bytes]) -> str:
     """Deep, long or odd parts."""
     whole = json.loads(files["tokenizer.json"])
-    part, inner = dice.choice(
-        (
-            ("normalizer", "normalizers"),
-            ("pre_tokenizer", "pretokenizers"),
-            ("decoder", "decoders"),
-            ("post_processor", "processors"),
-        )
-    )
+    part = dice.choice(("normalizer", "pre_tokenizer", "decoder", "post_processor"))
+    inner = {"post_processor": "processors"}.get(part, part.replace("_", "") + "s")
     what = dice.random()
     if what < 0.3:
         value: Any = whole.get(part)

@@ -40,7 +40,7 @@ def _died() -> None:
     os.abort()
 
 
-def _input() -> None:
+def _input_changed() -> None:
     data = _log().read_bytes()
     _real_of()
     _log().write_bytes(data[:-1])
@@ -71,7 +71,7 @@ def _below_python() -> None:
     _real_of()
 
 
-def _control() -> None:
+def _control_character() -> None:
     print("planted \x1b[2J here")
 
 
@@ -98,27 +98,28 @@ def _changed() -> None:
     out.write_bytes(out.read_bytes().replace(b'"tokens"', b'"takens"'))
 
 
-def _code() -> None:
+def _code_ran() -> None:
     Path("torture-trap").mkdir()
     _real_of()
 
 
 FAULTS: dict[str, Callable[[], None]] = {
-    "traceback": _traceback,
-    "hang": _hang,
-    "memory": _memory,
-    "died": _died,
-    "input changed": _input,
-    "exit": _exit,
-    "silent": _silent,
-    "warning": _warning,
-    "control character": _control,
-    "report": _report,
-    "left over": _left_over,
-    "changed": _changed,
-    "code ran": _code,
-    "below python": _below_python,
-    "half": _half,
+    fault.__name__[1:].replace("_", " "): fault
+    for fault in (
+        *(
+            _traceback,
+            _hang,
+            _memory,
+            _died,
+            _input_changed,
+            _exit,
+            _silent,
+            _warning,
+            _control_character,
+            _report,
+        ),
+        *(_left_over, _changed, _code_ran, _below_python, _half),
+    )
 }
 
 

@@ -10,22 +10,13 @@ from .judge import Outcome
 
 __all__ = ["lines"]
 
-COLUMNS = (
-    ("rows", "rows"),
-    ("fault", "decidable"),
-    ("named", "named"),
-    ("cured", "cured"),
-    ("open fault", "ambiguous"),
-    ("told", "told"),
-    ("open", "open"),
-    ("said", "said"),
-    ("clean", "clean"),
-    ("noted", "noted"),
-    ("loud", "loud"),
-    ("changed", "changed"),
-    ("harmed", "harmed"),
-    ("violations", "violations"),
-)
+COLUMNS = {
+    name: {"fault": "decidable", "open fault": "ambiguous"}.get(name, name)
+    for name in (
+        *("rows", "fault", "named", "cured", "open fault", "told", "open", "said", "clean", "noted", "loud"),
+        *("changed", "harmed", "violations"),
+    )
+}
 GROUPS = ("clean", "slid", "slid from", "slid only", "inverted", "roles", "fill")
 LEGEND = """decidable: faults that one slide explains, or that are no slide; beside calls, wrong tokens in the loss
 named: of these, those with an error of that cause (of a slide, how far), beside calls on every wrong token
@@ -61,22 +52,17 @@ def lines(outcome: Outcome, show: int) -> Iterator[str]:
 
 
 def _titles(first: str, second: str) -> Iterator[str]:
-    yield "".join([f"{first:15}{second:10}", *(f"{title:>11}" for _, title in COLUMNS)])
+    yield "".join([f"{first:15}{second:10}", *(f"{title:>11}" for title in COLUMNS.values())])
 
 
-def _line(
-    outcome: Outcome,
-    title: str,
-    kind: str,
-    *,
-    form: str | None = None,
-    name: str | None = None,
-    group: str | None = None,
-) -> Iterator[str]:
+def _line(outcome: Outcome, title: str, kind: str, **wanted: str) -> Iterator[str]:
     """The counts of the cells that have this form, convention and group, where they are asked for."""
     counts: Counter[str] = Counter()
     for cell, more in outcome.cells.items():
-        if all(want in (None, have) for want, have in zip((form, name, group), cell, strict=True)):
+        if all(
+            want in (None, have)
+            for want, have in zip(map(wanted.get, ("form", "name", "group")), cell, strict=True)
+        ):
             counts.update(more)
     if counts["rows"]:
-        yield "".join([f"{title:15}{kind:10}", *(f"{counts[column]:11}" for column, _ in COLUMNS)])
+        yield "".join([f"{title:15}{kind:10}", *(f"{counts[column]:11}" for column in COLUMNS)])

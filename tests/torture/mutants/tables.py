@@ -196,19 +196,8 @@ def _odd_column(dice: Random, size: int) -> tuple[str, pa.Array]:
         lambda: pa.DictionaryArray.from_arrays(pa.array([None] * size, pa.int8()), pa.array(["a"])),
         lambda: pa.array([(1, 2, 3)] * size, pa.month_day_nano_interval()),
     )
-    names = (
-        "odd",
-        "tokens",
-        "prompt_ids",
-        "messages",
-        "",
-        "loss_mask",
-        "tito_audit",
-        "a.b",
-        "\x1b[31m",
-        "\0",
-        "🔥",
-    )
+    ids = ("odd", "tokens", "prompt_ids", "messages", "", "loss_mask")
+    names = (*ids, "tito_audit", "a.b", "\x1b[31m", "\0", "🔥")
     return dice.choice(names), dice.choice(columns)()
 
 

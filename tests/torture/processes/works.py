@@ -14,6 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.tables import stored
+
 __all__ = ["PRINTING", "WORKS", "Work", "make_logs", "same"]
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,66 +47,20 @@ class Work:
         return [*self.words, "-q", *more, *(["-j", "2"] if self.jobs else [])]
 
 
-_T = ("-t", TOKENIZER)
+def _work(name: str, words: str, **more: Any) -> Work:
+    """A work out of texts with blanks between their words; `-t` stands for the tokenizer too."""
+    texts = {field: tuple(text.split()) if isinstance(text, str) else text for field, text in more.items()}
+    named = [part for word in words.split() for part in (["-t", TOKENIZER] if word == "-t" else [word])]
+    return Work(name, words=tuple(named), **{"outputs": (), **texts})
 
 
-def _repair(name: str, log: str, out: str, *, jobs: bool) -> Work:
-    words = ("repair", log, "-o", out, "--quarantine", "bad.jsonl", *_T)
-    return Work(name, (log,), words, (out, "bad.jsonl"), ("--force",), jobs=jobs)
-
-
-WORKS: tuple[Work, ...] = (
-    Work("scan", ("small.jsonl",), ("scan", "small.jsonl", *_T, "-r", "json=report.json"), ("report.json",)),
-    Work(
-        "scan -j 2, three reports",
-        ("large.jsonl",),
-        (
-            *("scan", "large.jsonl", *_T),
-            *("-r", "json=report.json", "-r", "concise=lines.txt", "-r", "sarif=s.sarif"),
-        ),
-        ("report.json", "lines.txt", "s.sarif"),
-        jobs=True,
-    ),
-    Work(
-        "scan, journal",
-        ("small.jsonl", "large.jsonl.gz"),
-        ("scan", "small.jsonl", "large.jsonl.gz", *_T, "-r", "json=report.json", "--journal", "j"),
-        ("report.json",),
-        ("--resume",),
-        ("j",),
-    ),
-    Work(
-        "scan, baseline",
-        ("small.jsonl",),
-        ("scan", "small.jsonl", *_T, "--baseline", "known.json", "--update-baseline"),
-        ("known.json",),
-    ),
-    _repair("repair JSONL", "small.jsonl", "out.jsonl", jobs=False),
-    _repair("repair JSONL -j 2", "large.jsonl", "out.jsonl", jobs=True),
-    _repair("repair gzip", "small.jsonl.gz", "out.jsonl.gz", jobs=False),
-    _repair("repair Parquet -j 2", "large.parquet", "out.parquet", jobs=True),
-    Work(
-        "repair a folder, journal",
-        ("logs/a.jsonl", "logs/b.jsonl.gz", "logs/c.parquet"),
-        ("repair", "logs", "-o", "cured", "--quarantine", "bad.jsonl", "--journal", "j", *_T),
-        ("cured/a.jsonl", "cured/b.jsonl.gz", "cured/c.parquet", "bad.jsonl"),
-        ("--resume",),
-        ("j",),
-    ),
-    Work(
-        "convert",
-        ("small.jsonl",),
-        ("convert", "small.jsonl", "--to", "calls", "--lossy", "-o", "calls.jsonl"),
-        ("calls.jsonl",),
-        ("--force",),
-    ),
-)
+WORKS: tuple[Work, ...] = tuple(_work(**work) for work in stored("processes", "WORKS"))
 PRINTING: tuple[Work, ...] = (
     *(
-        Work(f"scan -f {shape}", ("small.jsonl",), ("scan", "small.jsonl", *_T, "-f", shape), ())
+        _work(f"scan -f {shape}", f"scan small.jsonl -t -f {shape}", logs="small.jsonl")
         for shape in ("text", "json", "jsonl", "concise", "html")
     ),
-    Work("repair --diff", ("small.jsonl",), ("repair", "small.jsonl", *_T, "--dry-run", "--diff"), ()),
+    _work("repair --diff", "repair small.jsonl -t --dry-run --diff", logs="small.jsonl"),
 )
 """Commands that print; the words `-q` are not theirs."""
 
