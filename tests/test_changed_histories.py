@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests import toy
+from tests.tables import stored
 from tests.tiers import some
 from tito_audit.evidence.gather import gather
 from tito_audit.record.arrays import Ids
@@ -25,19 +27,8 @@ from tito_audit.tokens.tokenizer import Tokenizer
 
 TOKENIZERS = Path(__file__).resolve().parents[2] / "shared" / "tokenizers"
 REAL = ("qwen3", "qwen2.5-coder", "smollm2", "gemma-3", "deepseek-v3", "llama-3.1")
-NAMES = [
-    "toy_bpe",
-    *(
-        pytest.param(
-            name,
-            marks=(
-                pytest.mark.shared,
-                pytest.mark.skipif(not TOKENIZERS.exists(), reason="no shared/tokenizers beside the checkout"),
-            ),
-        )
-        for name in some(list(REAL), 2)
-    ),
-]
+beside = pytest.mark.skipif(not TOKENIZERS.exists(), reason="no shared/tokenizers beside the checkout")
+NAMES = ["toy_bpe", *(pytest.param(name, marks=(pytest.mark.shared, beside)) for name in some(list(REAL), 2))]
 ENDS = {"gemma-3": "<end_of_turn>", "llama-3.1": "<|eot_id|>", "deepseek-v3": "<｜end▁of▁sentence｜>"}
 WITH_TOOLS = ("toy_bpe", "qwen3", "qwen2.5-coder")
 """Those whose template writes calls and results of tools as they are sampled here."""
@@ -187,7 +178,7 @@ class Conversation:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize("case", CASES, ids=itemgetter(0))
 @pytest.mark.parametrize("name", NAMES)
 def test_a_changed_history_is_told_by_what_changed(name: str, case: Any, form: str) -> None:
     _, messages, first, change, codes = case
@@ -212,75 +203,19 @@ def test_a_changed_history_is_told_by_what_changed(name: str, case: Any, form: s
     assert "SEQ304" not in {entry.code for entry in findings}
 
 
-A, B = "It is Paris.", "Paris, of course."
-START = [system("You are a careful helper."), user("What is the capital of France?")]
-JUDGE = [system("You judge answers."), user("Is Paris right?")]
-BRANCHES: list[tuple[str, list[tuple[Messages, str]], list[str]]] = [
-    (
-        "two rollouts of one prompt, call by call",
-        [
-            (START, A),
-            (START, B),
-            ([*START, answer(A), user("And Italy?")], "Rome."),
-            ([*START, answer(B), user("And Spain?")], "Madrid."),
-            ([*START, answer(A), user("And Italy?"), answer("Rome."), user("Bigger?")], "Yes."),
-        ],
-        ["SEQ304"] * 4,
-    ),
-    (
-        "two rollouts of one prompt, one after the other",
-        [
-            (START, A),
-            ([*START, answer(A), user("And Italy?")], "Rome."),
-            (START, B),
-            ([*START, answer(B), user("And Spain?")], "Madrid."),
-        ],
-        ["SEQ304"],
-    ),
-    (
-        "the last exchange dropped",
-        [
-            (START, A),
-            ([*START, answer(A), user("And Italy?")], "Rome."),
-            ([*START, answer(A), user("And Greece?")], "Athens."),
-        ],
-        ["SEQ304"],
-    ),
-    (
-        "a branch whose first call was not logged",
-        [
-            (START, A),
-            ([*START, answer(A), user("And Italy?")], "Rome."),
-            ([*START, answer(A), user("And Greece?"), answer("Athens."), user("Bigger?")], "Yes."),
-        ],
-        ["SEQ304"],
-    ),
-    (
-        "a judge in between",
-        [(START, A), (JUDGE, "Yes."), ([*START, answer(A), user("And Italy?")], "Rome.")],
-        ["SEQ304", "SEQ305"],
-    ),
-    (
-        "another agent with the same question",
-        [
-            (START, A),
-            ([system("Check what others say."), START[1]], B),
-            ([*START, answer(A), user("Sure?")], "Yes."),
-        ],
-        ["SEQ304", "SEQ305"],
-    ),
-]
-"""Name, what each call was sent and said, codes that tell it."""
+BRANCHES = stored(__file__, "BRANCHES")
 
 
 @pytest.mark.parametrize("form", FORMS[:2])
-@pytest.mark.parametrize("case", BRANCHES, ids=[case[0] for case in BRANCHES])
+@pytest.mark.parametrize("case", BRANCHES, ids=itemgetter("name"))
 @pytest.mark.parametrize("name", NAMES)
 def test_a_branch_is_no_broken_history(name: str, case: Any, form: str) -> None:
-    _, calls, codes = case
-    talk = Conversation(name, TALK)
-    rendered = [(sent, talk.text(sent), talk.sampled(answer(text))) for sent, text in calls]
-    assert [entry.code for entry in talk.findings(rendered, form) if not entry.code.startswith("TOK")] == codes
+    talk, rendered = Conversation(name, TALK), []
+    for opening, *texts, said in case["calls"]:
+        sent = [system(opening), *((answer if at % 2 else user)(text) for at, text in enumerate(texts))]
+        rendered.append((sent, talk.text(sent), talk.sampled(answer(said))))
+    codes = [entry.code for entry in talk.findings(rendered, form)]
+    assert [code for code in codes if not code.startswith("TOK")] == case["codes"]
 
 
 def test_without_text_a_prompt_that_holds_another_answer_is_no_branch() -> None:

@@ -274,42 +274,7 @@ def test_the_recorded_prompt_of_others_is_mended_to_the_token() -> None:
 
 # Real tokenizers and chat templates.
 
-STOPS_OF = {
-    "qwen3": ("<|im_end|>", "<|endoftext|>"),
-    "qwen2.5-coder": ("<|im_end|>", "<|endoftext|>"),
-    "smollm2": ("<|im_end|>", "<|endoftext|>"),
-    "llama-3.1": ("<|eot_id|>", "<|end_of_text|>"),
-    "gemma-3": ("<end_of_turn>", "<eos>"),
-    "deepseek-v3": ("<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"),
-    "gpt-oss": ("<|end|>", "<|return|>"),
-}
-"""The end that the template writes, and another that the model may stop on."""
-HARMONY = """{%- set asked = namespace(at=-1) -%}
-{%- for message in messages if message.role == 'user' %}{% set asked.at = loop.index %}{% endfor -%}
-{%- set users = namespace(seen=0) -%}
-{%- for message in messages -%}
-{%- if message.role == 'user' %}{% set users.seen = users.seen + 1 %}{% endif -%}
-{%- if message.role == 'assistant' -%}
-{%- if message.reasoning_content and users.seen == asked.at -%}
-<|start|>assistant<|channel|>analysis<|message|>{{ message.reasoning_content }}<|end|>
-{%- endif -%}
-{%- if message.content -%}
-<|start|>assistant<|channel|>final<|message|>{{ message.content }}{{ '<|return|>' if loop.last else '<|end|>' }}
-{%- endif -%}
-{%- else -%}
-<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}"""
-"""The channels of gpt-oss, whose tokenizer came without its template: earlier analysis is left out."""
-DROPPING = """{%- for message in messages -%}
-{%- set said = message.content.split('</think>')[-1].strip() if not loop.last else message.content -%}
-{%- if said or message.role != 'assistant' -%}
-<|im_start|>{{ message.role }}\n{{ said }}<|im_end|>\n
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"""
-"""A ChatML template that writes no message with nothing in it."""
+STOPS_OF, HARMONY, DROPPING = (stored(__file__, name) for name in ("STOPS_OF", "HARMONY", "DROPPING"))
 TEMPLATES = some([*STOPS_OF], 2)
 ENDINGS = {"same stop": 0, "another stop": 1, "cut by length": None}
 """How a sampled turn may end, as the index of its stop."""

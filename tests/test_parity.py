@@ -88,33 +88,27 @@ def reference(tokenizer: Any, messages: list[dict[str, Any]], tools: Any, opens_
     as transformers 4 did, else with an empty content, as servers do; None when it refuses all of them."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    for chat in (with_parsed_arguments(messages), messages):
-        try:
-            return tokenizer.apply_chat_template(
-                chat, tools=tools, add_generation_prompt=opens_answer, tokenize=False, **kwargs
-            )
-        except Exception:
-            continue
-    for chat in (with_parsed_arguments(messages), messages):
+    options = {"tools": tools, "add_generation_prompt": opens_answer, **kwargs}
+
+    def applied(chat: list[dict[str, Any]]) -> str:
+        return tokenizer.apply_chat_template(chat, tokenize=False, **options)
+
+    def kept(chat: list[dict[str, Any]]) -> str:
         filtered = [{k: v for k, v in m.items() if v is not None or k == "content"} for m in chat]
-        try:
-            return render_jinja_template(
-                conversations=[filtered],
-                tools=tools,
-                chat_template=tokenizer.get_chat_template(tools=tools),
-                add_generation_prompt=opens_answer,
-                **{**tokenizer.special_tokens_map, **kwargs},
-            )[0][0]
-        except Exception:
-            continue
-    for chat in (with_parsed_arguments(messages), messages):
-        filled = [m if m.get("content") is not None else {**m, "content": ""} for m in chat]
-        try:
-            return tokenizer.apply_chat_template(
-                filled, tools=tools, add_generation_prompt=opens_answer, tokenize=False, **kwargs
-            )
-        except Exception:
-            continue
+        template = tokenizer.get_chat_template(tools=tools)
+        named = {**tokenizer.special_tokens_map, **options}
+        texts, _ = render_jinja_template(conversations=[filtered], chat_template=template, **named)
+        return texts[0]
+
+    def filled(chat: list[dict[str, Any]]) -> str:
+        return applied([m if m.get("content") is not None else {**m, "content": ""} for m in chat])
+
+    for write in (applied, kept, filled):
+        for chat in (with_parsed_arguments(messages), messages):
+            try:
+                return write(chat)
+            except Exception:
+                continue
     return None
 
 
@@ -202,21 +196,7 @@ def test_transformers_rebuilds_smollm2_without_its_digit_splitting():
     assert rebuilt.encode(text) != theirs("smollm2").encode(text)
 
 
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the weather, \"now\" <or> 'later' & so on é.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    },
-}
-SIMPLE = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "Hi\n"},
-    {"role": "assistant", "content": " Hello there! "},
-    {"role": "user", "content": "And now?"},
-    {"role": "assistant", "content": "Nothing."},
-]
+WEATHER, SIMPLE, THOUGHT = (stored(__file__, name) for name in ("WEATHER", "SIMPLE", "THOUGHT"))
 TOOL_USE = [
     {"role": "user", "content": "Weather in Köln?"},
     {
@@ -231,12 +211,6 @@ TOOL_USE = [
     {"role": "tool", "content": '{"t": 18}', "tool_call_id": "1"},
     {"role": "tool", "content": "none"},
     {"role": "assistant", "content": "18 degrees", "reasoning": "Now answer."},
-]
-THOUGHT = [
-    {"role": "user", "content": "2+2?"},
-    {"role": "assistant", "content": "<think>\nEasy.\n</think>\n\n4"},
-    {"role": "user", "content": "3+3?"},
-    {"role": "assistant", "content": "<think>\nHm.\n</think>\n\n6"},
 ]
 
 
@@ -262,19 +236,11 @@ def assert_same(folder: Path, messages: list[dict[str, Any]], tools: Any = None,
     renderer = make_renderer(tokenizer)
     text = ""
     for opens_answer in (False, True):
+        options = {"add_generation_prompt": opens_answer}
         expected = oracle.apply_chat_template(
-            with_parsed_arguments(messages),
-            tools=tools,
-            add_generation_prompt=opens_answer,
-            tokenize=False,
-            **kwargs,
+            with_parsed_arguments(messages), tools=tools, tokenize=False, **options, **kwargs
         )
-        text = renderer.render(
-            as_messages(messages, "messages"),
-            tools or (),
-            add_generation_prompt=opens_answer,
-            template_kwargs=kwargs,
-        )
+        text = renderer.render(as_messages(messages, "messages"), tools or (), **options, template_kwargs=kwargs)
         assert text == expected
         assert tokenizer.encode(text).tolist() == oracle(text, add_special_tokens=False).input_ids
     return text
