@@ -10,8 +10,8 @@ import pickle
 import re
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Thread
@@ -27,11 +27,14 @@ from tests.remote.hub import TOKEN, HubServer
 from tests.remote.s3 import S3Server
 from tests.remote.server import Fault, Server
 from tests.remote.web import WebServer
+from tests.tables import table
 from tests.tiers import DEEP, crossed, some
 from tests.world import json_lines
 from tito_audit.errors import StorageError
 from tito_audit.storage import _store, _store_web, find_logs, remote, skipped_files
+from tito_audit.storage._store import status_from_info
 from tito_audit.storage.remote import RangedFile, RemoteFile
+from tito_audit.storage.watch import path_from_name
 
 pytest.importorskip("moto")
 pytest.importorskip("s3fs")
@@ -219,15 +222,25 @@ def test_a_signed_url_is_read_and_shown_without_its_signature(web: WebServer, fo
     assert all(request.headers["authorization"].startswith("Basic ") for request in web.requests())
 
 
-def test_a_remote_file_survives_pickling_and_joins_like_a_path() -> None:
-    file = RemoteFile("s3://logs/a//b.jsonl")
-    assert pickle.loads(pickle.dumps(file)) == file
-    assert (str(file), file.name, file.suffix) == ("s3://logs/a//b.jsonl", "b.jsonl", ".jsonl")
-    assert str(RemoteFile("s3://logs/a") / "c") == "s3://logs/a/c"
-    assert str(file.parent) == "s3://logs/a"
+@pytest.mark.parametrize("url", ["s3://logs/a//b.jsonl", "hf://datasets/org/name@v1/data/a.jsonl"])
+def test_a_remote_file_is_a_path_that_is_shown_as_its_url(url: str) -> None:
+    path = path_from_name(url)
+    assert isinstance(path, RemoteFile)
+    assert pickle.loads(pickle.dumps(path)) == path
+    assert (str(path), path.name, path.suffix) == (url, url.rpartition("/")[2], ".jsonl")
+    assert str(path.parent / "c") == f"{url.rpartition('/')[0].rstrip('/')}/c"
+
+
+def test_the_path_of_a_signed_url_keeps_what_it_does_not_show() -> None:
     hidden = RemoteFile("https://u:p@host/a.jsonl?sig=1")
     assert pickle.loads(pickle.dumps(hidden)).url == "https://u:p@host/a.jsonl?sig=1"
     assert (str(hidden), hidden.name) == ("https://host/a.jsonl?…", "a.jsonl")
+
+
+def test_what_stores_say_of_a_file_has_one_form() -> None:
+    assert status_from_info({"size": 3, "ETag": "x", "mtime": 2.5}).etag == "x"
+    assert status_from_info({"size": 3, "mtime": 2.5}).st_mtime_ns == 2_500_000_000
+    assert status_from_info({"size": None}).st_size == 0
 
 
 # Bytes
@@ -340,44 +353,30 @@ def test_a_server_without_ranges_is_read_once(folder: Path) -> None:
 # What stays wrong
 
 
-def test_each_refusal_of_a_bucket_is_one_clear_line(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    s3.put("there/rollouts.jsonl", json_lines(training_rows(1)))
-    assert "no such file" in refused("scan", "s3://logs/there/rollout.jsonl")
-    assert "Did you mean s3://logs/there/rollouts.jsonl?" in refused("scan", "s3://logs/there/rollout.jsonl")
-    assert "no such bucket" in refused("scan", "s3://nothing-here/log.jsonl")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrongsecret")
-    message = refused("scan", "s3://logs/there/rollouts.jsonl")
-    assert "refuses these credentials (SignatureDoesNotMatch). Set AWS_PROFILE" in message
-    assert "wrongsecret" not in message
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIANOBODY")
-    assert "refuses these credentials (InvalidAccessKeyId)" in refused("scan", "s3://logs/there/")
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    assert "no credentials were found" in refused("scan", "s3://logs/there/rollouts.jsonl")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    assert "cannot be reached" in refused("scan", "s3://logs/there/rollouts.jsonl")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9")
-    assert "AWS_ENDPOINT_URL is not an address" in refused("scan", "s3://logs/there/rollouts.jsonl")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("AWS_PROFILE", "nobody")
-    assert "AWS_PROFILE names a profile that is not" in refused("scan", "s3://logs/there/rollouts.jsonl")
+@pytest.fixture(scope="module")
+def stored_logs(s3: S3Server, hub: HubServer) -> None:
+    """Logs in the bucket and in data sets of the hub, some of which are not for everyone."""
+    row = json_lines(training_rows(1))
+    s3.put("there/rollouts.jsonl", row)
+    hub.commit("org/logs", {"data/train.jsonl": row})
+    hub.commit("org/gated-logs", {"log.jsonl": row})
+    hub.commit("org/private-logs", {"log.jsonl": row})
 
 
-def test_each_refusal_of_the_hub_is_one_clear_line(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.commit("org/logs", {"data/train.jsonl": json_lines(training_rows(1))})
-    hub.commit("org/gated-logs", {"log.jsonl": json_lines(training_rows(1))})
-    hub.commit("org/private-logs", {"log.jsonl": json_lines(training_rows(1))})
-    assert "Did you mean hf://datasets/org/logs/data/train.jsonl?" in refused(
-        "scan", "hf://datasets/org/logs/data/trian.jsonl"
-    )
-    assert "has no revision v9" in refused("scan", "hf://datasets/org/logs@v9/data/train.jsonl")
-    assert "there is no dataset org/nothing, or it is private" in refused("scan", "hf://datasets/org/nothing/a")
-    assert "is gated: ask for access" in refused("scan", "hf://datasets/org/gated-logs/log.jsonl")
-    assert "or it is private. Run `hf auth login`" in refused("scan", "hf://datasets/org/private-logs/log.jsonl")
-    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    message = refused("scan", "hf://datasets/org/private-logs/log.jsonl")
-    assert "credentials" in message
-    assert "hf_wrong" not in message
+@pytest.mark.usefixtures("stored_logs")
+@pytest.mark.parametrize(*table(__file__, "each_refusal_of_a_store_is_one_clear_line"))
+def test_each_refusal_of_a_store_is_one_clear_line(
+    url: str, env: dict[str, str], says: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name)
+    message = refused("scan", url)
+    assert [words for words in says if words not in message] == []
+    assert "wrong" not in message, "no key of the credentials is shown"
+
+
+@pytest.mark.usefixtures("stored_logs")
+def test_a_private_data_set_is_read_with_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert run("scan", "hf://datasets/org/private-logs/log.jsonl")[0] == 1
 
@@ -391,27 +390,30 @@ def test_each_refusal_of_a_web_server_is_one_clear_line(web: WebServer, folder: 
         message = refused("scan", f"{web.url}/there.jsonl?sig=secret")
         assert words in message
         assert "secret" not in message
-    assert "cannot be reached" in refused("scan", "http://127.0.0.1:9/log.jsonl")
-    assert "ftp:// is not read" in refused("scan", "ftp://host/log.jsonl")
 
 
 @contextmanager
-def telling(answer: bytes, *, endless: bool = False) -> Iterator[str]:
-    """The address of a server that gives each request the same answer, and some of them a body without an end."""
-
-    class Handler(BaseRequestHandler):
-        def handle(self) -> None:
-            path = self.request.recv(1 << 16).split()[1]
-            with suppress(OSError):
-                self.request.sendall(answer if path == b"/log.jsonl" else WHOLE)
-                while endless and path == b"/log.jsonl":
-                    self.request.sendall(bytes(1 << 16))
-
-    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+def serving(handle: Callable[[BaseRequestHandler], None]) -> Iterator[str]:
+    """The address of a log on a server that handles each request so."""
+    handler = type("Handler", (BaseRequestHandler,), {"handle": handle})
+    with ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/log.jsonl"
         server.shutdown()
+
+
+def telling(answer: bytes, *, endless: bool = False) -> AbstractContextManager[str]:
+    """A server that gives each request the same answer, and some of them a body without an end."""
+
+    def handle(self: BaseRequestHandler) -> None:
+        path = self.request.recv(1 << 16).split()[1]
+        with suppress(OSError):
+            self.request.sendall(answer if path == b"/log.jsonl" else WHOLE)
+            while endless and path == b"/log.jsonl":
+                self.request.sendall(bytes(1 << 16))
+
+    return serving(handle)
 
 
 ROWS = json_lines(training_rows(1))
@@ -452,25 +454,19 @@ def test_a_server_that_sends_a_byte_now_and_then_is_not_waited_for(monkeypatch: 
     monkeypatch.setattr(_store, "TRIES", 2)
     monkeypatch.setattr(remote, "TRIES", 2)
 
-    class Handler(BaseRequestHandler):
-        def handle(self) -> None:
-            wanted = re.search(rb"bytes=(\d+)-", self.request.recv(1 << 16))
-            first = int(wanted[1]) if wanted is not None else 0
-            with suppress(OSError):
-                self.request.sendall(
-                    b"HTTP/1.1 206 Part\r\nContent-Length: 9000\r\nContent-Range: bytes %d-/9000\r\n\r\n" % first
-                )
-                for _ in range(9000):
-                    self.request.sendall(b" ")
-                    time.sleep(0.01)
+    def handle(self: BaseRequestHandler) -> None:
+        wanted = re.search(rb"bytes=(\d+)-", self.request.recv(1 << 16))
+        head = b"HTTP/1.1 206 Part\r\nContent-Length: 9000\r\nContent-Range: bytes %d-/9000\r\n\r\n"
+        with suppress(OSError):
+            self.request.sendall(head % (int(wanted[1]) if wanted is not None else 0))
+            for _ in range(9000):
+                self.request.sendall(b" ")
+                time.sleep(0.01)
 
-    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        began = time.monotonic()
-        assert "dropped" in refused("scan", f"http://127.0.0.1:{server.server_address[1]}/log.jsonl")
+    began = time.monotonic()
+    with serving(handle) as url:
+        assert "dropped" in refused("scan", url)
         assert time.monotonic() - began < 30
-        server.shutdown()
 
 
 def test_a_store_that_ignores_ranges_is_refused() -> None:
