@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -291,21 +291,27 @@ def test_the_suffix_of_the_target_chooses_the_compression_and_bytes_are_the_same
     assert detect_compression(unchanged.read_bytes()[:4]) == detect_compression(content[:4])
 
 
-def test_a_suffix_of_another_kind_is_refused(tmp_path):
-    source = write(tmp_path / "log", LOGS["lines"])
-    with (
-        pytest.raises(SetupError, match=r"name it \.jsonl"),
-        open_output(open_log(source, keep_text=True), tmp_path / "out.parquet", overwrite=False),
-    ):
+def not_opened(error: type[Exception], says: str, log: Log, target: Path, *, overwrite: bool = False) -> None:
+    """Assert that no output of a log is begun there."""
+    with pytest.raises(error, match=says), open_output(log, target, overwrite=overwrite):
         raise AssertionError("not reached")
-    pq.write_table(pa.table({"a": [1]}), tmp_path / "log.parquet")
+
+
+def no_file(says: str, target: Path, *, overwrite: bool = False) -> str:
+    """What is said, in one line, where no file is begun."""
+    with pytest.raises(StorageError, match=says) as raised, new_file(target, overwrite=overwrite):
+        raise AssertionError("not reached")
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_a_suffix_of_another_kind_is_refused(tmp_path):
+    source, table = write(tmp_path / "log", LOGS["lines"]), tmp_path / "log.parquet"
+    not_opened(SetupError, r"name it \.jsonl", open_log(source, keep_text=True), tmp_path / "out.parquet")
+    pq.write_table(pa.table({"a": [1]}), table)
     for name in ("out.jsonl", "out.json.gz"):
-        with (
-            pytest.raises(SetupError, match=r"name it \.parquet"),
-            open_output(open_log(tmp_path / "log.parquet"), tmp_path / name, overwrite=False),
-        ):
-            raise AssertionError("not reached")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "log.parquet"]
+        not_opened(SetupError, r"name it \.parquet", open_log(table), tmp_path / name)
+    assert names(tmp_path) == ["log", "log.parquet"]
 
 
 def test_parquet_in_which_nothing_changed_is_copied(tmp_path):
@@ -313,10 +319,7 @@ def test_parquet_in_which_nothing_changed_is_copied(tmp_path):
     pq.write_table(pa.table({"a": [1, 2]}), source)
     log = open_log(source, keep_text=True)
     assert (log.kind, log.compression) == ("parquet", None)
-    with open_output(log, tmp_path / "out.parquet", overwrite=False) as out:
-        for raw in log:
-            out.keep(raw)
-        out.finish(log)
+    rewritten(source, tmp_path / "out.parquet", lambda raw: None)
     assert (tmp_path / "out.parquet").read_bytes() == source.read_bytes()
 
 
@@ -338,12 +341,8 @@ def test_an_output_that_was_not_finished_does_not_appear(tmp_path):
     log = open_log(write(tmp_path / "log", LOGS["lines"]), keep_text=True)
     with pytest.raises(RuntimeError, match="finished"), open_output(log, tmp_path / "out.gz", overwrite=False):
         pass
-    with (
-        pytest.raises(ValueError, match="keep_text"),
-        open_output(open_log(log.path), tmp_path / "o", overwrite=False),
-    ):
-        pass
-    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+    not_opened(ValueError, "keep_text", open_log(log.path), tmp_path / "o")
+    assert names(tmp_path) == ["log"]
 
 
 # A file appears whole or not at all
@@ -396,11 +395,7 @@ def test_nothing_is_left_of_a_file_that_was_given_up(tmp_path, way, error):
 
 def test_a_file_that_is_there_is_not_replaced_unasked(tmp_path, way):
     write(tmp_path / "out", b"old")
-    with (
-        pytest.raises(StorageError, match="the file exists, so nothing was written"),
-        new_file(tmp_path / "out", overwrite=False),
-    ):
-        raise AssertionError("not reached")
+    no_file("the file exists, so nothing was written", tmp_path / "out")
     (tmp_path / "out").unlink()
     with pytest.raises(StorageError, match="exists"), new_file(tmp_path / "out", overwrite=False):
         write(tmp_path / "out", b"of somebody else")
@@ -428,11 +423,7 @@ def test_the_input_is_never_written_by_whatever_name(tmp_path):
     log = open_log(source, keep_text=True)
     for target in (source, tmp_path / "soft", tmp_path / "hard", tmp_path / "." / "log"):
         for overwrite in (False, True):
-            with (
-                pytest.raises(StorageError, match="the input is never written"),
-                open_output(log, target, overwrite=overwrite),
-            ):
-                raise AssertionError("not reached")
+            not_opened(StorageError, "the input is never written", log, target, overwrite=overwrite)
     assert source.read_bytes() == LOGS["lines"]
 
 
@@ -457,37 +448,26 @@ def test_what_cannot_be_a_file_is_refused_in_one_line(tmp_path):
         (write(tmp_path / "file", b"") / "out", "file"),
         (tmp_path / ("x" * 300), "too long"),
     ):
-        with pytest.raises(StorageError, match=says) as raised, new_file(target, overwrite=True):
-            raise AssertionError("not reached")
-        assert str(target) in str(raised.value)
-        assert "\n" not in str(raised.value)
-    log = Log(pipe, 1 << 20)
-    with pytest.raises(SetupError, match="pipe"), open_output(log, tmp_path / "out", overwrite=False):
-        raise AssertionError("not reached")
+        assert str(target) in no_file(says, target, overwrite=True)
+    not_opened(SetupError, "pipe", Log(pipe, 1 << 20), tmp_path / "out")
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     folder = tmp_path / "locked"
     folder.mkdir()
     folder.chmod(0o555)
-    if os.access(folder, os.W_OK):
-        with locked_for_all(folder):
-            refused(folder)
-    else:
-        refused(folder)
-
-
-def refused(folder: Path) -> None:
-    with pytest.raises(StorageError, match="cannot be written"), new_file(folder / "out", overwrite=False):
-        raise AssertionError("not reached")
+    # Root writes everywhere, but for what is mounted so.
+    with mounted(folder, "ro") if os.access(folder, os.W_OK) else nullcontext():
+        no_file("cannot be written", folder / "out")
 
 
 @contextmanager
-def locked_for_all(folder: Path) -> Iterator[None]:
-    """A folder that even root cannot write; skipped where that cannot be made."""
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("root writes everywhere, and mounting is not permitted")
+def mounted(folder: Path, options: str = "size=64k") -> Iterator[None]:
+    """A file system of its own in the folder; skipped where mounting is not permitted."""
+    folder.mkdir(exist_ok=True)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True)
+    if done.returncode:
+        pytest.skip("mounting is not permitted")
     try:
         yield
     finally:
@@ -556,19 +536,7 @@ def small_disk(folder: Path) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@contextmanager
-def full_disk(folder: Path) -> Iterator[None]:
-    """A file system of 64 KiB in the folder; skipped where mounting is not permitted."""
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting is not permitted")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
-@pytest.mark.parametrize("disk", [small_disk, full_disk])
+@pytest.mark.parametrize("disk", [small_disk, mounted])
 @pytest.mark.parametrize("suffix", some([".gz", "", ".zst"], 1))
 @pytest.mark.parametrize("edited", [False, True])
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, disk, suffix, edited, way):

@@ -13,7 +13,6 @@ import io
 import json
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -31,6 +30,7 @@ import pytest
 
 from tests.command import run as run_command
 from tests.tables import table
+from tests.test_output import mounted, small_disk
 from tests.test_parquet_output import form_of, same_values
 from tests.tiers import DEEP, examples, some
 from tests.world import lines_of
@@ -337,19 +337,6 @@ def test_a_run_that_is_killed_before_any_step_leaves_no_half_file(tmp_path: Path
 # A disk that is full or cannot be written
 
 
-@contextmanager
-def mounted(folder: Path, options: str) -> Iterator[None]:
-    """A file system of its own in the folder; skipped where mounting is not permitted."""
-    folder.mkdir(exist_ok=True)
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True)
-    if done.returncode:
-        pytest.skip("mounting is not permitted")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
 @pytest.mark.parametrize(
     ("whole", "room"),
     some([*product(KINDS, [64, 1700])], 3),
@@ -369,12 +356,8 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(whole: Undisturbed, tmp_path
 
 def test_a_file_that_grows_past_a_limit_is_one_line_and_leaves_nothing(whole: Undisturbed, tmp_path: Path) -> None:
     target = tmp_path / f"out{''.join(whole.log.suffixes)}"
-    allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, allowed[1]))
-    try:
+    with small_disk(tmp_path):
         done = run_here(whole.log, "-o", target)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
     refused(done, target, "File too large", "free some space")
     assert contents(tmp_path) == {}
     assert whole.log.read_bytes() == whole.data
