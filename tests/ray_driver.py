@@ -219,38 +219,38 @@ def scanned_by_a_lost_node(logs: Any, folder: Path, settings: dict[str, Any]) ->
     return result
 
 
+def refusal(run: Callable[[], object]) -> str:
+    """What is said of a run that is refused."""
+    from tito_audit import SetupError
+
+    try:
+        run()
+    except SetupError as error:
+        return str(error)
+    return ""
+
+
 def with_version(version: str, logs: Any, settings: dict[str, Any]) -> str:
     """What a run of another version is told."""
     from unittest.mock import patch
 
-    from tito_audit import SetupError
-
     with patch("tito_audit.run.ray_tasks.VERSION", version):
-        try:
-            scanned(logs, None, settings)
-        except SetupError as error:
-            return str(error)
-    return ""
+        return refusal(lambda: scanned(logs, None, settings))
 
 
 def of_open_file(path: str, settings: dict[str, Any]) -> str:
     """What is said of a log that only this process can open, by a number that no worker has a file for."""
-    from tito_audit import SetupError
-
     with Path(path).open("rb") as file:
         number = fcntl.fcntl(file, fcntl.F_DUPFD, 512)
     try:
-        scanned(f"/proc/self/fd/{number}", None, settings)
-    except SetupError as error:
-        return str(error)
+        return refusal(lambda: scanned(f"/proc/self/fd/{number}", None, settings))
     finally:
         os.close(number)
-    return ""
 
 
 def of_lost_tokenizer(log: str, path: Path, tokenizer: str) -> str:
     """What is said of a tokenizer that is gone once this process has loaded it."""
-    from tito_audit import Settings, SetupError, scan_rollouts
+    from tito_audit import Settings, scan_rollouts
     from tito_audit.run.auditor import Loader
 
     shutil.copytree(tokenizer, path)
@@ -259,11 +259,7 @@ def of_lost_tokenizer(log: str, path: Path, tokenizer: str) -> str:
     scan.loader = Loader()
     scan.loader.load_auditor(settings)
     shutil.rmtree(path)
-    try:
-        list(scan)
-    except SetupError as error:
-        return str(error)
-    return ""
+    return refusal(lambda: list(scan))
 
 
 def printed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:

@@ -1,4 +1,7 @@
-"""What reports are written to: files whole or not at all, pipes and devices as they are, inputs never."""
+"""What reports are written to: files whole or not at all, pipes and devices as they are, inputs never.
+
+What is no place for a report is said in `tests/transcripts/outs.txt`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ import pytest
 
 from tests.command import run, written
 from tests.ready import program
-from tests.tables import table
 from tests.world import BROKEN, CLEAN, ROOT
 from tito_audit.cli._outputs import open_report
 from tito_audit.errors import SetupError
@@ -78,13 +80,10 @@ def test_a_device_is_written_to_and_never_replaced(log: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["-", "/dev/stdout", "/dev/fd/1"])
-def test_stdout_has_several_names_and_takes_one_report(log: Path, name: str) -> None:
+def test_stdout_has_several_names(log: Path, name: str) -> None:
     code, out, err = run("scan", log, "--report", f"json={name}")
     assert (code, err) == (1, "")
     assert out.startswith('{"summary"')
-    code, out, err = run("scan", log, "--report", f"json={name}", "--report", "concise")
-    assert (code, out) == (2, "")
-    assert "two reports would be written to stdout" in err
 
 
 def test_stderr_may_take_a_report(log: Path) -> None:
@@ -102,26 +101,6 @@ def test_a_report_follows_a_link_and_keeps_the_permissions_of_what_it_replaces(l
     assert link.is_symlink()
     assert json.loads(real.read_text(encoding="utf-8"))["summary"]
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
-
-
-@pytest.mark.parametrize(*table(__file__, "what_a_run_reads_is_no_place_for_a_report"))
-@pytest.mark.parametrize("command", ["scan", "repair"])
-def test_what_a_run_reads_is_no_place_for_a_report(
-    log: Path, name: str, flags: tuple[str, ...], command: str
-) -> None:
-    (log.parent / "toy").mkdir()
-    for file in ("messages.jsonl", "tools.json", "template.jinja", "toy/tokenizer.json", "other.jinja"):
-        (log.parent / file).write_text("[]", encoding="utf-8")
-    (log.parent / "base.toml").write_text('fail-on = "error"\n', encoding="utf-8")
-    (log.parent / "tito-audit.toml").write_text(
-        'extend = "base.toml"\n[[overrides]]\npaths = "x.jsonl"\nchat-template = "other.jinja"\n', encoding="utf-8"
-    )
-    before = (log.parent / name).read_bytes()
-    dry = ("--dry-run",) if command == "repair" else ()
-    code, out, err = run(command, log, *dry, *flags, "--report", f"json={name}")
-    assert (code, out) == (2, "")
-    assert f"{log.parent / name} is read by this run" in err
-    assert (log.parent / name).read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + "/report.json", "loop/report.json", "loop"])

@@ -11,7 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests import toy
-from tests.faults import Log, clean_logs, encode, places, spelling, text_of
+from tests.faults import Log, clean_logs, encode, text_of
+from tests.test_repair_properties import pairs_at
 from tests.tiers import examples
 from tito_audit.errors import RecordError
 from tito_audit.evidence.gather import gather
@@ -65,13 +66,7 @@ def column(row: TrainingRow, role: ColumnRole) -> Column:
 
 def drifted(log: Log, choice: int) -> Log:
     """A log whose row alone holds an answer re-encoded, which was sampled with one token in two."""
-    options = []
-    for turn, at, (token,) in places(log, 1):
-        data = spelling(token)
-        for cut in range(1, len(data)):
-            parts = [toy.toy_tokenizer().vocabulary.ids_of_bytes(part) for part in (data[:cut], data[cut:])]
-            if all(parts):
-                options.append((turn, at, [part[0] for part in parts]))
+    options = pairs_at(log)
     assume(options)
     turn, at, pair = options[choice % len(options)]
     heard = log.copy()
@@ -183,13 +178,7 @@ def test_exactly_the_tokens_without_a_logprob_leave_the_loss(log: Log, data: st.
 def test_a_row_of_todays_tokens_has_no_difference_and_no_made_up_logprob(
     log: Log, choice: int, messages: bool
 ) -> None:
-    options = [
-        (turn, at, [part[0] for part in parts])
-        for turn, at, (token,) in places(log, 1)
-        for data in (spelling(token),)
-        for cut in range(1, len(data))
-        if all(parts := [toy.toy_tokenizer().vocabulary.ids_of_bytes(part) for part in (data[:cut], data[cut:])])
-    ]
+    options = pairs_at(log)
     assume(options)
     turn, at, pair = options[choice % len(options)]
     first = log.regions[turn][0] + at
