@@ -494,15 +494,8 @@ def test_a_pipe_cannot_be_read_twice(tmp_path: Path) -> None:
 # Formats
 
 MASKED = (
-    "areal",
-    "atropos_group",
-    "atropos_item",
-    "nemo_rl",
-    "nemo_rl_message_log",
-    "prime_rl_sample",
-    "prime_rl_tokens",
-    "tinker",
-    "trl_rollout",
+    *("areal", "atropos_group", "atropos_item", "nemo_rl", "nemo_rl_message_log", "prime_rl_sample"),
+    *("prime_rl_tokens", "tinker", "trl_rollout"),
 )
 
 

@@ -25,13 +25,7 @@ from tito_audit.settings.model import Settings
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 shared = pytest.mark.skipif(not (SHARED / "rollouts").is_dir(), reason="no shared/rollouts beside the checkout")
 ENDS = (
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<end_of_turn>",
-    "<|eot_id|>",
-    "<｜end▁of▁sentence｜>",
-    "</s>",
-    "<|end|>",
+    *("<|im_end|>", "<|endoftext|>", "<end_of_turn>", "<|eot_id|>", "<｜end▁of▁sentence｜>", "</s>", "<|end|>"),
     "<|return|>",
 )
 
@@ -75,16 +69,15 @@ def test_a_name_that_models_are_given_was_sampled(role: str) -> None:
     assert not message.known_unsampled
 
 
+OTHERS = {
+    "tool": ("tool", "environment", "observation", "env", "function", "ipython", "tool_response"),
+    "user": ("human",),
+    "system": ("developer",),
+}
+
+
 @pytest.mark.parametrize(
-    ("role", "speaker"),
-    [
-        *(
-            (role, "tool")
-            for role in ("tool", "environment", "observation", "env", "function", "ipython", "tool_response")
-        ),
-        ("human", "user"),
-        ("developer", "system"),
-    ],
+    ("role", "speaker"), [(role, speaker) for speaker, roles in OTHERS.items() for role in roles]
 )
 def test_a_role_of_others_is_given_under_each_of_its_names(role: str, speaker: str) -> None:
     (message,) = as_messages([{"role": role, "content": "x"}], "m")
@@ -101,12 +94,8 @@ def test_a_role_that_is_not_known_is_neither_sampled_nor_given() -> None:
 
 def test_roles_that_are_stated_take_the_place_of_all_others() -> None:
     stated = Speakers(("Planner", "environment"))
-    assert [stated.speaker(role) for role in ("planner", "environment", "agent", "user")] == [
-        "assistant",
-        "assistant",
-        "given answer",
-        "user",
-    ]
+    roles = {"planner": "assistant", "environment": "assistant", "agent": "given answer", "user": "user"}
+    assert {role: stated.speaker(role) for role in roles} == roles
 
 
 def test_stated_roles_pair_the_calls_with_their_messages() -> None:

@@ -141,18 +141,6 @@ def damage(file: Path, at: int) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.1, 0.5, 0.9, 1.0])
-def test_a_byte_that_is_not_as_it_was_written_makes_a_file_worthless(share, folder):
-    ids = warmed()
-    before = held(folder)
-    (file,) = folder.glob("*.tables")
-    damage(file, int(share * (file.stat().st_size - 1)))
-    tokenizer = load_tokenizer(str(TOY))
-    assert [ids_of_text.tolist() for ids_of_text in tokenizer.encode_batch(TEXTS)] == ids
-    tokenizer.save()
-    assert held(folder) == before  # made anew
-
-
 @pytest.mark.parametrize("content", [b"", b"{}", b"tito-audit cache 1\n", b"PK\x03\x04", b"\x80\x04K\x01."])
 def test_a_file_of_something_else_is_replaced(content, folder):
     ids = warmed()

@@ -16,6 +16,7 @@ import pytest
 
 from tests.tiers import DEEP, examples, one_in, some
 from tests.truth import judge
+from tests.truth.beside import WRITERS, cases, run_beside
 from tests.truth.conventions import CONVENTIONS, Convention, Observed, written
 from tests.truth.decide import Slide, decide
 from tests.truth.expect import after_repair, before_repair, of_log, of_scan
@@ -24,7 +25,7 @@ from tests.truth.judge import FLAGS, Outcome, Written, judge_file, run
 from tests.truth.observed import REACH, Fault, faulty, region
 from tests.truth.odd import KINDS, Ran, differing, logs_beside, run_odd
 from tests.truth.plan import Case, File, files
-from tests.truth.source import SHARED, Chat, Model, Turn
+from tests.truth.source import MODELS, SHARED, Chat, Model, Turn
 from tests.truth.table import lines
 from tests.truth.tokenizers import NAMES, broken, pair
 from tests.truth.tool import Finding, Said
@@ -395,14 +396,16 @@ def check_plan(plan: list[File], folder: Path) -> None:
 @shared
 @no_rollouts
 def test_a_plan_has_every_convention_and_fault_and_every_row_is_decided() -> None:
-    cases = [example for file in files(examples(500, 9000), list(FORMS), seed=3) for _, _, example in file.cases]
-    assert {example.convention.name for example in cases} >= {convention.name for convention in CONVENTIONS}
-    assert {example.form.name for example in cases} == set(FORMS)
-    assert {example.verdict for example in cases} == {"clean", "open", "fault", "open fault"}
-    slid = {(example.fault.kind, example.fault.shape) for example in cases if example.fault.slid}
+    judged_cases = [
+        example for file in files(examples(500, 9000), list(FORMS), seed=3) for _, _, example in file.cases
+    ]
+    assert {example.convention.name for example in judged_cases} >= {convention.name for convention in CONVENTIONS}
+    assert {example.form.name for example in judged_cases} == set(FORMS)
+    assert {example.verdict for example in judged_cases} == {"clean", "open", "fault", "open fault"}
+    slid = {(example.fault.kind, example.fault.shape) for example in judged_cases if example.fault.slid}
     assert slid == set(product(("mask", "logprobs", "both"), ("", "from", "only")))
-    assert {len(example.chat.turns) for example in cases} == set(range(1, 11))
-    for example in cases:
+    assert {len(example.chat.turns) for example in judged_cases} == set(range(1, 11))
+    for example in judged_cases:
         fault, slides = example.fault, example.decision.slides
         if fault.slid and not example.form.calls and example.verdict == "fault":
             (slide,) = slides
@@ -570,3 +573,21 @@ SOME = (("smollm2", "smollm2"), ("smollm2", "qwen2.5-coder"))
 )
 def test_a_log_read_with_another_tokenizer_says_so_first(log: str, read_with: str, tmp_path: Path) -> None:
     assert not list(broken(pair(log, read_with, tmp_path)))
+
+
+# What stands beside tokens, in every form of the frameworks
+
+
+@shared
+@no_rollouts
+@pytest.mark.parametrize("seed", some((11, 12, 13, 14), 1))
+def test_right_columns_are_clean_and_faults_are_found(tmp_path: Path, seed: int) -> None:
+    outcome = run_beside(examples(150, 2500), tmp_path, seed, MODELS[0])
+    assert {what: [str(each) for each in many[:3]] for what, many in outcome.violations.items()} == {}
+
+
+@shared
+@no_rollouts
+def test_every_writer_has_right_rows_and_faults() -> None:
+    drawn = {(case.writer, bool(case.code)) for case in cases(examples(300, 600), 1, MODELS[0])}
+    assert drawn == {(name, fault) for name in (*WRITERS, "pairs") for fault in (False, True)}

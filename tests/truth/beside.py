@@ -28,6 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.tables import stored
+
 from .forms import read_rows, write_rows
 from .judge import Outcome, Violation
 from .source import Chat, chat_of
@@ -72,13 +74,13 @@ class Writer:
     name: str
     write: Callable[[Chat, Json, random.Random], Json]
     experts: str = "routed_experts"
-    forms: tuple[str, ...] = ("nested",)
-    rows: tuple[str, ...] = ("fed",)
+    forms: Sequence[str] = ("nested",)
+    rows: Sequence[str] = ("fed",)
     """Which tokens have experts: all that were `fed`, `all` (the last has zeros, or those before it again),
     `called`: those that a call saw."""
-    sets: tuple[str, ...] = ()
-    credit: tuple[str, ...] = ()
-    spans: tuple[str, ...] = ()
+    sets: Sequence[str] = ()
+    credit: Sequence[str] = ()
+    spans: Sequence[str] = ()
     many: int = 1
     """Samples of a row."""
     call: bool = False
@@ -306,70 +308,13 @@ def _gym(chat: Chat, more: Json, dice: random.Random) -> Json:
 
 
 _BY_TOKEN = ("whole", "inside", "everywhere", "number", "absent outside", "one zero outside")
-WRITERS = {
-    writer.name: writer
-    for writer in (
-        Writer(
-            "flat",
-            _flat,
-            forms=("nested", "layers", "packed", "npy", "bare", "table"),
-            rows=("fed", "all", "called", "response"),
-            sets=("lists", "padded lists", "counts", "a mask"),
-            credit=(*_BY_TOKEN, "shifted", "trained", "turns", "answers"),
-            spans=("by token", "spans", "triples"),
-            slides="logprobs",
-        ),
-        Writer(
-            "slime",
-            _sample,
-            "rollout_routed_experts",
-            forms=("nested", "layers", "bare"),
-            sets=("ragged", "miles"),
-            credit=("number", "components"),
-            spans=("names", "calls"),
-            slides="rollout_log_probs",
-        ),
-        Writer("verl", _verl, forms=("array",), credit=("everywhere", "inside"), slides="rollout_log_probs"),
-        Writer("verl batch", _verl_batch, forms=("array",), credit=("everywhere", "inside"), many=2),
-        Writer("agent loop", _agent, forms=("nested",), rows=("fed", "called"), credit=("number",)),
-        Writer(
-            "skyrl",
-            _skyrl,
-            "rollout_expert_indices",
-            rows=("fed", "called"),
-            credit=("rewards", "number"),
-            many=2,
-        ),
-        Writer("prime-rl", _prime, forms=("packed",), rows=("all",), sets=("padded lists",), credit=_BY_TOKEN[:3]),
-        Writer("nemo-rl", _nemo, forms=("array",), rows=("all", "holes"), credit=("everywhere", "inside")),
-        Writer("message log", _log, forms=("array",), rows=("all", "holes")),
-        Writer("areal", _areal, "", credit=("inside", "everywhere", "number")),
-        Writer("trl", _trl, "", credit=("number",)),
-        Writer("atropos", _group, "", credit=(*_BY_TOKEN[:3], "number"), many=2),
-        Writer(
-            "sglang",
-            _sglang,
-            forms=("bare",),
-            rows=("fed", "from"),
-            sets=("output", "ragged base64"),
-            spans=("objects",),
-            call=True,
-        ),
-        Writer("vllm", _vllm, forms=("npy", "nested"), rows=("fed", "response"), call=True),
-        Writer("areal call", _areal_call, forms=("layers",), call=True),
-        Writer(
-            "call",
-            _one_call,
-            forms=("packed", "npy"),
-            rows=("fed", "all", "from"),
-            sets=("counts base64", "lists"),
-            credit=("answer", "number"),
-            spans=("objects", "by token"),
-            call=True,
-        ),
-        Writer("gym", _gym, forms=("envelope", "nested"), rows=("fed", "all"), call=True),
-    )
+_WRITES = {
+    **{"flat": _flat, "slime": _sample, "verl": _verl, "verl batch": _verl_batch, "agent loop": _agent},
+    **{"skyrl": _skyrl, "prime-rl": _prime, "nemo-rl": _nemo, "message log": _log, "areal": _areal, "trl": _trl},
+    **{"atropos": _group, "sglang": _sglang, "vllm": _vllm, "areal call": _areal_call, "call": _one_call},
+    "gym": _gym,
 }
+WRITERS = {name: Writer(name, _WRITES[name], **more) for name, more in stored(__file__, "WRITERS").items()}
 
 
 # Experts
