@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import table
 from tests.test_template_facts import FAULTS
 from tests.tiers import some
 from tests.toy import TOKENIZERS, toy_tokenizer
@@ -228,20 +229,9 @@ def test_a_pair_that_the_template_refuses_is_unknown():
         of_template(refuses).between("assistant", "tool")
 
 
-@pytest.mark.parametrize(
-    ("body", "writing"),
-    [
-        ("{{ m.content }}", Writing.AS_IS),
-        ("{{ m.content | trim }}", Writing.TRIMMED),
-        ("{{ m.content.rstrip() }}", Writing.TRIMMED_END),
-        ("{{ m.content.lstrip() }}", Writing.TRIMMED_START),
-        ("{{ m.content | tojson }}", Writing.JSON),
-        ("{{ m.content.replace(' ', '_') if '  ' in m.content else m.content }}", Writing.OTHERWISE),
-        ("{{ m.content or 'nothing' }}", Writing.OTHERWISE),
-    ],
-)
-def test_how_a_content_is_written_is_told_and_joined_so(body, writing):
-    written = of_template(body)
+@pytest.mark.parametrize(*table(__file__, "how_a_content_is_written_is_told_and_joined_so"))
+def test_how_a_content_is_written_is_told_and_joined_so(body, way):
+    written, writing = of_template(body), Writing[way]
     assert written.contents["user"].writing is writing
     text = ' two "words"\n'
     if writing is Writing.OTHERWISE:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from tests.fuzz_encoders import Drawn
+from tests.tables import table
 from tests.tiers import examples, some
 from tests.world import ROOT
 from tito_audit.errors import TokenizerError
@@ -401,25 +402,9 @@ def cut_at(backend: tokenizers.Tokenizer) -> list[str]:
     return sorted(find_control_tokens(backend, Vocabulary(backend)).tokens)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "cuts"),
-    [
-        (["<a>", "<b>"], ["<a>", "<b>"]),
-        (["<a>", "<a>>", "<b>"], ["<b>"]),
-        (["<a>", "x<a>", "<b>"], ["<b>"]),
-        (["<a>", "[<a>]", "<b>"], ["<b>"]),
-        (["<a>", ">b]", "<b>"], []),
-        (["<a<", "<b>"], []),
-        (["|ab|", "<b>"], ["<b>"]),
-        (["word", "<b>", " ", "\n"], ["<b>"]),
-        ([AddedToken("<a>", lstrip=True), AddedToken("<c>", rstrip=True), "<b>"], ["<b>"]),
-        ([AddedToken("<a>", single_word=True), "<b>"], ["<b>"]),
-        (["<😀>", "<\ufffd>", "<b>"], ["<b>"]),
-        ([AddedToken("<a>", normalized=True), "<b>"], ["<a>", "<b>"]),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "texts_are_cut_only_at_tokens_that_nothing_beside_them_can_hide"))
 def test_texts_are_cut_only_at_tokens_that_nothing_beside_them_can_hide(tokens, cuts):
-    assert cut_at(with_tokens(tokens)) == cuts
+    assert cut_at(with_tokens([AddedToken(**t) if isinstance(t, dict) else t for t in tokens])) == cuts
 
 
 def test_a_token_that_is_looked_for_in_normalised_text_is_no_cut():
@@ -428,21 +413,18 @@ def test_a_token_that_is_looked_for_in_normalised_text_is_no_cut():
     assert cut_at(with_tokens(tokens, normalizer=normalizers.Sequence([]))) == ["<a>", "<b>"]
 
 
+FIRST = pre_tokenizers.Metaspace(prepend_scheme="first")
+
+
 @pytest.mark.parametrize(
     ("parts", "cuts"),
     [
-        ({"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="first")}, []),
+        ({"pre_tokenizer": FIRST}, []),
         ({"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="always")}, ["<b>"]),
         ({"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="never")}, ["<b>"]),
         ({"normalizer": normalizers.Prepend("▁")}, ["<b>"]),
         ({"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)}, ["<b>"]),
-        (
-            {
-                "normalizer": normalizers.Prepend("▁"),
-                "pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="first"),
-            },
-            None,
-        ),
+        ({"normalizer": normalizers.Prepend("▁"), "pre_tokenizer": FIRST}, None),
     ],
 )
 @given(parts_of_text=st.lists(st.sampled_from(["a", "b", " ", "é", "<b>", "<", "b>", "\n", "<b"]), max_size=8))
