@@ -5,8 +5,10 @@ from __future__ import annotations
 import cProfile
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 
 from benchmarks.batch import Batches
+from tests.tables import stored
 from tests.tiers import one_in, some
 from tito_audit import BatchAudit, BatchAuditor, RecordError, Settings, SetupError, audit_batch, read_rollouts
 from tito_audit.record.finding import Finding, Result, Where
@@ -337,43 +340,18 @@ def test_a_row_that_cannot_be_read_is_a_finding() -> None:
     assert audit.failing_rows.tolist() == [False, False, True, False, False, False]
 
 
-WRONG = {
-    "There are no token ids: pass token_ids, or completion_ids with prompt_ids.": {"loss_mask": [[1]]},
-    "token_ids and completion_ids are both given": {"token_ids": [[1]], "completion_ids": [[1]]},
-    "prompt_ids are given with token_ids": {"token_ids": [[1]], "prompt_ids": [[1]]},
-    "loss_mask holds 1 row, token_ids 2: pass one for each.": {"token_ids": [[1], [2]], "loss_mask": [[1]]},
-    "token_ids has 1 dimension; a batch has two": {"token_ids": np.arange(3)},
-    "logprobs has 3 dimensions; a batch has two": {"token_ids": [[1]], "logprobs": np.zeros((1, 1, 1))},
-    "token_ids[0] is not a row but a value of type int; for one row, pass [token_ids].": {"token_ids": [1, 2]},
-    "token_ids[1] is not a row but a value of 2 dimensions": {"token_ids": [[1], np.zeros((2, 2), int)]},
-    "token_ids is a value of type str, not a batch: pass a list of rows.": {"token_ids": "text"},
-    "attention_mask has 2 columns, token_ids 3": {
-        "token_ids": np.ones((1, 3), int),
-        "attention_mask": np.ones((1, 2), int),
-    },
-    "attention_mask has 2 columns; prompt_ids and completion_ids together have 5.": {
-        "prompt_ids": np.ones((1, 3), int),
-        "completion_ids": np.ones((1, 2), int),
-        "attention_mask": np.ones((1, 2), int),
-    },
-    "attention_mask with completion_ids needs arrays": {"completion_ids": [[1]], "attention_mask": [[1]]},
-    "response_lengths are not 1 whole numbers": {"token_ids": [[1, 2]], "response_lengths": [1.5]},
-    "response_lengths are not 2 whole numbers": {"token_ids": [[1], [2]], "response_lengths": [[1], [1, 2]]},
-    "response_lengths[1] is 3, and the row has 2 tokens.": {
-        "token_ids": [[1, 2], [3, 4]],
-        "response_lengths": [0, 3],
-    },
-    "response_lengths[0] is -1": {"token_ids": [[1, 2]], "response_lengths": [-1]},
-    "no such folder": {"token_ids": [[1]], "tokenizer": "no/such/folder"},
-}
-
-
-@pytest.mark.parametrize("words", WRONG)
-def test_columns_that_do_not_belong_together_are_one_clear_line(words: str) -> None:
-    with pytest.raises(Exception, match=r"\A") as caught:
-        audit_batch(**WRONG[words])
+@pytest.mark.parametrize("wrong", stored(__file__, "WRONG"), ids=itemgetter("words"))
+def test_columns_that_do_not_belong_together_are_one_clear_line(wrong: dict[str, Any]) -> None:
+    arrays, words = wrong.get("arrays", ()), wrong["words"]
+    columns = {name: np.array(column) if name in arrays else column for name, column in wrong["columns"].items()}
+    with pytest.raises(Exception, match=re.escape(words)) as caught:
+        audit_batch(**columns)
     assert isinstance(caught.value, SetupError) or words == "no such folder"
-    assert words in str(caught.value)
+
+
+def test_a_row_of_two_dimensions_is_one_clear_line() -> None:
+    with pytest.raises(SetupError, match=r"token_ids\[1\] is not a row but a value of 2 dimensions"):
+        audit_batch(token_ids=[[1], np.zeros((2, 2), int)])
 
 
 def test_a_tensor_that_is_not_dense_is_one_clear_line() -> None:
