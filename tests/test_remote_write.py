@@ -20,7 +20,7 @@ from tests.command import run, written
 from tests.remote.model_hub import ModelHub
 from tests.remote.s3 import S3Server
 from tests.remote.server import Fault
-from tests.tables import table
+from tests.tables import stored, table
 from tests.tiers import DEEP, some
 from tito_audit.errors import StorageError
 from tito_audit.storage import _store
@@ -153,13 +153,7 @@ def test_the_input_is_never_written_whatever_it_is_called(s3: S3Server) -> None:
 
 
 def test_what_cannot_be_written_is_one_line(s3: S3Server, tmp_path: Path) -> None:
-    for name, says in {
-        "s3://absent/a.jsonl": "there is no s3://absent, so nothing was written; create it first",
-        "https://example.org/a.jsonl": "a web server is only read",
-        "http://127.0.0.1:9/a.jsonl": "a web server is only read",
-        "hf://org/model/a.jsonl": "only data sets are written",
-        "ftp://host/a.jsonl": "ftp://",
-    }.items():
+    for name, says in stored(__file__, "UNWRITTEN").items():
         message = refused("repair", LOG, "-o", name, *REPAIR)
         assert says in message, message
         assert "\n" not in message
@@ -274,15 +268,7 @@ def test_a_killed_run_leaves_whole_files_only(
     moment: tuple[tuple[str, ...], int, str], logs: Path, s3: S3Server, tmp_path: Path
 ) -> None:
     target = f"s3://{s3.bucket}/killed"
-    child = os.fork()
-    if not child:
-        kill_at(*moment)
-        try:
-            run("repair", logs / "in", "-o", target, *REPAIR)
-        finally:
-            os._exit(0)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code == -signal.SIGKILL
+    assert killed(moment, "repair", logs / "in", "-o", target, *REPAIR) == -signal.SIGKILL
     for key in list(s3.keys()):
         assert s3.get(key) == (logs / "out" / key.removeprefix("killed/")).read_bytes()
     assert_nothing_left(tmp_path)
@@ -294,14 +280,7 @@ def test_a_killed_run_leaves_whole_files_only(
 def test_a_killed_run_is_resumed_into_the_store(when: str, logs: Path, s3: S3Server, tmp_path: Path) -> None:
     place = ("--jobs", "1", "--resume", "--journal", tmp_path / "run.journal")
     words = ("repair", logs / "in", "-o", f"s3://{s3.bucket}/killed", *REPAIR, *place)
-    child = os.fork()
-    if not child:
-        kill_at(WRITING, 2, when)
-        try:
-            run(*words)
-        finally:
-            os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert killed((WRITING, 2, when), *words) == -signal.SIGKILL
     s3.forget()
     code, _, err = run(*words)
     assert (code in (0, 1), err) == (True, "")
@@ -314,6 +293,18 @@ def test_a_killed_run_is_resumed_into_the_store(when: str, logs: Path, s3: S3Ser
     assert s3.requests("^PUT") == []
     s3.put("killed/a.jsonl", b"theirs")
     assert "the file exists" in refused(*words), "what others wrote is not replaced"
+
+
+def killed(moment: tuple[tuple[str, ...], int, str], *words: object) -> int:
+    """How a command ends that is killed at some moment."""
+    child = os.fork()
+    if not child:
+        kill_at(*moment)
+        try:
+            run(*words)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def kill_at(methods: tuple[str, ...], number: int, when: str) -> None:

@@ -11,9 +11,11 @@ from datetime import date
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.tables import stored
 from tests.tiers import DEEP, examples, one_in, some
 from tests.truth import judge
 from tests.truth.beside import WRITERS, cases, run_beside
@@ -86,35 +88,11 @@ LATE = Fault("logprobs", logprobs=1)
 MASK_EARLY = Fault("mask", mask=-1)
 
 
-@pytest.mark.parametrize(
-    ("verdict", "example"),
-    [
-        ("clean", case(Fault("clean"), "stop", "length")),
-        ("clean", case(Fault("clean"), "length", "length", form="zero")),
-        # The first token may have been out of the loss, the last may be an end token out of it.
-        ("open", case(Fault("mask", mask=1), "stop", form="slime", convention=named("end kept"))),
-        ("fault", case(LATE, "stop", "stop", "length")),
-        ("fault", case(LATE, "stop", "stop", "stop")),
-        # What leaves the end of the row is lost: one turn late may be one whose first logprobs were never there.
-        ("open fault", case(LATE, "length")),
-        ("open", case(LATE, "length", form="zero")),
-        ("fault", case(MASK_EARLY, "length")),
-        # The prompt ends before the answer: what slid out of a column is lost.
-        ("open", case(MASK_EARLY, "stop", form="slime")),
-        ("open", case(Fault("both", -1, -1), "stop", form="slime")),
-        ("fault", case(Fault("inverted"), "stop", "stop")),
-        ("fault", case(Fault("roles", what="user"), "stop", "length")),
-        ("fault", case(Fault("fill", what="middle"), "stop", "length")),
-        ("open", case(Fault("fill", what="middle"), "stop", "length", form="zero")),
-        ("open fault", case(Fault("fill", what="head"), "length")),
-        # Where every token has a logprob, none of them shows a slide, and the mask shows its own.
-        ("fault", case(Fault("mask", mask=2), "stop", "length", form="zero", convention=named("recomputed"))),
-        # An answer without its last logprob, or a column of which the rest went late: which, the zeros hide.
-        ("open", case(Fault("logprobs", logprobs=-1, shape="only"), "stop", form="slime")),
-    ],
-)
-def test_what_a_row_can_tell_of_itself_is_what_all_slides_say(verdict: str, example: Case) -> None:
-    assert example.verdict == verdict, example.decision
+@pytest.mark.parametrize("row", stored(__file__, "VERDICTS"), ids=str)
+def test_what_a_row_can_tell_of_itself_is_what_all_slides_say(row: dict[str, Any]) -> None:
+    how = {"form": row.get("form", "null"), "convention": named(row.get("convention", CONVENTIONS[0].name))}
+    example = case(Fault(**row["fault"]), *row["reasons"].split(), **how)
+    assert example.verdict == row["verdict"], example.decision
 
 
 CROSSED = [
