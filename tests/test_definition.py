@@ -3,7 +3,6 @@ used again."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from tests.test_start import damage, held
+from tests.test_start import REAL, SHARED, TEXTS, TOY, TOYS, damage, held
 from tests.test_start import folder as folder
 from tests.tiers import examples, some
-from tests.world import ROOT
 from tito_audit.errors import TokenizerError
 from tito_audit.tokens import load
 from tito_audit.tokens.cache import Excerpts, LazyBackend, Tables, compact_definition, compact_json, excerpt_parts
@@ -26,14 +24,6 @@ from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.vocab import Entries, find_normal_form
 
 LOADS_ANEW = True
-
-TOYS = ROOT / "fixtures" / "tokenizers"
-TOY = TOYS / "toy_bpe"
-SHARED = Path(
-    os.environ.get("TITO_AUDIT_TOKENIZERS") or Path(__file__).resolve().parents[2] / "shared" / "tokenizers"
-)
-REAL = sorted(path.parent.name for path in SHARED.glob("*/tokenizer.json"))
-TEXTS = ["Skinny <|im_start|>user\nHello there<|im_end|>\n", "über 中文 🎉\n\n", "", "a\ud83db", "x" * 300]
 
 
 def run(tokenizer: Path = TOY, *, fast: bool = False) -> list[list[int]]:

@@ -21,8 +21,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from tests.fuzz_encoders import Drawn
 from tests.tables import table
+from tests.test_start import ROOT, SHARED, TOYS
 from tests.tiers import examples, some
-from tests.world import ROOT
 from tito_audit.errors import TokenizerError
 from tito_audit.record.arrays import Ids
 from tito_audit.tokens.encoders import Encoder, FastEncoder, ReferenceEncoder, find_disagreement, probe_texts
@@ -33,10 +33,6 @@ from tito_audit.tokens.vocab import Vocabulary
 
 LOADS_ANEW = True
 
-TOYS = ROOT / "fixtures" / "tokenizers"
-SHARED = Path(
-    os.environ.get("TITO_AUDIT_TOKENIZERS") or Path(__file__).resolve().parents[2] / "shared" / "tokenizers"
-)
 STRINGS = int(os.environ.get("TITO_AUDIT_FUZZ") or examples(100, 2000))
 """How many random texts each vocabulary is tried on; TITO_AUDIT_FUZZ=20000 for a thorough run."""
 WANTED = ("qwen3", "llama-3.1", "gpt-oss", "deepseek-v3", "gemma-3", "smollm2")

@@ -15,6 +15,7 @@ import pytest
 
 from tests.command import run, written
 from tests.ready import program
+from tests.test_outs import log as log
 from tests.tiers import some
 from tests.world import BROKEN, CLEAN, FORMATS, ROOT
 from tito_audit.cli._exit import system_error_words
@@ -27,12 +28,6 @@ from tito_audit.storage import path_identity
 from tito_audit.storage.watch import FileWatch
 
 TOY = ("-t", str(ROOT / "fixtures" / "tokenizers" / "toy_bpe"))
-
-
-@pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return written(tmp_path / "run.jsonl", [CLEAN, BROKEN])
 
 
 def process(script: str, *arguments: object, **more: object) -> subprocess.CompletedProcess[str]:

@@ -277,18 +277,9 @@ def test_there_are_no_pieces_where_it_is_not_plain_what_differs() -> None:
     longer, nothing = np.concatenate((right, right[-1:])), right[:0]
     other = right.copy()
     other[3] = right[4]
-    for fast, recorded in (
-        (right, np.concatenate((right[:5], unknown, right[5:]))),  # tokens of no bytes
-        (np.concatenate((right[:5], unknown, right[5:])), right),
-        (right, longer),
-        (longer, right),
-        (right, nothing),
-        (nothing, right),
-        (right, other),  # of other bytes
-        (other, right),
-        (other, longer),
-        (right[:-1], right[:4]),
-    ):
+    odd = np.concatenate((right[:5], unknown, right[5:]))  # tokens of no bytes; `other` is of other bytes
+    pairs = [(right, odd), (right, longer), (right, nothing), (right, other)]
+    for fast, recorded in (*pairs, *(pair[::-1] for pair in pairs), (other, longer), (right[:-1], right[:4])):
         assert whole_pieces(CHAT, fast, recorded, tokenizer) is None
     assert whole_pieces(CHAT + "\ud83d", right, right[:4], tokenizer) is None
     assert whole_pieces(CHAT, right, right, tokenizer) == []

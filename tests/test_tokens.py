@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import subprocess
 import sys
 import unicodedata
@@ -20,6 +19,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from tests import command
 from tests.tables import stored
+from tests.test_start import REAL, ROOT, SHARED, TOYS
 from tests.tiers import examples, some
 from tito_audit.errors import TokenizerError
 from tito_audit.tokens.load import load_tokenizer
@@ -27,13 +27,6 @@ from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Prefix, Vocabulary
 
 LOADS_ANEW = True
-
-ROOT = Path(__file__).resolve().parents[1]
-TOYS = ROOT / "fixtures" / "tokenizers"
-SHARED = Path(
-    os.environ.get("TITO_AUDIT_TOKENIZERS") or Path(__file__).resolve().parents[2] / "shared" / "tokenizers"
-)
-REAL = sorted(path.parent.name for path in SHARED.glob("*/tokenizer.json"))
 
 TEXTS = stored(__file__, "TEXTS")
 
