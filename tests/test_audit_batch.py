@@ -18,11 +18,11 @@ import pytest
 from benchmarks.batch import Batches
 from tests.tables import stored
 from tests.tiers import one_in, some
+from tests.world import ROOT
 from tito_audit import BatchAudit, BatchAuditor, RecordError, Settings, SetupError, audit_batch, read_rollouts
 from tito_audit.record.finding import Finding, Result, Where
 from tito_audit.run.scan import scan_rollouts
 
-ROOT = Path(__file__).resolve().parents[1]
 TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
 LOGS = sorted((ROOT / "fixtures" / "formats").glob("*.jsonl"))
 TOKENIZERS = Path(os.environ.get("TITO_AUDIT_TOKENIZERS") or ROOT.parent / "shared" / "tokenizers")

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from tests.test_start import REAL, SHARED, TEXTS, TOY, TOYS, damage, held
+from tests.test_start import REAL, SHARED, TEXTS, TOYS, damage, held
 from tests.test_start import folder as folder
 from tests.tiers import examples, some
+from tests.world import TOY
 from tito_audit.errors import TokenizerError
 from tito_audit.tokens import load
 from tito_audit.tokens.cache import Excerpts, LazyBackend, Tables, compact_definition, compact_json, excerpt_parts

@@ -15,6 +15,7 @@ import pytest
 from tests.command import run, written
 from tests.tables import stored
 from tests.test_render import CHAT, render
+from tests.world import TOY
 from tito_audit.errors import EncodeError, RenderError, SetupError, TokenizerError
 from tito_audit.render import limits
 from tito_audit.render.fast.render import NeedsReference
@@ -29,7 +30,6 @@ from tito_audit.tokens.tokenizer import Tokenizer
 LOADS_ANEW = True
 
 TOYS = Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers"
-TOY = TOYS / "toy_bpe"
 
 
 def changed(folder: Path, **parts: object) -> str:

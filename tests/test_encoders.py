@@ -21,8 +21,9 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from tests.fuzz_encoders import Drawn
 from tests.tables import table
-from tests.test_start import ROOT, SHARED, TOYS
+from tests.test_start import SHARED, TOYS
 from tests.tiers import examples, some
+from tests.world import ROOT
 from tito_audit.errors import TokenizerError
 from tito_audit.record.arrays import Ids
 from tito_audit.tokens.encoders import Encoder, FastEncoder, ReferenceEncoder, find_disagreement, probe_texts

@@ -20,10 +20,8 @@ import pytest
 from tests import command
 from tests.ready import program
 from tests.tiers import examples, some
-from tests.world import CLEAN
+from tests.world import CLEAN, ROOT, TOY
 
-ROOT = Path(__file__).resolve().parents[1]
-TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 CALLS = {
     "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "()"}],
     "calls": [{"prompt_token_ids": [5, 6], "generation_token_ids": [7, 8]}],

@@ -18,10 +18,9 @@ from tests import command
 from tests.runner import commands
 from tests.tables import stored
 from tests.tiers import DEEP, examples, some
+from tests.world import FORMATS, ROOT
 from tito_audit.reports import all_reports
 
-ROOT = Path(__file__).resolve().parents[1]
-FORMATS = ROOT / "fixtures" / "formats"
 TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
 REPORTS = tuple(report.name for report in all_reports())
 OWN_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")

@@ -28,7 +28,7 @@ from tests.command import scanned, written
 from tests.ready import program
 from tests.test_however_run import mixed
 from tests.tiers import some
-from tests.world import BROKEN, CLEAN, zstd
+from tests.world import BROKEN, CLEAN, ROOT, zstd
 from tito_audit import Settings, SetupError, StorageError, repair_rollouts, scan_rollouts
 from tito_audit.record.arrays import Ids
 from tito_audit.run.tasks import chunk_bytes
@@ -40,7 +40,6 @@ from tito_audit.terminal.terminal import RunProgress, compute_first, with_progre
 from tito_audit.tokens.encoders import FastEncoder
 from tito_audit.tokens.load import load_tokenizer
 
-ROOT = Path(__file__).resolve().parents[1]
 FORMATS = sorted((ROOT / "fixtures" / "formats").glob("*.jsonl"))
 TOKENIZER = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
 LIMIT = 200

@@ -23,9 +23,9 @@ from tests.torture import proving
 from tests.torture.forms_tables import joined_parquet
 from tests.torture.proof import lost
 from tests.torture.proof_text import members
+from tests.world import ROOT
 from tito_audit.convert.rows_and_calls import _same_entries
 
-ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 ROWS = pq.read_table(ROOT / "fixtures/formats/miles_columns.parquet").to_pylist()
 """Training rows; in one of them the mask is one token late, which a repair puts back."""

@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiers import crossed, examples, some
-from tests.world import zstd
+from tests.world import ROOT, zstd
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.storage import RawRow, atomic, open_log, open_output
 from tito_audit.storage.atomic import new_file
@@ -33,7 +33,6 @@ from tito_audit.storage.log import Log
 from tito_audit.storage.output import TextOutput
 from tito_audit.storage.streams import ByteStream, detect_compression
 
-ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 FIXTURES = sorted((ROOT / "fixtures" / "formats").glob("*.json*"))
 ROLLOUTS = sorted((SHARED / "rollouts").glob("*/*.gz"))

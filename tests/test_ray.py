@@ -31,12 +31,13 @@ import pytest
 from tests import ray_driver
 from tests.command import run, written
 from tests.ray_driver import Driver, driver, processes, wait_for
-from tests.test_jobs import FORMATS, LONG_ROW, ROOT, TOKENIZER
+from tests.test_jobs import FORMATS, LONG_ROW, TOKENIZER
 from tests.test_join import captured
 from tests.test_joined_files import sharded
 from tests.test_sessions import Wire, apart, chat, contents
 from tests.test_sessions import whole as whole
 from tests.tiers import DEEP, examples, some
+from tests.world import ROOT
 from tito_audit import RepairSettings, Settings, SetupError, findings_table, repair_rollouts, scan_rollouts
 from tito_audit.ray import ROW_ID, AuditBatches, RepairBatches, row_id
 from tito_audit.run.log_groups import RowFlow

@@ -22,13 +22,12 @@ from tests.remote.s3 import S3Server
 from tests.remote.server import Fault
 from tests.tables import stored, table
 from tests.tiers import DEEP, some
+from tests.world import ROOT, TOY
 from tito_audit.errors import StorageError
 from tito_audit.storage import _store
 from tito_audit.storage.atomic import new_file, output_path, path_identity, upload
 from tito_audit.storage.remote import RemoteFile
 
-ROOT = Path(__file__).parents[1]
-TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 LOG = ROOT / "fixtures" / "formats" / "nemo_gym.jsonl"
 REPAIR = ("-t", TOY, "--select", "SEQ,TOK,TPL", "--quiet")
 XML = "<Error><Code>{}</Code><Message>said</Message></Error>"

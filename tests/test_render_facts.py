@@ -10,6 +10,7 @@ import pytest
 from tests.test_render_fast import OWN, SHARED, TOYS, cases
 from tests.tiers import examples, some
 from tests.toy import fast_text, spans_fast
+from tests.world import TOY
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import as_messages
 from tito_audit.render import facts
@@ -23,7 +24,6 @@ from tito_audit.tokens.load import load_tokenizer
 
 LOADS_ANEW = True
 
-TOY = TOYS / "toy_bpe"
 CHAT = as_messages([{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "there"}], "m")
 REAL = sorted(path for path in SHARED.glob("*/") if (path / "tokenizer.json").is_file())
 

@@ -33,7 +33,7 @@ from tests.tables import table
 from tests.test_output import mounted, small_disk
 from tests.test_parquet_output import form_of, same_values
 from tests.tiers import DEEP, examples, some
-from tests.world import lines_of
+from tests.world import ROOT, lines_of
 from tito_audit.cli.repair import REPORTS, RepairRun, RowTally
 from tito_audit.record.finding import Severity
 from tito_audit.record.outcome import Outcome
@@ -43,7 +43,6 @@ from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import open_log, open_output
 from tito_audit.summary import RuleCount, Summary
 
-ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 FIXTURES = sorted((ROOT / "fixtures" / "formats").glob("*.jsonl"))

@@ -24,6 +24,7 @@ import pytest
 
 from tests.command import run
 from tests.tiers import DEEP, examples, some
+from tests.world import FORMATS, ROOT, TOY
 from tito_audit import Settings, SetupError, StorageError, repair_rollouts, scan_rollouts
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
@@ -36,9 +37,6 @@ from tito_audit.storage import find_logs
 from tito_audit.storage.journal import Journal
 from tito_audit.viewer.model import View, observed_of
 
-ROOT = Path(__file__).resolve().parents[1]
-FORMATS = ROOT / "fixtures" / "formats"
-TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 REPORTS = ("json", "html", "text", "jsonl", "sarif", "junit", "markdown", "github", "concise")[: examples(4, 9)]
 TIMES = re.compile(
     rb'(?<="seconds":)[0-9.e-]+|(?<=time=")[0-9.]+|[0-9.]+ s\b|(?<=timestamp=")[^"]*|[0-9,]+ tokens/s'

@@ -24,6 +24,7 @@ import pytest
 
 from tests.command import run
 from tests.tables import table
+from tests.world import ROOT
 from tito_audit.errors import StorageError
 from tito_audit.storage import open_log
 from tito_audit.storage.remote import remote_file
@@ -31,7 +32,6 @@ from tools.audit import said_of
 
 LOADS_ANEW = True
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 OWN_PICKLES = {
     "join/_call_rows.py": "rows in a temporary file without a name",

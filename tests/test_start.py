@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.tiers import examples, some
+from tests.world import ROOT, TOY
 from tito_audit.errors import TokenizerError
 from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import make_renderer
@@ -27,9 +28,7 @@ from tito_audit.tokens.vocab import Entries
 
 LOADS_ANEW = True
 
-ROOT = Path(__file__).resolve().parents[1]
 TOYS = ROOT / "fixtures" / "tokenizers"
-TOY = TOYS / "toy_bpe"
 LOGS = sorted((ROOT / "fixtures" / "formats").glob("*.jsonl"))
 GENERIC = next(log for log in LOGS if log.stem == "generic")
 SHARED = Path(

@@ -19,8 +19,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from tests import command
 from tests.tables import stored
-from tests.test_start import REAL, ROOT, SHARED, TOYS
+from tests.test_start import REAL, SHARED, TOYS
 from tests.tiers import examples, some
+from tests.world import ROOT
 from tito_audit.errors import TokenizerError
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer

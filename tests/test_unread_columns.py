@@ -12,6 +12,7 @@ import pytest
 
 from tests.command import written
 from tests.own_logs import DECOYS, own_log
+from tests.world import ROOT
 from tito_audit.errors import RecordError
 from tito_audit.formats import pick_format, unread_columns
 from tito_audit.record.rollout import Place
@@ -19,7 +20,6 @@ from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
 from tito_audit.storage import open_log
 
-ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 LOGS = [
     path
