@@ -53,7 +53,7 @@ from tito_audit.terminal.page import (
 )
 from tito_audit.terminal.place import show_command
 from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
-from tito_audit.terminal.verdict import undecided_words
+from tito_audit.terminal.verdict import uncompared_words, undecided_words
 from tito_audit.terminal.words import listed, many
 
 
@@ -446,7 +446,7 @@ def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
     if run.after.rows_unreadable and "REC001" not in run.after.findings:
         unjudged.append(f"{many(run.after.rows_unreadable, 'row')} could not be read")
     if run.after.uncompared:
-        way = "pass -t NAME" if run.settings.tokenizer is None else "the tokenizer does not fit the log (REC007)"
+        way = "pass -t NAME" if run.settings.tokenizer is None else uncompared_words(run.after)
         unjudged.append(f"nothing compared in {many(run.after.uncompared, 'rollout')}: {way}")
     if run.after.without_ids:
         unjudged.append(f"nothing audited in {many(run.after.without_ids, 'rollout')} without token ids")

@@ -236,9 +236,16 @@ def _unreadable_words(rows: int) -> str:
     return f"{many(rows, 'row')} could not be read"
 
 
+_UNENCODED = "the tokenizer cannot encode it"
+"""The reason for a skipped rule (`run/auditor.py`)."""
+
+
 def uncompared_words(summary: Summary) -> str:
-    """`23 rules need a tokenizer: pass -t NAME`, or that the one passed does not fit the log."""
-    return _tokenizer_words(summary)[1] or "the tokenizer does not fit the log (REC007)"
+    """`23 rules need a tokenizer: pass -t NAME`, or why the one passed could not be used."""
+    reasons = {reason for rule in summary.skipped.values() for reason in rule.because}
+    misfit = "the tokenizer does not fit the log (REC007)"
+    unused = _UNENCODED if _UNENCODED in reasons and misfit not in reasons else misfit
+    return _tokenizer_words(summary)[1] or unused
 
 
 def _tokenizer_words(summary: Summary) -> tuple[set[str], str]:

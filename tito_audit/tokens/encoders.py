@@ -186,7 +186,8 @@ def _encode_errors(texts: Sequence[str]) -> Iterator[None]:
         text = max(texts, key=len, default="")
         begin = f"{text[:_MAX_QUOTED]!r}{'…' if len(text) > _MAX_QUOTED else ''}"
         raise EncodeError(
-            f"the tokenizer cannot encode a text of {len(text):,} characters, {begin} ({library_error(error)}).\n"
+            f"the tokenizer cannot encode a text of {len(text):,} character{'s' * (len(text) != 1)}, {begin} "
+            f"({library_error(error)}).\n"
             "Its tokens cannot be compared with recorded ones.\n"
             "Check the normalizer, the pre-tokenizer and the ids in its tokenizer.json, or download it again."
         ) from error
