@@ -191,6 +191,8 @@ def _explanation_lines(run: IdentifyRun) -> Iterator[Text]:
         why = _LACK_WORDS[identified.lack] if identified.lack is not None else "no template writes these prompts"
         if not run.candidates.tried and identified.lack is not MissingInput.NO_IDS:
             why = "there is no tokenizer to try; pass -t DIR or a Hugging Face name"
+        if identified.lack is MissingInput.NO_IDS and run.alone is not None:
+            why = "the rows hold too few different token ids, or placeholders, so there is nothing to explain"
         if not first.rollouts:
             why = "no row can be read" if first.unreadable else "the log has no rows"
         yield Text("Not identified: ", style="bold red").append(why)
