@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.session_agents import STYLES, Style
-from tests.tables import table
+from tests.tables import stored, table
 from tests.toy import toy_renderer, toy_tokenizer
 from tito_audit.errors import RecordError, RenderError
 from tito_audit.provider import GenerationResult
@@ -40,10 +40,8 @@ def call(*messages: dict[str, Any], **choices: Any) -> ChatCall:
     return ChatCall(as_messages(list(messages), "messages"), **choices)
 
 
-def styled(style: Style | str) -> Renderer:
-    return make_renderer(
-        toy_tokenizer(), chat_template=STYLES[style].source if isinstance(style, str) else style.source
-    )
+def styled(style: str) -> Renderer:
+    return make_renderer(toy_tokenizer(), chat_template=STYLES[style].source)
 
 
 def conversations(renderer: Renderer | None = None, **limits: int) -> Conversations:
@@ -96,13 +94,6 @@ def keys(wire: dict[str, Any]) -> list[bytes]:
     return message_keys([as_message(wire, "a message")])
 
 
-def test_a_message_of_the_client_counts_with_all_it_says():
-    two = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert keys({"role": "user", "content": "ab"}) != keys({"role": "user", "content": two})
-    assert keys({"role": "user", "content": "a", "name": "x"}) != keys({"role": "user", "content": "a"})
-    assert keys({"role": "system", "content": "a"}) != keys({"role": "developer", "content": "a"})
-
-
 def test_a_result_refers_to_its_call_whatever_the_id_is():
     def history(name: str, refers: str):
         calls = say(None, None, look("1", id=f"{name}1"), look("2", id=f"{name}2"))
@@ -114,26 +105,74 @@ def test_a_result_refers_to_its_call_whatever_the_id_is():
     assert history("a", "a1") != history("a", "a2")
 
 
-def test_a_prompt_starts_with_the_ids_that_were_sampled_however_they_were_cut():
-    session = conversations().open("s")
-    first = answer(session, call(ASKED), "hi there" + END, say("hi there"), pieces=True)
-    prompt = session.prompt(call(ASKED, say("hi there"), MORE))
-    assert (prompt.branch, prompt.parent, prompt.proof) == (Branch.CONTINUES, first, Proof.SAME_TEXT)
-    assert prompt.ids[: prompt.kept].tolist() == first.seen_ids.tolist()
-    assert prompt.added == "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
-    assert prompt.ids.tolist() != toy_tokenizer().encode(text_of(prompt)).tolist(), "the case would show nothing"
+STORIES = stored(__file__, "stories")
 
 
-def test_reasoning_that_the_client_left_out_stays_and_reasoning_that_it_changed_is_an_edit():
-    session = conversations(styled("appends")).open("s")
-    first = answer(session, call(ASKED), f"<think>\nwhy\n</think>\n\nhi{END}", say("hi", "why"))
-    for sent in (say("hi"), say("hi", "why"), say("hi", "")):
-        prompt = session.prompt(call(ASKED, sent, MORE))
-        assert (prompt.branch, prompt.parent) == (Branch.CONTINUES, first)
-        assert "why" in text_of(prompt)
-    prompt = session.prompt(call(ASKED, say("hi", "why not"), MORE))
-    assert (prompt.fork.reason, prompt.fork.message, prompt.kept) == (ForkReason.EDITED, 1, 0)
-    assert "'why not', not 'why'" in prompt.fork.detail
+def message(turn: Any) -> dict[str, Any]:
+    """A message of a story: a user's text, or a table."""
+    if isinstance(turn, str):
+        return {"role": "user", "content": turn}
+    if "say" not in turn:
+        ((role, text),) = turn.items()
+        return {"role": role, "content": text, **({"tool_call_id": "c1"} if role == "tool" else {})}
+    return say(turn["say"] or None, turn.get("why"), *map(look, turn.get("looks", ())))
+
+
+def renderer_of(story: dict[str, Any]) -> Renderer | None:
+    """With the template of a story: a style by its name or its end, some text before it; None: the toy's."""
+    if "template" not in story:
+        return None
+    style = STYLES.get(story["template"], Style(end=story["template"]))
+    return make_renderer(toy_tokenizer(), chat_template=story.get("before", "") + style.source)
+
+
+def check_prompt(prompt: Prompt, step: dict[str, Any], nodes: list[Node]) -> None:
+    """A prompt is as its step says, and what it keeps or renders is what it says it is."""
+    parent, fork = prompt.parent, prompt.fork
+    facts = {
+        "branch": prompt.branch,
+        "parent": next((number for number, node in enumerate(nodes) if node is parent), -1),
+        "proof": prompt.proof,
+        "reason": fork and fork.reason,
+        "at": -1 if fork is None or fork.message is None else fork.message,
+        "kept": prompt.kept,
+        "added": prompt.added,
+        "detail": fork and fork.detail,
+    }
+    assert {name: facts[name] for name in step if name in facts} == {n: step[n] for n in step if n in facts}
+    texts = {"prompt": text_of(prompt), "new": prompt.added, "words": fork.detail if fork else ""}
+    for where, text in texts.items():
+        for part in step.get(where, ()):
+            assert text.count(part) == 1, (where, text)
+    assert not any(part in texts["prompt"] for part in step.get("lacks", ()))
+    if parent is None:
+        assert prompt.ids.tolist() == toy_tokenizer().encode(prompt.added).tolist()
+    else:
+        assert prompt.ids[: prompt.kept].tolist() == parent.seen_ids[: prompt.kept].tolist()
+        assert prompt.kept == len(parent.seen_ids) - step.get("less", 0)
+        assert prompt.added or prompt.kept == prompt.length
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story["name"])
+def test_a_call_continues_or_forks_as_its_story_tells(story):
+    session = conversations(renderer_of(story)).open("s")
+    nodes: list[Node] = []
+    for step in story["calls"]:
+        tools = ({"type": "function", "function": {"name": "look", "parameters": {}}},) if "tools" in step else ()
+        how = {"template_kwargs": step.get("kwargs", {}), "add_generation_prompt": not step.get("goes_on", False)}
+        request = call(*map(message, step["ask"]), tools=tools, **how)
+        prompt = session.prompt(request)
+        check_prompt(prompt, step, nodes)
+        if "says" in step:
+            text = step["says"].replace("$", END)
+            finish = step.get("finish", "stop" if text.endswith(END) else "length")
+            sampled = result(text.removeprefix("*"), prompt, pieces=text.startswith("*"), finish=finish)
+            shown = message(step.get("shown", {"say": text.removeprefix("*").removesuffix(END)}))
+            nodes += session.commit(f"call-{len(nodes)}", prompt, request, [sampled], [shown])
+    if "respelled" in story:
+        assert prompt.ids.tolist() != toy_tokenizer().encode(text_of(prompt)).tolist(), (
+            "the case would show nothing"
+        )
 
 
 def test_of_answers_that_look_the_same_the_latest_is_continued_and_the_others_are_counted():
@@ -161,114 +200,6 @@ def test_the_ids_of_tool_calls_tell_answers_apart_that_look_the_same():
         assert (prompt.parent, prompt.alike) == (node, 0)
 
 
-@pytest.mark.parametrize(*table(__file__, "cut"))
-def test_an_answer_that_was_cut_gets_the_end_that_the_template_writes(where, text, said, expected):
-    session = conversations(styled("appends")).open("s")
-    first = answer(session, call(ASKED), text, wire(said), pieces=True, finish="length")
-    prompt = session.prompt(call(ASKED, wire(said), MORE))
-    assert (prompt.branch, prompt.parent) == (Branch.CONTINUES, first)
-    assert expected in text_of(prompt)
-
-
-def test_a_stop_token_that_the_template_does_not_write_stays_and_gets_no_second():
-    session = conversations().open("s")
-    request = call(ASKED)
-    prompt = session.prompt(request)
-    ids = tuple(toy_tokenizer().encode("hi<|endoftext|>").tolist())
-    sampled = GenerationResult((), ids, (-1.0,) * len(ids), finish_reason="stop")
-    session.commit("c", prompt, request, [sampled], [say("hi")])
-    prompt = session.prompt(call(ASKED, say("hi"), MORE))
-    assert "hi<|endoftext|>\n<|im_start|>user\nmore" in text_of(prompt)
-
-
-@pytest.mark.parametrize("end", ["", "\n"])
-def test_a_stop_token_that_opens_the_next_turn_is_not_written_twice(end):
-    session = conversations(styled(Style(end=end))).open("s")
-    request = call(ASKED)
-    prompt = session.prompt(request)
-    ids = tuple(toy_tokenizer().encode("hi<|im_start|>").tolist())
-    sampled = GenerationResult((), ids, (-1.0,) * len(ids), finish_reason="stop")
-    session.commit("c", prompt, request, [sampled], [say("hi")])
-    prompt = session.prompt(call(ASKED, say("hi"), MORE))
-    assert prompt.branch is Branch.CONTINUES
-    assert f"hi<|im_start|>user\nmore{end}<|im_start|>assistant\n" in text_of(prompt)
-
-
-def test_an_answer_that_spells_a_stop_token_ends_where_it_ends():
-    session = conversations(styled("appends")).open("s")
-    message = say(f"it is {END}", None, look(f'{{"at": "{END}"}}'))
-    text = f'it is {END[:5]}{END[5:]}<tool_call>\n{{"name":"look","arguments":{{"at":"{END}"}}}}\n</tool_call>'
-    ids = [
-        token
-        for part in (text, END)
-        for char in ([part] if part == END else part)
-        for token in toy_tokenizer().encode(char)
-    ]
-    request = call(ASKED)
-    prompt = session.prompt(request)
-    sampled = GenerationResult((), tuple(map(int, ids)), (-1.0,) * len(ids), finish_reason="stop")
-    (node,) = session.commit("c", prompt, request, [sampled], [message])
-    prompt = session.prompt(call(ASKED, message, {"role": "tool", "tool_call_id": "c1", "content": "seen"}))
-    assert (prompt.branch, prompt.parent) == (Branch.CONTINUES, node)
-    assert prompt.added == "\n<|im_start|>tool\nseen<|im_end|>\n<|im_start|>assistant\n"
-
-
-@pytest.mark.parametrize(*table(__file__, "forks"))
-def test_a_fork_says_why(what, messages, reason, at, words):
-    session = conversations().open("s")
-    answer(session, call(ASKED), f"hi{END}", say("hi"))
-    answer(session, call(ASKED, say("hi"), MORE), f"two{END}", say("two"))
-    prompt = session.prompt(call(*json.loads(messages)))
-    fork = (prompt.fork.reason, -1 if prompt.fork.message is None else prompt.fork.message)
-    assert (prompt.branch, *fork) == (Branch.FORK, reason, at)
-    assert words in prompt.fork.detail
-    assert prompt.parent is None
-    assert prompt.ids.tolist() == toy_tokenizer().encode(prompt.added).tolist()
-
-
-def test_a_fork_keeps_what_was_sampled_before_the_change():
-    session = conversations().open("s")
-    first = answer(session, call(ASKED), f"hi{END}", say("hi"), pieces=True)
-    answer(session, call(ASKED, say("hi"), MORE), f"two{END}", say("two"))
-    prompt = session.prompt(call(ASKED, say("hi"), MORE, say("Two"), MORE))
-    assert (prompt.branch, prompt.fork.reason, prompt.fork.message) == (Branch.FORK, ForkReason.EDITED, 3)
-    assert (prompt.parent, prompt.ids[: prompt.kept].tolist()) == (first, first.seen_ids.tolist())
-
-
-def test_a_template_that_strips_reasoning_forks_and_shows_both_texts():
-    session = conversations().open("s")
-    answer(session, call(ASKED), f"<think>\nwhy\n</think>\n\nhi{END}", say("hi", "why"))
-    prompt = session.prompt(call(ASKED, say("hi"), MORE))
-    assert (prompt.fork.reason, prompt.fork.message) == (ForkReason.TEMPLATE_REWRITES, 1)
-    assert "<think>" in prompt.fork.detail
-    assert "became" in prompt.fork.detail
-    assert "why" not in text_of(prompt)
-
-
-def test_a_template_that_never_writes_reasoning_forks():
-    session = conversations(styled("never writes reasoning")).open("s")
-    answer(session, call(ASKED), f"<think>\nwhy\n</think>\n\nhi{END}", say("hi", "why"))
-    prompt = session.prompt(call(ASKED, say("hi"), MORE))
-    assert prompt.fork.detail == "the template leaves the answer's reasoning out"
-
-
-def test_other_tools_and_other_arguments_fork_only_where_the_template_writes_them():
-    session = conversations().open("s")
-    answer(session, call(ASKED), f"hi{END}", say("hi"))
-    history = (ASKED, say("hi"), MORE)
-    tools = ({"type": "function", "function": {"name": "look", "parameters": {}}},)
-    prompt = session.prompt(call(*history, tools=tools))
-    assert prompt.fork.reason is ForkReason.TOOLS_CHANGED
-    prompt = session.prompt(call(*history, template_kwargs={"enable_thinking": False}))
-    assert prompt.branch is Branch.CONTINUES
-    assert prompt.added.endswith("<think>\n\n</think>\n\n")
-    dated = make_renderer(toy_tokenizer(), chat_template="{{ date }}" + STYLES["appends"].source)
-    session = conversations(dated).open("s")
-    answer(session, call(ASKED, template_kwargs={"date": "one"}), f"hi{END}", say("hi"))
-    prompt = session.prompt(call(*history, template_kwargs={"date": "two"}))
-    assert prompt.fork.reason is ForkReason.ARGUMENTS_CHANGED
-
-
 def test_a_conversation_that_goes_on_past_midnight_keeps_its_date(monkeypatch):
     class Today(datetime):
         day = 1
@@ -290,62 +221,9 @@ def test_a_conversation_that_goes_on_past_midnight_keeps_its_date(monkeypatch):
     assert text_of(many.open("t").prompt(call(ASKED))).startswith("02 Jan")
 
 
-def test_a_call_that_is_made_again_gets_the_same_prompt():
-    session = conversations().open("s")
-    first = answer(session, call(ASKED), f"hi{END}", say("hi"))
-    assert session.prompt(call(ASKED)).branch is Branch.START
-    again = [session.prompt(call(ASKED, say("hi"), MORE)) for _ in range(2)]
-    assert [prompt.branch for prompt in again] == [Branch.CONTINUES] * 2
-    assert [prompt.parent for prompt in again] == [first] * 2
-
-
-def test_an_answer_that_was_cut_can_go_on_and_comes_back_as_one_message_or_as_two():
-    session = conversations(styled("appends")).open("s")
-    first = answer(session, call(ASKED), "hi th", say("hi th"), pieces=True, finish="length")
-    request = call(ASKED, say("hi th"), add_generation_prompt=False)
-    prompt = session.prompt(request)
-    assert (prompt.branch, prompt.parent, prompt.new_ids.tolist()) == (Branch.CONTINUES, first, [])
-    (second,) = session.commit("c2", prompt, request, [result(f"ere{END}", prompt)], [say("ere")])
-    for history in ([ASKED, say("hi there"), MORE], [ASKED, say("hi th"), say("ere"), MORE]):
-        prompt = session.prompt(call(*history))
-        assert (prompt.branch, prompt.parent) == (Branch.CONTINUES, second)
-        assert text_of(prompt).count("hi there<|im_end|>\n<|im_start|>user\nmore") == 1
-
-
-def test_a_client_may_begin_the_answer():
-    session = conversations(styled("appends")).open("s")
-    request = call(ASKED, say("Well, "), add_generation_prompt=False)
-    prompt = session.prompt(request)
-    assert prompt.branch is Branch.START
-    assert text_of(prompt).endswith("<|im_start|>assistant\nWell, ")
-    (node,) = session.commit("c", prompt, request, [result(f"hi{END}", prompt, pieces=True)], [say("hi")])
-    prompt = session.prompt(call(ASKED, say("Well, hi"), MORE))
-    assert (prompt.branch, prompt.parent) == (Branch.CONTINUES, node)
+def test_an_answer_without_a_text_cannot_be_continued():
     with pytest.raises(RenderError, match="continued"):
-        session.prompt(call(ASKED, say(None), add_generation_prompt=False))
-
-
-def test_an_answer_that_ended_goes_on_without_its_stop_token_as_a_fork():
-    session = conversations().open("s")
-    first = answer(session, call(ASKED), f"hi{END}", say("hi"))
-    prompt = session.prompt(call(ASKED, say("hi"), add_generation_prompt=False))
-    assert (prompt.branch, prompt.fork.reason) == (Branch.FORK, ForkReason.STOP_LEFT_OUT)
-    assert prompt.ids.tolist() == first.seen_ids[:-1].tolist()
-
-
-def test_a_message_of_the_system_in_the_middle_is_new_text():
-    session = conversations().open("s")
-    first = answer(session, call(ASKED), f"hi{END}", say("hi"))
-    prompt = session.prompt(call(ASKED, say("hi"), {"role": "system", "content": "be brief"}, MORE))
-    assert (prompt.branch, prompt.parent) == (Branch.CONTINUES, first)
-    assert prompt.added.startswith("\n<|im_start|>system\nbe brief<|im_end|>\n")
-
-
-def test_an_answer_of_another_model_is_new_text():
-    session = conversations().open("s")
-    first = answer(session, call(ASKED), f"hi{END}", say("hi"))
-    prompt = session.prompt(call(ASKED, say("hi"), MORE, say("from elsewhere"), MORE))
-    assert (prompt.branch, prompt.parent) == (Branch.CONTINUES, first)
+        conversations(styled("appends")).open("s").prompt(call(ASKED, say(None), add_generation_prompt=False))
 
 
 # text prompts
