@@ -102,8 +102,13 @@ def test_nodes_hold_what_was_sampled_once_and_pass_a_scan(name, tmp_path):
     assert all(is_aligned(node) and node.full_text == text_of(node.tokens) for node in nodes)
     for prompt, call in zip(provider.prompts, scenario["calls"], strict=True):
         for answer in call["answers"]:
-            whole = [*prompt, *answer["ids"]]
-            assert any(node.tokens[: len(whole)] == whole for node in nodes)
+            whole, own = [*prompt, *answer["ids"]], slice(len(prompt), len(prompt) + len(answer["ids"]))
+            holders = [node for node in nodes if node.tokens[: len(whole)] == whole]
+            assert any(
+                (n.masked_tokens[own], n.logprobs[own]) == (answer["ids"], answer["logprobs"]) for n in holders
+            )
+    if "prompts" in story:
+        assert [text_of(prompt).replace(END, "$") for prompt in provider.prompts] == story["prompts"]
     if "trained" in story:
         assert [trained(node).replace(END, "$") for node in nodes] == story["trained"]
     for key, values in story.get("nodes", {}).items():
@@ -128,48 +133,15 @@ def test_samples_of_one_prompt_are_nodes_of_their_own():
 
     (answer, nodes), provider = managing(["4.", "Four.", "It is 4.", "4."], work)
     assert texts_of(answer) == ["4.", "Four.", "It is 4.", "4."]
-    assert (answer.object, answer.model, answer.usage.prompt_tokens) == (
-        "chat.completion",
-        "org/toy",
-        len(nodes[0].tokens) - 3,
-    )
-    assert [choice.finish_reason for choice in answer.choices] == ["stop"] * 4
-    assert len(nodes) == 4, "two equal samples stay apart"
     (prompt,) = provider.prompts
-    assert text_of(prompt) == f"<|im_start|>user\nWhat is 2 + 2?{END}\n{OPENER}"
-    for node, text in zip(nodes, texts_of(answer), strict=True):
-        assert node.tokens == [*prompt, *ids_of(text + END)]
-        assert node.full_text == text_of(node.tokens)
-        assert trained(node) == text + END
-        assert is_aligned(node)
-        assert node.metadata["finish_reason"] == "stop"
-        assert node.metadata["weight_version"] == "7"
-    assert nodes[0].logprobs != nodes[3].logprobs
-    assert provider.asked[0].temperature == 0.7
-    assert (provider.asked[0].n, provider.asked[0].max_tokens) == (4, 512)
-
-
-def test_a_prompt_that_continues_a_node_replaces_it_and_keeps_the_ids_that_were_sampled():
-    odd = [*spelled("The answer"), *ids_of(" is 4." + END)]
-    assert odd != ids_of("The answer is 4." + END)
-
-    async def work(managed):
-        first = await managed.chat_completion(messages=[ASKED])
-        before = managed.get_state()["nodes"]
-        second = await managed.chat_completion(messages=turned(ASKED, first, THANKS))
-        return before, second, managed.get_state()["nodes"]
-
-    (before, second, nodes), provider = managing([odd, "You are welcome."], work)
-    assert texts_of(second) == ["You are welcome."]
-    (first_node,), (node,) = before, nodes
-    assert node.tokens[: len(first_node.tokens)] == first_node.tokens
-    assert provider.prompts[1] == [*first_node.tokens, *ids_of(f"\n<|im_start|>user\nThank you.{END}\n{OPENER}")]
-    assert node.masked_tokens[: len(first_node.tokens)] == first_node.masked_tokens
-    assert node.logprobs[: len(first_node.tokens)] == first_node.logprobs
-    assert trained(node) == f"The answer is 4.{END}You are welcome.{END}"
-    assert is_aligned(node)
-    assert node.metadata["branch"] == "continues"
-    assert node.metadata["kept"] == len(first_node.tokens)
+    assert (answer.object, answer.model, answer.usage.prompt_tokens) == ("chat.completion", "org/toy", len(prompt))
+    assert [choice.finish_reason for choice in answer.choices] == ["stop"] * 4
+    assert [node.tokens for node in nodes] == [[*prompt, *ids_of(text + END)] for text in texts_of(answer)]
+    assert [trained(node) for node in nodes] == [text + END for text in texts_of(answer)]
+    assert {(node.metadata["finish_reason"], node.metadata["weight_version"]) for node in nodes} == {("stop", "7")}
+    assert nodes[0].logprobs != nodes[3].logprobs, "two equal samples stay apart"
+    (sampling,) = provider.asked
+    assert (sampling.temperature, sampling.n, sampling.max_tokens) == (0.7, 4, 512)
 
 
 def test_a_tool_call_with_odd_spacing_keeps_its_ids_when_its_result_comes():
@@ -179,13 +151,9 @@ def test_a_tool_call_with_odd_spacing_keeps_its_ids_when_its_result_comes():
         first = await managed.chat_completion(messages=[ASKED], tools=[TOOL])
         call = first.choices[0].message.tool_calls[0]
         result = {"role": "tool", "tool_call_id": call.id, "content": "4"}
-        back = {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                {"id": call.id, "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
-            ],
-        }
+        function = {"name": "add", "arguments": '{"a": 2}'}
+        calls = [{"id": call.id, "type": "function", "function": function}]
+        back = {"role": "assistant", "content": None, "tool_calls": calls}
         second = await managed.chat_completion(messages=[ASKED, back, result], tools=[TOOL])
         return first, second, managed.get_state()["nodes"]
 
@@ -307,33 +275,30 @@ def test_parameters_reach_the_provider():
 
 
 @pytest.mark.parametrize(*table(__file__, "refused"))
-def test_what_cannot_be_done_is_refused(asked, words):
+def test_what_cannot_be_done_is_named_before_anything_is_sampled(asked, words):
     async def work(managed):
         with pytest.raises(ValueError, match=words):
             await managed.chat_completion(**{"messages": [ASKED], **json.loads(asked)})
 
-    managing([], work)
+    assert not managing([], work)[1].prompts
 
 
-def test_logprobs_of_a_text_are_those_of_the_nodes():
+def test_logprobs_of_answers_are_those_of_the_nodes():
     async def work(managed):
-        answer = await managed.completion(prompt="Hi", n=3, logprobs=1)
-        return answer.choices, managed.get_state()["nodes"]
+        text = await managed.completion(prompt="Hi", n=3, logprobs=1)
+        nodes = managed.get_state()["nodes"]
+        chat = await managed.chat_completion(messages=[ASKED], logprobs=True)
+        return (
+            text.choices[0].logprobs,
+            nodes[0],
+            chat.choices[0].logprobs.content,
+            managed.get_state()["nodes"][-1],
+        )
 
-    ((first, *_), nodes), _ = managing(["a", "b", "a"], work)
-    assert first.logprobs.tokens == ["a", END]
-    assert first.logprobs.token_logprobs == nodes[0].logprobs[-2:]
-    assert first.logprobs.text_offset == [2, 3]
-
-
-def test_logprobs_of_a_chat_are_those_of_the_node():
-    async def work(managed):
-        answer = await managed.chat_completion(messages=[ASKED], logprobs=True)
-        return answer.choices[0].logprobs.content, managed.get_state()["nodes"]
-
-    (content, (node,)), _ = managing(["4."], work)
-    assert [entry.token for entry in content] == ["4", ".", END]
-    assert [entry.logprob for entry in content] == node.logprobs[-3:]
+    (text, first, chat, last), _ = managing(["a", "b", "a", "4."], work)
+    assert (text.tokens, text.token_logprobs, text.text_offset) == (["a", END], first.logprobs[-2:], [2, 3])
+    assert [entry.token for entry in chat] == ["4", ".", END]
+    assert [entry.logprob for entry in chat] == last.logprobs[-3:]
 
 
 def test_the_logprobs_of_a_prompt_are_what_the_provider_scores():
