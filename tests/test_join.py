@@ -303,85 +303,12 @@ def one_call(number: object, text: str = "It is 4.") -> tuple[Wire, Wire]:
     }
 
 
-def notices_of(tmp_path: Path, log: Sequence[Wire], messages: Sequence[Wire], **settings: Any) -> str:
-    _, notices = findings_of(
-        written(tmp_path / "log.jsonl", log), messages=str(written(tmp_path / "said.jsonl", messages)), **settings
-    )
-    return "\n".join(notices)
-
-
-def test_ids_are_alike_however_whole_numbers_are_typed(tmp_path: Path) -> None:
-    logs, chats = zip(*(one_call(value) for value in (1, "2", 3.0)), strict=True)
-    chats = tuple({**row, "uid": value} for row, value in zip(chats, ("1", 2, "3"), strict=True))
-    assert "3 of 3 rollouts found their messages" in notices_of(tmp_path, logs, chats)
-
-
-def test_what_finds_no_partner_is_said_with_its_first_place(tmp_path: Path) -> None:
-    (first, chat), (other, _), (none, _) = one_call("a"), one_call("b"), one_call(None)
-    stray, nameless = one_call("c")[1], one_call(None)[1]
-    text = notices_of(tmp_path, [first, other, none], [chat, stray, nameless, {"uid": "d", "messages": None}])
-    assert "joined on uid: 1 of 3 rollouts found their messages" in text
-    assert f"1 found no row with their id (first {tmp_path / 'log.jsonl'}:1)" in text
-    assert f"1 without an id (first {tmp_path / 'log.jsonl'}:2)" in text
-    assert (
-        f"2 that match no rollout of the log; 1 without an id, of its 4 rows (first {tmp_path / 'said.jsonl'}:2)"
-        in text
-    )
-
-
-def test_ids_that_never_meet_are_shown(tmp_path: Path) -> None:
-    text = notices_of(tmp_path, [one_call("run/1")[0]], [one_call("1")[1]])
-    assert "no id of the log is in" in text
-    assert "the log's first is run/1, the file's 1" in text
-
-
-def test_one_id_twice_in_the_file_ends_the_run_with_both_places(tmp_path: Path) -> None:
-    log, chat = one_call(7)
-    with pytest.raises(SetupError, match=r"said\.jsonl:0 and .*said\.jsonl:2 have the same id \(uid: 7\)"):
-        notices_of(tmp_path, [log], [chat, one_call(8)[1], {**chat, "uid": "7"}])
-
-
-def test_one_id_twice_in_the_log_is_said(tmp_path: Path) -> None:
-    log, chat = one_call(7)
-    text = notices_of(tmp_path, [log, one_call(8)[0], log], [chat])
-    assert "found for more than one row of the log: 1 times" in text
-    assert f"(first {tmp_path / 'log.jsonl'}:2)" in text
-
-
-def test_columns_to_join_on_are_named_with_on(tmp_path: Path) -> None:
+def test_columns_that_are_not_there_are_named_as_python_names_them(tmp_path: Path) -> None:
     log, chat = one_call("x")
     del chat["uid"]
-    log |= {"info": {"task": "t", "try": 3}}
-    chat |= {"task": "t", "n": 3}
-    on = {"info.task": "task", "info.try": "n"}
-    assert "joined on info.task = task + info.try = n: 1 of 1" in notices_of(tmp_path, [log], [chat], on=on)
-    text = notices_of(tmp_path, [log], [{**chat, "uid": None}], on={"uid": "uid"})
-    assert "0 of 1 rollouts" in text
-    assert "1 without an id, of its 1 rows" in text
+    path, messages = written(tmp_path / "log.jsonl", [log]), str(written(tmp_path / "said.jsonl", [chat]))
     with pytest.raises(SetupError, match=r"Settings\(on=\{\"uid\": …\}\): .*said\.jsonl has no such column"):
-        notices_of(tmp_path, [log], [chat], on={"uid": "uid"})
-    with pytest.raises(SetupError, match="no id column in common"):
-        notices_of(tmp_path, [{"calls": log["calls"]}], [chat])
-
-
-def test_messages_of_a_row_s_own_stay(tmp_path: Path) -> None:
-    log, chat = one_call(1)
-    chat = {**chat, "messages": [{"role": "user", "content": "other"}, {"role": "assistant", "content": "words"}]}
-    own = {**log, **one_call(1)[1]}
-    (rollout,) = read_rollouts(
-        written(tmp_path / "log.jsonl", [own]), Settings(messages=str(written(tmp_path / "said.jsonl", [chat])))
-    )
-    assert rollout.messages[0].text != "other"
-    assert "1 with messages of their own, which were kept" in notices_of(tmp_path, [own], [chat])
-
-
-def test_a_partner_that_cannot_be_read_costs_its_messages_only(tmp_path: Path) -> None:
-    log, chat = one_call(1)
-    broken = {**chat, "messages": [{"content": "no role"}]}
-    without, _ = findings_of(written(tmp_path / "log.jsonl", [log]))
-    joined, notices = findings_of(tmp_path / "log.jsonl", messages=str(written(tmp_path / "said.jsonl", [broken])))
-    assert joined == without
-    assert any("found a row that cannot be read" in notice for notice in notices)
+        findings_of(path, messages=messages, on={"uid": "uid"})
 
 
 @pytest.mark.parametrize("form", ["jsonl.gz", "parquet", "json"])
@@ -547,34 +474,3 @@ def test_one_line_of_a_capture_shows_its_whole_rollout(tmp_path: Path) -> None:
         assert f"a.tokens.jsonl:{rows[0]}" in shown.output.replace("\n", "")
         assert "turn 2 completion" in shown.output
         assert "joined on rollout_id = _ng_rollout_id: 1 of 1" in shown.output
-
-
-def test_the_command_line_joins_and_refuses_in_words(tmp_path: Path) -> None:
-    log, chat = one_call(1)
-    path = written(tmp_path / "log.jsonl", [log])
-    renamed = written(tmp_path / "said.jsonl", [{**chat, "other": 1}])
-
-    def run(*options: str) -> tuple[int, str]:
-        done = CliRunner().invoke(app, ["scan", str(path), "-t", TOY, *options])
-        return done.exit_code, " ".join(done.output.split())
-
-    assert "1 of 1 rollouts found their messages" in run("--messages", str(renamed))[1]
-    assert "joined on uid = other" in run("--messages", str(renamed), "--on", "uid=other")[1]
-    for options, words in (
-        (("--on", "uid"), "nothing is joined"),
-        (("--on", "=uid", "--messages", str(renamed)), "a column is missing"),
-        (("--messages", str(tmp_path / "no.jsonl")), "no such file"),
-        (("--messages", str(renamed), "--on", "uid=nothing"), "has no such column"),
-        (("--tools", str(path)), "neither a tool"),
-    ):
-        code, output = run(*options)
-        assert code == 2, (options, output)
-        assert words in output
-        assert "Traceback" not in output
-
-
-def test_a_file_that_holds_no_row_is_refused(tmp_path: Path) -> None:
-    log, _ = one_call(1)
-    (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(SetupError, match="none of its rows can be read"):
-        findings_of(written(tmp_path / "log.jsonl", [log]), messages=str(tmp_path / "empty.jsonl"))

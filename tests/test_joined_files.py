@@ -170,33 +170,6 @@ def test_one_row_of_a_file_is_joined_with_that_file_alone(tmp_path: Path) -> Non
     assert [len(result.rollout.turns) for result in results if result.rollout] == [1, 2]
 
 
-def test_a_session_and_no_join_are_refused_together(tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", [call("s", [1], [2])])
-    shown = CliRunner().invoke(app, ["scan", str(log), "--session", "session_id", "--no-join"])
-    assert shown.exit_code == 2
-    assert "--session session_id: nothing is joined with --no-join; leave one of the two out." in shown.output
-
-
-def test_rows_with_several_choices_stay_as_they_are_and_are_counted(tmp_path: Path) -> None:
-    choice = {"finish_reason": "stop", "token_ids": [8], "text": "x"}
-    rows = [
-        {"response": {"prompt_token_ids": [1], "choices": [choice]}},
-        {"response": {"prompt_token_ids": [1, 8, 2], "choices": [choice]}},
-        {"response": {"prompt_token_ids": [5], "choices": [choice, choice]}},
-    ]
-    log = written(tmp_path / "log.jsonl", rows)
-    scan = scan_rollouts(log, Settings())
-    assert [result.rollout is not None and len(result.rollout.turns) for result in scan if not result.of_log] == [
-        2,
-        1,
-        1,
-    ]
-    assert scan.summary.joined == [
-        f"{log}: 2 rows were read as the calls of 1 conversation, by token ids; "
-        "1 row holds several calls or choices and stays as it is."
-    ]
-
-
 def test_with_a_limit_only_the_first_rows_are_looked_at(tmp_path: Path) -> None:
     log = written(tmp_path / "log.jsonl", [call(k, [1, k], [2]) for k in range(4_500)])
     scan = scan_rollouts(log, Settings(limit=2))

@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.command import written
+from tests.tables import stored as of_table
 from tests.tiers import crossed, examples, some
 from tests.world import FORMATS
 from tito_audit import (
@@ -326,20 +327,14 @@ def notice(log: Path, **settings: Any) -> str:
     return next(line for line in notices if "by `" in line)
 
 
-def test_rows_that_name_no_conversation_stay_alone(tmp_path: Path) -> None:
-    names: list[object] = ["a", None, 1, "1", True, "", [1], 1.0, {"a": 1}, 1.5, "a", 1, "1"]
-    rows = [call(name, [5], [k]) for k, name in enumerate(names)]
-    del rows[1]["session_id"]
-    log = written(tmp_path / "log.jsonl", rows)
-    ids_of = dict(turns(log))
-    assert {row: sorted(ids) for row, ids in ids_of.items()} == {
-        0: [0, 10],
-        1: [1],
-        2: [2, 7, 11],
-        3: [3, 12],
-        **{row: [row] for row in (4, 5, 6, 8, 9)},
-    }
-    assert notice(log) == (f"{log}: 7 rows were read as the calls of 3 conversations, by `session_id`.")
+@pytest.mark.parametrize("case", of_table(__file__, "joins"), ids=lambda case: case["name"])
+def test_rows_are_joined_by_the_name_that_they_have_in_common(case: dict[str, Any], tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", map(json.loads, case["rows"]))
+    session = case.get("session", "session_id")
+    assert [[row, ids] for row, ids in turns(log, session=session)] == case["turns"]
+    line = notice(log, session=session)
+    for words in case["notice"]:
+        assert words in line
 
 
 def test_rows_that_are_not_one_call_stay_as_they_are(tmp_path: Path) -> None:
@@ -358,54 +353,6 @@ def test_rows_that_are_not_one_call_stay_as_they_are(tmp_path: Path) -> None:
         "4 rows with it are not a single call and stay as they are."
         for line in scan.summary.notices
     )
-
-
-def test_calls_of_another_format_or_with_other_tools_are_conversations_of_their_own(tmp_path: Path) -> None:
-    tool = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    sent = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
-    answer = {"finish_reason": "stop", "token_ids": [4], "text": "x"}
-    rows = [
-        call("a", [1], [2], messages=sent),
-        call("a", [1], [3], messages=sent, tools=tool),
-        {"session_id": "a", "response": {"prompt_token_ids": [1, 2], "choices": [answer]}},
-        call("a", [1, 2], [5], messages=sent),
-        call("a", [1, 3], [6], messages=sent, tools=tool),
-        call("a", [1, 3], [7], messages=sent, chat_template_kwargs={"enable_thinking": True}),
-    ]
-    log = written(tmp_path / "log.jsonl", rows)
-    assert turns(log) == [(0, [2, 5]), (1, [3, 6]), (2, [4]), (5, [7])]
-    assert "calls with the same `session_id` but another format" in notice(log)
-    assert "6 rows were read as the calls of 4 conversations" in notice(log)
-
-
-def test_a_path_leads_to_the_name(tmp_path: Path) -> None:
-    rows = [{"metadata": {"run": {"id": 7 + k % 2}}, **call(None, [5], [k])} for k in range(4)]
-    assert turns(written(tmp_path / "log.jsonl", rows), session="metadata.run.id") == [(0, [0, 2]), (1, [1, 3])]
-
-
-def test_calls_with_equal_prompts_come_in_the_order_of_their_times(tmp_path: Path) -> None:
-    rows = [
-        call("a", [1], [9], created_at="2026-01-01T00:00:03+00:00"),
-        call("a", [1], [8], created_at="2026-01-01T00:00:01+00:00"),
-        call("a", [1], [7], created_at="2026-01-01T00:00:02Z"),
-    ]
-    log = written(tmp_path / "log.jsonl", rows)
-    assert turns(log) == [(0, [8, 7, 9])]
-    del rows[2]["created_at"]
-    assert turns(written(log, rows)) == [(0, [9, 8, 7])]
-    choice = {"finish_reason": "stop", "text": "x"}
-    answers = [
-        {
-            "session_id": 1,
-            "response": {
-                "created": 5 - k,
-                "prompt_token_ids": [1],
-                "choices": [{**choice, "token_ids": [k]}],
-            },
-        }
-        for k in range(4)
-    ]
-    assert turns(written(log, answers)) == [(0, [3, 2, 1, 0])]
 
 
 def test_another_agent_and_a_retry_keep_what_they_were_sent(tmp_path: Path) -> None:
@@ -427,32 +374,18 @@ def test_another_agent_and_a_retry_keep_what_they_were_sent(tmp_path: Path) -> N
     assert sent == [["q"], [], [], ["other"]]
 
 
-def test_a_key_that_no_row_has_is_refused_with_keys_like_it(tmp_path: Path) -> None:
-    rows = [{"metadata": {"session_id": "x"}, "uid": 4, **call("a", [1], [2])}]
-    log = written(tmp_path / "log.jsonl", rows)
-    for wrong in ("sesion_id", "metadata.sesion_id", "extra.session_id"):
-        with pytest.raises(SetupError) as error:
-            list(scan_rollouts(log, Settings(session=wrong)))
-        assert f'Settings(session="{wrong}"): no row of {log} names a conversation there.' in str(error.value)
-        assert "Did you mean " in str(error.value)
-        assert "metadata.session_id" in str(error.value)
-    shown = CliRunner().invoke(app, ["scan", str(log), "--session", "nothing"])
-    assert shown.exit_code == 2
-    assert "Text and whole numbers are in metadata.session_id, uid, session_id." in shown.output
-    for more, name in (({"rows_at": "data"}, "rows_at"), ({"columns": {"prompt_ids": "p"}}, "map")):
-        with pytest.raises(SetupError, match=rf"cannot be combined with Settings\({name}="):
-            list(scan_rollouts(log, Settings(session="session_id", **more)))
-
-
-def test_of_several_logs_one_may_lack_the_key(tmp_path: Path) -> None:
-    keyed = written(tmp_path / "one.jsonl", [call("a", [1], [2]), call("a", [1, 2], [3])])
-    other = written(tmp_path / "other.jsonl", [{"prompt_ids": [1], "completion_ids": [2]}])
-    scan = scan_rollouts([keyed, other], Settings(session="session_id"))
-    assert sum(not result.of_log for result in scan) == 2
-    assert scan.summary.notices[1:] == [
-        "2 logs: 2 rows were read as the calls of 1 conversation, by `session_id`.",
-        "2 logs: 1 row has no `session_id` and continues no other call.",
-    ]
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"session": "uuid"}, r'Settings\(session="uuid"\): no row of .* names a conversation there'),
+        ({"rows_at": "data"}, r"cannot be combined with Settings\(rows_at="),
+        ({"columns": {"prompt_ids": "p"}}, r"cannot be combined with Settings\(map="),
+    ],
+)
+def test_what_cannot_be_joined_is_named_as_python_names_it(wrong: Any, message: str, tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", [call("a", [1], [2])])
+    with pytest.raises(SetupError, match=message):
+        list(scan_rollouts(log, Settings(**{"session": "session_id", **wrong})))
 
 
 # Repairs
@@ -532,17 +465,3 @@ def test_every_conversation_may_go_to_the_quarantine(tmp_path: Path) -> None:
     assert contents(out) == lines[2:]
     assert len(contents(bad)) == 2
     assert not run.failing
-
-
-def test_the_keys_of_a_call_show_what_a_log_was_read_as(whole: list[Wire], tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", apart(whole, chat))
-    shown = CliRunner().invoke(app, ["scan", str(log), "--session", "session_id"])
-    assert "read as vllm: response.choices[].token_ids" in shown.stdout
-
-
-def test_the_key_may_stand_in_the_configuration_file(tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", [call("a", [1], [2]), call("a", [1, 2], [3])])
-    config = tmp_path / "tito-audit.toml"
-    config.write_text('session = "session_id"\n', encoding="utf-8")
-    shown = CliRunner().invoke(app, ["scan", str(log), "--config", str(config), "-f", "json"])
-    assert json.loads(shown.stdout)["summary"]["rollouts"] == 1
