@@ -102,7 +102,19 @@ def but(findings: Found, left_out: set[int]) -> Found:
     return {number: findings for number, findings in findings.items() if number not in left_out}
 
 
-# By a key
+def check_joined(
+    form: Form, model: str, folder: Path, *more: object, key: str | None, files: int = 3, unsure: bool = False
+) -> None:
+    """Calls as rows over files say what whole conversations say, but for those that cannot be told apart."""
+    calls = calls_of(tried(model))
+    logs, placed = spread(rows_of(form, calls, key=key), folder, files, files=files)
+    report = report_of(*logs, *tokenizer_options(model), *more)
+    alike = alike_in_messages if form.has_messages else alike_in_ids
+    ambiguous = alike(calls) if unsure else set()
+    left_out = unread(form, model) | ambiguous
+    assert found_in(report, placed, left_out) == but(expected(model, form.lacks), left_out)
+    assert report["summary"]["turns"] == len(calls)
+    assert abs(report["summary"]["rollouts"] - len(tried(model))) <= len(ambiguous)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +123,8 @@ def but(findings: Found, left_out: set[int]) -> Found:
 def test_calls_joined_by_a_stated_key_say_what_whole_conversations_say(
     form: Form, model: str, files: int, tmp_path: Path
 ) -> None:
-    calls = calls_of(tried(model))
     key = form.key or "session_id"
-    logs, placed = spread(rows_of(form, calls, key=key), tmp_path, files, files=files)
-    report = report_of(*logs, *tokenizer_options(model), "--session", key)
-    left_out = unread(form, model)
-    assert found_in(report, placed, left_out) == but(expected(model, form.lacks), left_out)
-    assert report["summary"]["rollouts"] == len(tried(model))
-    assert report["summary"]["turns"] == len(calls)
+    check_joined(form, model, tmp_path, "--session", key, key=key, files=files)
 
 
 def test_five_recorded_conversations_call_tools_that_nobody_offered() -> None:
@@ -130,27 +136,14 @@ def test_five_recorded_conversations_call_tools_that_nobody_offered() -> None:
 
 @pytest.mark.parametrize(("form", "model"), CASES, ids=words)
 def test_calls_that_name_their_conversation_are_joined_over_files(form: Form, model: str, tmp_path: Path) -> None:
-    calls = calls_of(tried(model))
-    logs, placed = spread(rows_of(form, calls, key=form.key or "session_id"), tmp_path, 2)
-    report = report_of(*logs, *tokenizer_options(model))
-    left_out = unread(form, model)
-    assert found_in(report, placed, left_out) == but(expected(model, form.lacks), left_out)
-    assert report["summary"]["rollouts"] == len(tried(model))
-    assert report["summary"]["turns"] == len(calls)
+    check_joined(form, model, tmp_path, key=form.key or "session_id")
 
 
 @pytest.mark.parametrize(("form", "model"), UNNAMED, ids=words)
 def test_calls_that_name_nothing_are_joined_over_files_by_their_history(
     form: Form, model: str, tmp_path: Path
 ) -> None:
-    calls = calls_of(tried(model))
-    logs, placed = spread(rows_of(form, calls, key=None), tmp_path, 3)
-    report = report_of(*logs, *tokenizer_options(model))
-    ambiguous = alike_in_messages(calls) if form.has_messages else alike_in_ids(calls)
-    left_out = unread(form, model) | ambiguous
-    assert found_in(report, placed, left_out) == but(expected(model, form.lacks), left_out)
-    assert report["summary"]["turns"] == len(calls)
-    assert abs(report["summary"]["rollouts"] - len(tried(model))) <= len(ambiguous)
+    check_joined(form, model, tmp_path, key=None, unsure=True)
 
 
 NAMES: dict[str, Callable[[Call, Wire], str]] = {

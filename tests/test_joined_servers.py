@@ -109,16 +109,25 @@ def broken(findings: Mapping[int, Counter[tuple[object, ...]]]) -> dict[str, int
     return {code: count for code, count in codes.items() if code.startswith("SEQ")}
 
 
+def check_joined(
+    case: str, folder: Path, *more: object, key: str | None, files: int, change: Change = dict
+) -> tuple[Wire, dict[str, int]]:
+    """The summary of a report on the calls, which says what one on their sessions says; and the breaks in it."""
+    name, options, _ = CASES[case]
+    rows = sessions(name, change)
+    logs, placed = logged(rows, folder, key, files)
+    report = report_of(*logs, *options, *more)
+    findings = found_in(report, placed)
+    assert findings == whole(rows, folder, *options)
+    assert report["summary"]["rollouts"] == len(rows)
+    assert report["summary"]["turns"] == sum(len(row["records"]) for row in rows)
+    return report["summary"], broken(findings)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_calls_of_a_session_break_where_the_session_breaks(case: str, tmp_path: Path) -> None:
-    name, options, breaks = CASES[case]
-    rows = sessions(name)
-    expected = whole(rows, tmp_path, *options)
-    assert broken(expected) == breaks
-    logs, placed = logged(rows, tmp_path, "session_id", files=2)
-    report = report_of(*logs, *options, "--session", "session_id")
-    assert found_in(report, placed) == expected
-    assert report["summary"]["rollouts"] == len(rows)
+    _, breaks = check_joined(case, tmp_path, "--session", "session_id", key="session_id", files=2)
+    assert breaks == CASES[case][2]
 
 
 # Without being told
@@ -126,14 +135,7 @@ def test_calls_of_a_session_break_where_the_session_breaks(case: str, tmp_path: 
 
 @pytest.mark.parametrize(("case", "key"), crossed(list(CASES), [*NAMES, None]))
 def test_calls_of_a_server_are_joined_over_files(case: str, key: str | None, tmp_path: Path) -> None:
-    name, options, breaks = CASES[case]
-    rows = sessions(name)
-    logs, placed = logged(rows, tmp_path, key, files=3)
-    report = report_of(*logs, *options)
-    findings = found_in(report, placed)
-    assert findings == whole(rows, tmp_path, *options)
-    assert broken(findings) == breaks
-    assert report["summary"]["rollouts"] == len(rows)
+    assert check_joined(case, tmp_path, key=key, files=3)[1] == CASES[case][2]
 
 
 @pytest.mark.parametrize("key", ["session_id", None])
@@ -143,13 +145,10 @@ def test_calls_of_a_server_are_joined_over_files(case: str, key: str | None, tmp
 def test_an_answer_is_known_whatever_the_spaces_in_its_tool_calls(
     case: str, ids: bool, separators: tuple[str, str], key: str | None, tmp_path: Path
 ) -> None:
-    name, options, _ = CASES[case]
     change = partial(spaced, separators=separators)
-    rows = sessions(name, change if ids else lambda record: without_ids(change(record)))
-    logs, placed = logged(rows, tmp_path, key, files=2)
-    report = report_of(*logs, *options)
-    assert found_in(report, placed) == whole(rows, tmp_path, *options)
-    assert (report["summary"]["rollouts"], report["summary"]["turns"]) == (1, 4)
+    changed = change if ids else lambda record: without_ids(change(record))
+    summary, _ = check_joined(case, tmp_path, key=key, files=2, change=changed)
+    assert (summary["rollouts"], summary["turns"]) == (1, 4)
 
 
 @pytest.mark.parametrize("key", ["session_id", None])
@@ -159,12 +158,8 @@ def test_an_answer_is_known_whatever_the_spaces_in_its_tool_calls(
 def test_calls_without_ids_are_joined_by_their_messages_or_their_text(
     case: str, change: Change, key: str | None, tmp_path: Path
 ) -> None:
-    name, options, _ = CASES[case]
-    rows = sessions(name, change)
-    logs, placed = logged(rows, tmp_path, key, files=3)
-    report = report_of(*logs, *options)
-    assert found_in(report, placed) == whole(rows, tmp_path, *options)
-    assert (report["summary"]["rollouts"], report["summary"]["turns"]) == (6, 36)
+    summary, _ = check_joined(case, tmp_path, key=key, files=3, change=change)
+    assert (summary["rollouts"], summary["turns"]) == (6, 36)
 
 
 @pytest.mark.parametrize("case", CASES)

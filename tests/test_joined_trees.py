@@ -51,9 +51,7 @@ def groups(report: Wire) -> list[Group]:
     for finding in report["findings"]:
         if not finding["turn"]:
             numbers_by_conversation.append([])
-        match = NUMBER.search(finding["message"])
-        assert match is not None
-        numbers_by_conversation[-1].append(int(match[1].replace(",", "")))
+        numbers_by_conversation[-1].append(planted_in(finding))
     return [group(numbers) for numbers in numbers_by_conversation]
 
 
@@ -90,40 +88,37 @@ def doubtful(trees: Iterable[Family]) -> set[int]:
     return {node.number for family in trees if family.ambiguous for node in family.calls}
 
 
+def planted_in(finding: Wire) -> int:
+    """The number that was planted in a call."""
+    match = NUMBER.search(finding["message"])
+    assert match is not None
+    return int(match[1].replace(",", ""))
+
+
 def stands_at(report: Wire, placed: Placed, numbers: dict[tuple[int, int], int]) -> None:
     """Each call is reported at a row that holds it."""
     for finding in report["findings"]:
-        match = NUMBER.search(finding["message"])
-        assert match is not None
-        assert numbers[placed[finding["file"], finding["row"]]] == int(match[1].replace(",", ""))
+        assert numbers[placed[finding["file"], finding["row"]]] == planted_in(finding)
 
 
 def numbers_of(trees: Iterable[Family]) -> dict[tuple[int, int], int]:
     return {(node.call.conversation, node.call.turn): node.number for family in trees for node in family.calls}
 
 
+@pytest.mark.parametrize("told", [("--session", "session_id"), ()], ids=["told", "not told"])
 @pytest.mark.parametrize(("seed", "form"), crossed(SEEDS, FORMS), ids=words)
-def test_calls_of_one_session_are_one_conversation(seed: int, form: Form, tmp_path: Path) -> None:
+def test_calls_that_name_their_conversation_are_joined_as_they_were_made(
+    seed: int, form: Form, told: tuple[str, ...], tmp_path: Path
+) -> None:
     trees = grown(seed)
     logs, placed = spread(rows_of(trees, form, key="session_id"), tmp_path, seed)
-    report = report_of(*logs, *PLANTED, "--session", "session_id")
+    report = report_of(*logs, *PLANTED, *told)
     assert Counter(groups(report)) == whole(trees)
     stands_at(report, placed, numbers_of(trees))
     assert report["summary"]["rollouts"] == len(trees)
 
 
-# Without being told
-
-
-@pytest.mark.parametrize(("seed", "form"), crossed(SEEDS, FORMS), ids=words)
-def test_calls_that_name_their_conversation_are_joined_as_they_were_made(
-    seed: int, form: Form, tmp_path: Path
-) -> None:
-    trees = grown(seed)
-    logs, placed = spread(rows_of(trees, form, key="session_id"), tmp_path, seed)
-    report = report_of(*logs, *PLANTED)
-    assert Counter(groups(report)) == whole(trees)
-    stands_at(report, placed, numbers_of(trees))
+# Without a name
 
 
 @pytest.mark.parametrize(("seed", "form"), crossed(SEEDS, FORMS), ids=words)
@@ -173,7 +168,8 @@ def test_what_a_break_is_stays_the_same_where_calls_name_nothing(tmp_path: Path)
         folder.mkdir()
         logs, placed = spread(rows_of(trees, generic, key=key), folder, 7)
         report = report_of(*logs, *select)
-        assert Counter(groups_of_planted(report)) == whole(trees)
+        planted = [finding for finding in report["findings"] if finding["code"] == "LPR504"]
+        assert Counter(groups({"findings": planted})) == whole(trees)
         names = ("code", "severity", "cause", "turn", "start", "end", "message")
         reports.append(
             Counter(
@@ -184,10 +180,6 @@ def test_what_a_break_is_stays_the_same_where_calls_name_nothing(tmp_path: Path)
     assert reports[0] == reports[1]
     codes = {str(finding[1]) for finding in reports[0]}
     assert {"SEQ301", "SEQ303", "SEQ304"} <= codes
-
-
-def groups_of_planted(report: Wire) -> list[Group]:
-    return groups({"findings": [finding for finding in report["findings"] if finding["code"] == "LPR504"]})
 
 
 def test_the_notice_says_how_many_rows_became_how_many_conversations(tmp_path: Path) -> None:
