@@ -191,6 +191,53 @@ def piece(ids, *, index=0, reason=None, first=False, **changes):
     )
 
 
+class Odd(Fixed):
+    """A server that is busy at first, waits, breaks off, never ends a stream or states a mode; it keeps who came."""
+
+    def __init__(self, body=None, *, busy=(0, 429), seconds=0.0, breaks=False, endless=False, mode=None):
+        super().__init__(body)
+        self.busy, self.seconds, self.breaks, self.endless, self.mode = busy, seconds, breaks, endless, mode
+        self.running = self.most = self.ended = 0
+        self.ports, self.keys = [], set()
+
+    async def __call__(self, request):
+        self.ports.append(request.transport.get_extra_info("peername")[1])
+        self.keys.add(request.headers.get("Authorization"))
+        if self.mode and request.path == "/server_info":
+            return web.json_response({"vllm_config": {"model_config": {"logprobs_mode": self.mode}}})
+        return await super().__call__(request)
+
+    async def answer(self, request):
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            return await self.answered(request)
+        finally:
+            self.running -= 1
+            self.ended += 1
+
+    async def answered(self, request):
+        calls, status = self.busy
+        if len(self.calls) <= calls:
+            return web.json_response({}, status=status, headers={"Retry-After": "0"})
+        if self.breaks:
+            request.transport.close()
+        await asyncio.sleep(self.seconds)
+        if not self.endless:
+            events = [piece([1], first=True, reason="stop"), "[DONE]"]
+            self.body = events if self.calls[-1].get("stream") else answer()
+            return await super().answer(request)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        while True:
+            await response.write(sse([piece([1], first=True)]))
+            await asyncio.sleep(0.01)
+
+
+async def ask(provider):
+    return await provider.generate(IDS, SamplingParams(max_tokens=9))
+
+
 def test_a_right_answer_is_read():
     server = Fixed(answer())
     (result,) = generated(server, temperature=0.5, stop=("x",), stop_token_ids=(3,), extra={"min_tokens": 1})
@@ -235,16 +282,9 @@ def test_what_is_no_answer_is_an_error_of_one_line_and_asked_once(status, kind, 
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_busy_server_is_asked_again(status):
-    class Busy(Fixed):
-        async def answer(self, request):
-            if len(self.calls) < 4:
-                return web.json_response({}, status=status, headers={"Retry-After": "0"})
-            return await super().answer(request)
-
-    server = Busy(answer())
+    server = Odd(busy=(3, status))
     (result,) = generated(server)
-    assert result.output_ids == (8, 9)
-    assert len(server.calls) == 4
+    assert (result.output_ids, len(server.calls)) == ((8, 9), 4)
 
 
 def test_a_server_that_stays_busy_is_an_error():
@@ -256,12 +296,7 @@ def test_a_server_that_stays_busy_is_an_error():
 
 
 def test_a_connection_that_breaks_is_not_tried_again():
-    class Broken(Fixed):
-        async def answer(self, request):
-            request.transport.close()
-            await asyncio.sleep(1)
-
-    server = Broken()
+    server = Odd(breaks=True, seconds=1)
     with pytest.raises(ProviderError, match="the connection broke"):
         generated(server)
     assert len(server.calls) == 1
@@ -273,7 +308,7 @@ def test_a_server_that_is_not_there_is_named(monkeypatch):
     async def work():
         provider = VLLMProvider("http://127.0.0.1:9")
         try:
-            await provider.generate(IDS, SamplingParams(max_tokens=1))
+            await ask(provider)
         finally:
             await provider.close()
 
@@ -282,22 +317,14 @@ def test_a_server_that_is_not_there_is_named(monkeypatch):
 
 
 def test_a_slow_server_is_an_error_and_the_call_ends():
-    ended = []
-
-    class Slow(Fixed):
-        async def answer(self, request):
-            try:
-                await asyncio.sleep(5)
-            finally:
-                ended.append(True)
-
     async def work(provider):
         with pytest.raises(ProviderError, match=r"no complete answer within 0\.2 s"):
-            await provider.generate(IDS, SamplingParams(max_tokens=1))
+            await ask(provider)
         await asyncio.sleep(0.1)
 
-    asked(Slow(), work, timeout=0.2)
-    assert ended == [True]
+    server = Odd(seconds=5)
+    asked(server, work, timeout=0.2)
+    assert server.ended == 1
 
 
 def test_a_stream_of_several_answers_may_mix_them_and_have_empty_pieces():
@@ -327,18 +354,7 @@ def test_a_broken_stream_is_an_error_of_one_line(events, said):
 
 
 def test_a_stream_that_is_left_ends_the_servers_work():
-    ended = []
-
-    class Endless(Fixed):
-        async def answer(self, request):
-            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-            await response.prepare(request)
-            try:
-                while True:
-                    await response.write(sse([piece([1], first=True)]))
-                    await asyncio.sleep(0.01)
-            finally:
-                ended.append(True)
+    server = Odd(endless=True)
 
     async def work(provider):
         stream = provider.stream(IDS, SamplingParams(max_tokens=9))
@@ -346,66 +362,38 @@ def test_a_stream_that_is_left_ends_the_servers_work():
             break
         await stream.aclose()
         for _ in range(200):
-            if ended:
+            if server.ended:
                 break
             await asyncio.sleep(0.01)
 
-    asked(Endless(), work)
-    assert ended == [True]
+    asked(server, work)
+    assert server.ended == 1
 
 
 def test_a_connection_is_used_again_after_an_answer_and_after_a_stream():
-    ports = []
-
-    class Counting(Fixed):
-        async def __call__(self, request):
-            ports.append(request.transport.get_extra_info("peername")[1])
-            return await super().__call__(request)
-
-        async def answer(self, request):
-            streams = self.calls[-1].get("stream")
-            self.body = [piece([1], first=True, reason="stop"), "[DONE]"] if streams else answer()
-            return await super().answer(request)
-
     async def work(provider):
         for _ in range(3):
-            await provider.generate(IDS, SamplingParams(max_tokens=9))
+            await ask(provider)
             assert [chunk async for chunk in provider.stream(IDS, SamplingParams(max_tokens=9))]
 
-    asked(Counting(), work)
-    assert len(ports) == 8
-    assert len(set(ports)) == 1
+    server = Odd()
+    asked(server, work)
+    assert (len(server.ports), len(set(server.ports))) == (8, 1)
 
 
 def test_only_so_many_calls_are_under_way_at_once():
-    under_way, most = [], []
-
-    class Slow(Fixed):
-        async def answer(self, request):
-            under_way.append(1)
-            most.append(len(under_way))
-            await asyncio.sleep(0.02)
-            under_way.pop()
-            return await super().answer(request)
-
     async def work(provider):
-        return await asyncio.gather(*(provider.generate(IDS, SamplingParams(max_tokens=9)) for _ in range(12)))
+        return await asyncio.gather(*(ask(provider) for _ in range(12)))
 
-    assert len(asked(Slow(answer()), work, connections=3)) == 12
-    assert max(most) == 3
+    server = Odd(seconds=0.02)
+    assert len(asked(server, work, connections=3)) == 12
+    assert server.most == 3
 
 
 def test_the_key_is_sent_and_never_shown():
-    keys = []
-
-    class Keyed(Fixed):
-        async def __call__(self, request):
-            keys.append(request.headers.get("Authorization"))
-            return await super().__call__(request)
-
-    work = lambda provider: provider.generate(IDS, SamplingParams(max_tokens=9))  # noqa: E731
-    asked(Keyed(answer()), work, api_key="secret")
-    assert set(keys) == {"Bearer secret"}
+    server = Odd()
+    asked(server, ask, api_key="secret")
+    assert server.keys == {"Bearer secret"}
     assert "secret" not in repr(ProviderOptions(api_key="secret"))
 
 
@@ -419,29 +407,21 @@ def test_what_no_server_can_do_is_refused_before_it_is_asked(choices, said):
 
 
 def test_a_model_that_is_not_served_is_said_with_those_that_are():
-    work = lambda provider: provider.generate(IDS, SamplingParams(max_tokens=9))  # noqa: E731
     with pytest.raises(ProviderError, match="does not serve other; it serves m"):
-        asked(Fixed(answer()), work, model="other")
+        asked(Fixed(answer()), ask, model="other")
 
 
 @pytest.mark.parametrize(("mode", "refused"), [("raw_logits", True), ("processed_logprobs", False)])
 def test_a_server_that_states_what_its_logprobs_are_is_believed(mode, refused):
-    class Stating(Fixed):
-        async def __call__(self, request):
-            if request.path == "/server_info":
-                return web.json_response({"vllm_config": {"model_config": {"logprobs_mode": mode}}})
-            return await super().__call__(request)
-
     async def work(provider):
         try:
-            await provider.generate(IDS, SamplingParams(max_tokens=9))
+            await ask(provider)
         except ProviderError as error:
             return provider.logprobs_mode, str(error)
         return provider.logprobs_mode, ""
 
-    stated, refusal = asked(Stating(answer()), work)
-    assert stated == mode
-    assert ("--logprobs-mode raw_logits" in refusal) is refused
+    stated, refusal = asked(Odd(mode=mode), work)
+    assert (stated, "--logprobs-mode raw_logits" in refusal) == (mode, refused)
 
 
 def entry(values):
@@ -472,13 +452,9 @@ def test_ids_that_fill_the_context_are_scored_to_the_last():
     assert score.top_logprobs == (((6, -2.0),), ((7, -0.25),))
     assert (sent["prompt"], sent["max_tokens"], sent["allowed_token_ids"]) == ([5, 6], 1, [7])
 
-
-@pytest.mark.parametrize(
-    "changes", [{"token_ids": [8]}, {"logprobs": {"token_logprobs": [0.0], "top_logprobs": [{}]}}]
-)
-def test_a_last_token_that_was_not_scored_is_an_error(changes):
-    with pytest.raises(ProviderError, match="the last of them cannot be scored"):
-        full(**changes)
+    for changes in ({"token_ids": [8]}, {"logprobs": {"token_logprobs": [0.0], "top_logprobs": [{}]}}):
+        with pytest.raises(ProviderError, match="the last of them cannot be scored"):
+            full(**changes)
 
 
 @pytest.mark.parametrize(*table(__file__, "scores"))
