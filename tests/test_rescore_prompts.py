@@ -191,11 +191,6 @@ def test_what_is_not_compared_is_said(tmp_path: Path, server: Server) -> None:
     assert "does not render messages" in page
 
 
-def test_a_log_of_which_nothing_can_be_compared_is_an_error(tmp_path: Path, server: Server) -> None:
-    rows = [{"token_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}]
-    assert "No prompt was compared" in page_of(tmp_path, server, rows, "-t", TOY, code=2)
-
-
 def test_the_page_names_place_cause_and_tokens_and_escapes_them(tmp_path: Path, server: Server) -> None:
     server.render = lambda body: ids_of("<|im_start|>user\n2+2?\x1b[31m<|im_end|>\n<|im_start|>assistant\n")
     page = page_of(tmp_path, server, [row_of(call(written(ASKED)))], "-t", TOY, code=1)
@@ -259,14 +254,6 @@ def test_a_model_that_does_not_repeat_its_prompt_is_not_counted_as_agreeing(tmp_
     assert (len(equal.differences), len(other.differences)) == (0, 1)
     assert [question for question, _ in equal.skipped] == [Question.IDS, Question.MESSAGES]
     assert provider.prompts == [written(ASKED)] * 2
-
-
-@pytest.mark.parametrize("flags", [("-o", "out.jsonl"), ("--journal", "j"), ("-r", "html=page.html")])
-def test_flags_for_scores_are_refused(tmp_path: Path, flags: tuple[str, str]) -> None:
-    log = log_of(tmp_path, [row_of(call(written(ASKED)))])
-    code, _, _ = run("rescore", log, "--prompts", "--provider", "vllm=http://127.0.0.1:1", *flags)
-    assert code == 2
-    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_arguments_that_are_objects_are_sent_as_text(tmp_path: Path, server: Server) -> None:

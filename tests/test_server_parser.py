@@ -11,10 +11,8 @@ import openai
 import pytest
 
 from tests import toy
-from tests.command import run
 from tests.gateway.clients import CLIENTS
 from tests.serving import ASK, SAID, TOOLS, Scripted, check_chain, client, logged, make_gateway, served
-from tests.world import TOY
 from tito_audit.errors import ProviderError
 from tito_audit.parser import Parsed, ParsedCall, ParseOptions, Reads
 from tito_audit.parsers import parse_answer, parser_named
@@ -116,22 +114,3 @@ def test_texts_of_completions_are_not_parsed(tmp_path: Path) -> None:
         answer = client(address).completions.create(model="toy", prompt="Weather: ")
     assert answer.choices[0].text == SAID.removesuffix("<|im_end|>")
     assert provider.requests == []
-
-
-def serve(tmp_path: Path, provider: str, *more: str) -> tuple[int, str]:
-    """The exit code of the command and what it said, which refuses to start."""
-    words = ("--provider", provider, "-t", str(TOY), "--log", str(tmp_path / "log.jsonl"), "--port", "0")
-    code, _, err = run("serve", *words, "--tool-parser", "server", *more)
-    return code, err
-
-
-def test_a_provider_that_parses_nothing_is_refused(tmp_path: Path) -> None:
-    code, err = serve(tmp_path, "sglang=http://127.0.0.1:9")
-    assert code == 2
-    assert "--tool-parser server: sglang=http://127.0.0.1:9 cannot parse answers." in err
-
-
-def test_reasoning_is_not_parsed_here_and_calls_there(tmp_path: Path) -> None:
-    code, err = serve(tmp_path, "vllm=http://127.0.0.1:9", "--reasoning-parser", "qwen3")
-    assert code == 2
-    assert "with --tool-parser server the server reads reasoning too" in err

@@ -218,34 +218,6 @@ def test_calls_joined_by_their_session_say_what_whole_rollouts_say(
     assert "SEQ301" not in {finding[0] for findings in alone.values() for finding in findings}
 
 
-@pytest.mark.parametrize(
-    "log",
-    [
-        pytest.param(path, id=f"{path.parent.name}-{path.name}")
-        for path in some(sorted((SHARED / "rollouts").glob("*/*.jsonl.gz")), 2)
-    ]
-    or [pytest.param(None, marks=pytest.mark.skip(reason="no recorded rollouts are beside the checkout"))],
-)
-def test_recorded_rollouts_taken_apart_and_joined_say_the_same(log: Path, tmp_path: Path) -> None:
-    tokenizer = str(SHARED / "tokenizers" / log.parent.name)
-    if not Path(tokenizer).is_dir():
-        pytest.skip("their tokenizer is not beside the checkout")
-    rows = [json.loads(line) for line in gzip.decompress(log.read_bytes()).splitlines()][: examples(16, 40)]
-    rows = [
-        {**{key: row[key] for key in ("messages", "tools", "calls") if row.get(key)}, "session_id": number}
-        for number, row in enumerate(rows)
-        if row.get("calls") and is_plain(row)
-    ]
-    assert any(len(row["calls"]) > 1 for row in rows)
-    expected, _ = by_session(written(tmp_path / "whole.jsonl", rows), rows, tokenizer=tokenizer)
-    lines = [{"session_id": row["session_id"], **generic(row, *call)} for row in rows for call in calls_of(row)]
-    random.Random(0).shuffle(lines)
-    joined, _ = by_session(
-        written(tmp_path / "apart.jsonl", lines), lines, tokenizer=tokenizer, session="session_id"
-    )
-    assert joined == expected
-
-
 def test_a_capture_joined_by_its_key_says_what_its_default_join_says(tmp_path: Path) -> None:
     lines, conversations = [], []
     for row in converted("nemo_gym", tmp_path):
