@@ -240,15 +240,6 @@ def test_without_its_line_there_is_no_answer(tmp_path: Path, monkeypatch: pytest
     assert row["branch"] == "start", "what was not logged is not in the session"
 
 
-def test_a_key_is_asked_for_and_compared(tmp_path: Path) -> None:
-    with gated(tmp_path, [PLAIN], options=HttpOptions(api_key="secret")) as (address, *_):
-        with pytest.raises(openai.AuthenticationError):
-            client(address, key="other").models.list()
-        assert client(address, key="secret").models.list().data[0].id == "toy"
-        assert asked(address, "/sessions")[0] == 401
-        assert asked(address, "/health")[0] == 200
-
-
 def test_the_access_log_and_metrics_hold_nothing_of_a_prompt_or_a_name(tmp_path: Path) -> None:
     lines: list[str] = []
     with gated(tmp_path, [PLAIN, PLAIN], start_parser=plain, options=HttpOptions(access_log=lines.append)) as (

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.serving import PLAIN, asked, client, codes_of, gated, logged, make_gateway, plain, served
+from tests.serving import PLAIN, client, codes_of, logged, make_gateway, plain, served
 from tests.tables import stored
 from tests.toy import toy_tokenizer
 from tito_audit.render.renderer import make_renderer
 from tito_audit.sessions.engine import Conversations, renderer_as_served, takes_parts
 
-CHAT = "/v1/chat/completions"
 PARTS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for part in m['content'] %}{{ '[' + part.text + ']' }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
@@ -101,17 +100,3 @@ def test_texts_are_given_as_parts_where_the_template_writes_nothing_for_a_text(
     file = tmp_path / "wants.jinja"
     file.write_text(template, "utf-8")
     assert codes_of(tmp_path / "log.jsonl", "--chat-template", str(file), passes="warning") == []
-
-
-def test_parts_that_are_no_text_are_refused_by_kind(tmp_path: Path) -> None:
-    with gated(tmp_path, []) as (address, provider, _):
-        for part, kind in (
-            ({"type": "image_url", "image_url": {"url": "x"}}, "image_url"),
-            ({"type": "input_audio"}, "input_audio"),
-            ({"type": "text"}, "text"),
-            ({"type": ["text"]}, "text"),
-        ):
-            status, answer = asked(address, CHAT, {"messages": [{"role": "user", "content": [part]}]})
-            assert (status, answer["error"]["param"]) == (400, "messages")
-            assert kind in answer["error"]["message"]
-    assert not provider.prompts

@@ -13,7 +13,7 @@ import pytest
 
 from tests import serving
 from tests.serving import PLAIN, asked, fetched, gated, logged, make_gateway, plain, served
-from tests.tables import stored
+from tests.tables import stored, table
 from tests.tiers import examples
 from tito_audit.serve.app import HttpOptions
 from tito_audit.serve.messages import MessagesApi
@@ -78,11 +78,12 @@ def test_what_a_client_asks_for_reaches_the_provider(case: dict[str, Any], tmp_p
 @pytest.mark.parametrize("path", WRONG)
 def test_what_is_wrong_with_a_request_is_said_of_its_field(path: str, tmp_path: Path) -> None:
     with gated(tmp_path, [], options=HttpOptions(max_body=8000)) as (address, provider, log):
-        for what, fields, status, field in WRONG[path]:
+        for what, fields, status, field, *words in WRONG[path]:
             got, answer = asked(address, f"/v1/{path}", body_for(path, fields, LARGE="x" * 9000))
             assert got == status, (what, answer)
             error = answer["error"]
             assert error["message"], what
+            assert all(word in error["message"] for word in words), (what, answer)
             if path != "messages":
                 assert error["param"] == (field or None), (what, answer)
                 continue
@@ -98,6 +99,18 @@ def test_what_is_wrong_with_a_request_is_said_of_its_field(path: str, tmp_path: 
     assert logged(log) == []
 
 
+@pytest.mark.parametrize(*table(__file__, "keys"))
+def test_a_key_is_asked_for_and_taken_from_either_header(
+    path: str, header: str, status: int, at: str, value: Any, tmp_path: Path
+) -> None:
+    headers = dict([header.split(": ")]) if header else {}
+    body = {"messages": [serving.ASK], "max_tokens": 9} if "messages" in path else None
+    with gated(tmp_path, [], options=HttpOptions(api_key="secret")) as (address, *_):
+        got, answer = asked(address, path, body, **headers)
+    assert got == status
+    assert not at or of(answer, at) == value
+
+
 @pytest.mark.parametrize("depth", [260, 500, 900, 5000])
 @pytest.mark.parametrize("path", DEEP)
 def test_what_is_nested_too_deep_is_refused_before_it_is_sampled(path: str, depth: int, tmp_path: Path) -> None:
@@ -109,23 +122,7 @@ def test_what_is_nested_too_deep_is_refused_before_it_is_sampled(path: str, dept
     assert not provider.prompts
 
 
-JUNK: list[Any] = [
-    None,
-    True,
-    0,
-    -1,
-    1.5,
-    1e300,
-    10**30,
-    "",
-    "text",
-    "x",
-    "\x00",
-    "tool_use",
-    "thinking",
-    "resp_x",
-]
-JUNK += ["message", "reasoning", "function_call", "item_reference", [], {}, [{}], {"type": "text"}, [[]]]
+JUNK = json.loads(stored(__file__, "junk")["values"])
 
 
 def mutated(value: Any, dice: random.Random) -> Any:
@@ -165,20 +162,13 @@ def test_random_bodies_are_answered_or_refused(path: str, tmp_path: Path) -> Non
             assert status in (200, 400, 404), (number, status, text, body)
             assert "the gateway failed" not in text, (number, text, body)
             if kind == "text/event-stream":
-                assert ENDS[path] in text.rstrip()[-5000:].splitlines()[-1 if path != "responses" else -2], (
-                    number,
-                    text,
-                    body,
-                )
+                last = text.rstrip()[-5000:].splitlines()[-1 if path != "responses" else -2]
+                assert ENDS[path] in last, (number, text, body)
             else:
                 assert (status != 200) == (json.loads(text).get("error") is not None), (number, text, body)
             if path == "messages":
                 status, kind, text = answered(address, f"{path}/count_tokens", body)
-                assert (status, kind) in (
-                    (200, "application/json"),
-                    (400, "application/json"),
-                    (404, "application/json"),
-                )
+                assert (status in (200, 400, 404), kind) == (True, "application/json")
         for query in ("limit=0", "limit=x", "after=x", "order=%00", "limit=" + "9" * 5000):
             assert asked(address, f"/v1/responses/resp_x/input_items?{query}", method="GET")[0] == 404
     kinds = [(200, "application/json"), (200, "text/event-stream"), (400, "application/json")]

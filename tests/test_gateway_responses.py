@@ -201,22 +201,6 @@ def test_functions_in_a_namespace_are_called_by_their_own_names(tmp_path: Path, 
     assert codes_of(log) == []
 
 
-@pytest.mark.parametrize(("kind", "setting"), [("web_search", 'web_search = "disabled"'), ("x", ""), (None, "")])
-def test_a_tool_that_is_no_function_is_refused_with_its_place_and_how_to_turn_it_off(
-    tmp_path: Path, kind: str | None, setting: str
-) -> None:
-    with gated(tmp_path, []) as (address, *_):
-        for tools, place in (
-            ([*FLAT, {"type": kind}], "`tools[1]`"),
-            ([{**SPACE, "tools": [*FLAT, {"type": kind}]}], "`tools[0].tools[1]`"),
-            ([{**SPACE, "tools": [SPACE]}], "`tools[0].tools[0]`"),
-        ):
-            status, answer = asked(address, PATH, {"input": "x", "tools": tools})
-            assert (status, answer["error"]["param"]) == (400, "tools")
-            assert place in answer["error"]["message"]
-            assert setting in answer["error"]["message"] or place == "`tools[0].tools[0]`"
-
-
 def test_a_broken_stream_is_a_failed_response_that_is_not_stored(tmp_path: Path) -> None:
     gateway, provider = make_gateway(tmp_path / "log.jsonl", [PLAIN], start_parser=plain)
     provider.fails_after = 3
@@ -225,9 +209,3 @@ def test_a_broken_stream_is_a_failed_response_that_is_not_stored(tmp_path: Path)
         assert last.type == "response.failed"
         assert asked(address, f"{PATH}/{last.response.id}", method="GET")[0] == 404
         assert asked(address, f"{PATH}/resp_x", method="DELETE")[0] == 404
-
-
-def test_an_answer_of_nothing_is_an_empty_message(tmp_path: Path) -> None:
-    with gated(tmp_path, ["<|im_end|>"], start_parser=plain) as (address, *_):
-        (item,) = client(address).responses.create(model="toy", input="x").output
-    assert item.type == "message"

@@ -268,6 +268,7 @@ class Responses(Client):
         else:
             response = client(self.address).responses.create(**self.asking(**fields))
         items = [item.to_dict() for item in response.output]
+        assert items, "an answer of nothing is an empty message"
         message = from_items(items)
         assert response.output_text == (message["content"] or "")
         for item in items:
@@ -327,6 +328,8 @@ class Messages(Client):
             answer = messages.create(**self.asking(**fields))
             assert answer._request_id == answer.id
         blocks = [block.to_dict(exclude_none=True) for block in answer.content]
+        kinds = [block["type"] for block in blocks]
+        assert kinds == sorted(kinds, key=("thinking", "text", "tool_use").index), "in the order of the answer"
         why = {"tool_use": "calls", "max_tokens": "length"}.get(answer.stop_reason, "stop")
         usage = (answer.usage.input_tokens, answer.usage.output_tokens)
         native = [{"role": "assistant", "content": blocks}]

@@ -12,37 +12,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-WORDS = (
-    *(
-        "the",
-        "weather",
-        "in",
-        "Paris",
-        "is",
-        "seven",
-        "degrees",
-        "and",
-        "falling,",
-        "Skinny",
-        "said.",
-        "tokenization",
-    ),
-    *(
-        "Übergröße",
-        "naïve",
-        "東京",
-        "🙂",
-        "1234",
-        "x_y=3.50",
-        "don't",
-        "",
-        "two",
-        "",
-        "\n\n- item",
-        "\n\t`code`",
-        "</s>",
-    ),
-)
+_PLAIN = "the weather in Paris is seven degrees and falling, Skinny said. tokenization Übergröße naïve 東京 🙂"
+WORDS = (*_PLAIN.split(" "), "1234", "x_y=3.50", "don't", "", "two", "", "\n\n- item", "\n\t`code`", "</s>")
 CITIES = ("Paris", "São Paulo", "東京", 'a "quoted" place', "New\nline", "back\\slash", "🙂")
 OPENERS = ("Well, ", "So: ", "", "I think ", "Let me look. ", "  ", "\n")
 
