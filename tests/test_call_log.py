@@ -57,42 +57,31 @@ def test_a_scan_names_the_line_that_a_crash_tore(tmp_path: Path) -> None:
         assert finding["row"] == row
 
 
-@pytest.mark.parametrize("takes", [0, 7])
-def test_a_full_disk_leaves_no_half_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes: int) -> None:
+def refuse(*_: Any) -> int:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("takes", "stays"), [(0, False), (7, False), (7, True)], ids=["nothing", "a part", "a part that stays"]
+)
+def test_a_full_disk_leaves_no_half_of_a_line_or_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes: int, stays: bool
+) -> None:
     log, write = CallLog(tmp_path / "log.jsonl"), os.write
     asyncio.run(log.append(LINES))
-
-    def full(file: int, data: bytes) -> int:
-        if not takes:
-            raise OSError(28, "No space left on device")
-        return write(file, data[:takes])
-
     with monkeypatch.context() as patched:
-        patched.setattr(os, "write", full)
+        patched.setattr(os, "write", lambda file, data: write(file, data[:takes]) if takes else refuse())
+        if stays:
+            patched.setattr(os, "ftruncate", refuse)
         with pytest.raises(StorageError, match=r"log\.jsonl: it cannot be written"):
             asyncio.run(log.append(LINES))
-    assert logged(log.path) == LINES
+    size = len(log.path.read_bytes().splitlines())
+    assert size == len(LINES) + stays
     asyncio.run(log.append(LINES))
     log.close()
-    assert logged(log.path) == LINES * 2
-
-
-def test_half_a_line_that_cannot_be_taken_back_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log, write = CallLog(tmp_path / "log.jsonl"), os.write
-
-    def refuse(*_: Any) -> None:
-        raise OSError(1, "Operation not permitted")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "write", lambda file, data: write(file, data[:7]))
-        patched.setattr(os, "ftruncate", refuse)
-        with pytest.raises(StorageError):
-            asyncio.run(log.append(LINES))
-    asyncio.run(log.append(LINES))
-    log.close()
-    torn, *rest = log.path.read_bytes().splitlines()
-    assert len(torn) == 7
-    assert [orjson.loads(line) for line in rest] == LINES
+    lines = log.path.read_bytes().splitlines()
+    assert [len(line) for line in lines[2:size]] == [7] * stays
+    assert [orjson.loads(line) for line in lines[:2] + lines[size:]] == LINES * 2
 
 
 def test_with_sync_each_line_reaches_the_disk_before_it_counts(

@@ -14,7 +14,7 @@ import openai
 import orjson
 import pytest
 
-from tests.gateway.clients import Chat, added_up, as_sent_back
+from tests.gateway.clients import added_up, as_sent_back
 from tests.serving import (
     ASK,
     CALL,
@@ -72,118 +72,6 @@ def test_a_stream_adds_up_to_what_the_same_ids_are_in_one_piece(tmp_path: Path, 
         scored = [entry.logprob for part in parts if part.logprobs for entry in part.logprobs.content]
         np.testing.assert_allclose(scored, logged(pieces_log)[choice.index]["logprobs"])
     assert codes_of(pieces_log, passes="warning") == []
-
-
-def test_several_answers_are_threads_of_their_own_and_the_one_that_goes_on_is_continued(tmp_path: Path) -> None:
-    texts = [f"Answer {k} it is.<|im_end|>" for k in range(3)]
-    with gated(tmp_path, [*texts, *texts, PLAIN], start_parser=plain) as (address, _, log):
-        chat = client(address).chat.completions
-        first = chat.create(model="toy", messages=[ASK], n=3)
-        history = [ASK, as_sent_back(first.choices[1].message), {"role": "user", "content": "And then?"}]
-        chat.create(model="toy", messages=history, n=3)
-        chat.create(model="toy", messages=history)
-    rows = logged(log)
-    assert [row["choice"] for row in rows] == [0, 1, 2, 0, 1, 2, 0]
-    threads = [row["thread_id"] for row in rows]
-    assert len(set(threads)) == 6, "each answer is in one thread, and only one of them goes on"
-    assert threads[3] == threads[1]
-    assert {row["parent"]["choice"] for row in rows[3:]} == {1}
-    assert {row["session_id"] for row in rows} == {rows[0]["session_id"]}
-    assert codes_of(log, passes="warning") == []
-
-
-def test_sessions_are_named_by_header_or_path_or_found_by_history(tmp_path: Path) -> None:
-    with gated(tmp_path, [PLAIN] * 4, start_parser=plain) as (address, *_):
-        ask: Any = {"model": "toy", "messages": [ASK]}
-        client(address, "/s/by-path").chat.completions.create(**ask)
-        headers = {"X-Session-ID": "by-header"}
-        answer = client(address).chat.completions.with_raw_response.create(**ask, extra_headers=headers)
-        assert answer.headers["X-Session-ID"] == "by-header"
-        assert answer.headers["X-Tito-Branch"] == "start"
-        message = as_sent_back(answer.parse().choices[0].message)
-        more: Any = [ASK, message, {"role": "user", "content": "Thanks"}]
-        continued = client(address).chat.completions.with_raw_response.create(model="toy", messages=more)
-        # The latest of the sessions that have this history.
-        assert continued.headers["X-Session-ID"] == "by-header"
-        edited = [{**ASK, "content": "Else?"}, message, {"role": "user", "content": "Thanks"}]
-        fork = client(address, "/s/by-header").chat.completions.with_raw_response.create(
-            model="toy", messages=edited
-        )
-        assert fork.headers["X-Tito-Branch"] == "fork"
-        assert fork.headers["X-Tito-Fork"] == "edited"
-        _, listed = asked(address, "/sessions")
-    assert [session["session_id"] for session in listed["sessions"]] == ["by-path", "by-header"]
-
-
-def test_a_session_is_read_closed_with_a_reward_and_deleted(tmp_path: Path) -> None:
-    with gated(tmp_path, [PLAIN, PLAIN, PLAIN], start_parser=plain) as (address, _, log):
-        agent = Chat(f"{address}/s/one", [])
-        agent.tell("user", "Oslo?")
-        agent.tell("user", "Sure?")
-        status, read = asked(address, "/sessions/one")
-        assert status == 200
-        (row,) = read["rollouts"]
-        lines = logged(log)
-        assert row["token_ids"] == lines[1]["prompt_token_ids"] + lines[1]["completion_token_ids"]
-        trained = [token for token, on in zip(row["token_ids"], row["loss_mask"], strict=True) if on]
-        assert trained == lines[0]["completion_token_ids"] + lines[1]["completion_token_ids"]
-        scored = [value for value, on in zip(row["logprobs"], row["loss_mask"], strict=True) if on]
-        assert scored == lines[0]["logprobs"] + lines[1]["logprobs"]
-        assert [message["role"] for message in row["messages"]] == ["user", "assistant"] * 2
-        status, closed = asked(address, "/sessions/one/close", {"reward": 0.5})
-        assert (status, closed["reward"]) == (200, 0.5)
-        assert asked(address, "/sessions/one/close", {"reward": 1})[0] == 409
-        with pytest.raises(openai.ConflictError):
-            agent.ask(streams=False)
-        assert asked(address, "/sessions/one", method="DELETE") == (200, {"session_id": "one", "deleted": True})
-        assert asked(address, "/sessions/one")[0] == 404
-        assert agent.ask(streams=False).id, "the name is free again"
-    end = logged(log)[2]
-    assert (end["session_id"], end["reward"]) == ("one", 0.5)
-    assert codes_of(log) == []
-
-
-def test_completions_of_text_continue_what_they_start_with(tmp_path: Path) -> None:
-    with gated(tmp_path, [" in the morning", " and in the evening", " at night"]) as (address, provider, log):
-        texts = client(address).completions
-        first = texts.create(model="toy", prompt="It rains", logprobs=1, max_tokens=50)
-        grown = "It rains" + first.choices[0].text + ", often"
-        pieces = list(texts.create(model="toy", prompt=grown, stream=True, logprobs=0))
-        text = "".join(piece.choices[0].text for piece in pieces)
-        by_ids = texts.create(model="toy", prompt=list(provider.prompts[1] + provider.sampled[1]))
-    assert text == " and in the evening"
-    assert "".join(first.choices[0].logprobs.tokens or ()) == first.choices[0].text
-    assert by_ids.choices[0].text == " at night"
-    seen = provider.prompts[0] + provider.sampled[0]
-    assert provider.prompts[1][: len(seen)] == seen, "sampled tokens are never encoded again"
-    logprobs = [piece.choices[0].logprobs for piece in pieces]
-    offsets = [at for scored in logprobs if scored for at in scored.text_offset or ()]
-    assert offsets == sorted(offsets)
-    assert [row["branch"] for row in logged(log)] == ["start", "continues", "continues"]
-    assert codes_of(log) == []
-
-
-def test_tokens_of_logprobs_may_be_ids_as_with_vllm(tmp_path: Path) -> None:
-    """As NeMo-Gym asks for them; bytes and offsets are those of the text."""
-    log = tmp_path / "log.jsonl"
-    gateway, provider = make_gateway(log, [PLAIN] * 3, start_parser=plain)
-    more = {"return_tokens_as_token_ids": True}
-    with served(gateway) as address:
-        agent = client(address)
-        ask: Any = {"model": "toy", "messages": [ASK], "logprobs": True, "extra_body": more}
-        whole = agent.chat.completions.create(**ask, top_logprobs=1).choices[0].logprobs
-        parts = [part.choices[0].logprobs for part in agent.chat.completions.create(**ask, stream=True)]
-        text = agent.completions.create(model="toy", prompt="It", logprobs=1, extra_body=more).choices[0]
-    shown = [f"token_id:{token}" for token in provider.sampled[0]]
-    assert [entry.token for entry in whole.content or ()] == shown
-    assert all(entry.top_logprobs[0].token.startswith("token_id:") for entry in whole.content or ())
-    spelled = bytes(byte for entry in whole.content or () for byte in entry.bytes or ())
-    assert spelled.decode() == PLAIN
-    streamed = [entry.token for part in parts if part is not None for entry in part.content or ()]
-    assert streamed == [f"token_id:{token}" for token in provider.sampled[1]]
-    assert text.logprobs.tokens == [f"token_id:{token}" for token in provider.sampled[2]]
-    assert (text.logprobs.text_offset or ())[-1] == len(PLAIN.removesuffix("<|im_end|>"))
-    assert "return_tokens_as_token_ids" not in provider.asked[0].extra
 
 
 def test_a_client_that_does_not_wait_for_a_whole_answer_ends_its_generation(tmp_path: Path) -> None:
@@ -278,18 +166,6 @@ def test_many_calls_at_once_are_each_logged_whole(tmp_path: Path) -> None:
     assert len(rows) == 120
     assert len({row["thread_id"] for row in rows}) == 40
     assert codes_of(log) == []
-
-
-def test_idle_sessions_leave_memory_and_come_back_as_forks(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    gateway, _ = make_gateway(log, [PLAIN, PLAIN], start_parser=plain)
-    with served(gateway) as address:
-        agent = Chat(f"{address}/s/one", [])
-        agent.tell("user", "Oslo?")
-        gateway.conversations.drop_idle(gateway.clock() + 1)
-        assert asked(address, "/sessions/one")[0] == 404
-        agent.tell("user", "Sure?")
-    assert logged(log)[1]["fork"]["reason"] == "left_memory"
 
 
 def test_answers_of_one_call_that_are_equal_are_samples_of_their_own(tmp_path: Path) -> None:

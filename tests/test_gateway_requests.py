@@ -23,6 +23,7 @@ VALUES = {**vars(serving), "IMAGE": IMAGE}
 RIGHT, WRONG, REACHES, WHOLE, MORE, DEEP = (
     stored(__file__, name) for name in ("right", "wrong", "reaches", "whole", "more", "deep")
 )
+SIGNATURE = MessagesApi().sign("Hm.")
 ENDS = {"chat/completions": "[DONE]", "responses": "response.completed", "messages": '{"type":"message_stop"}'}
 """What a stream ends with; the object of a response comes behind it."""
 
@@ -79,7 +80,9 @@ def test_what_a_client_asks_for_reaches_the_provider(case: dict[str, Any], tmp_p
 def test_what_is_wrong_with_a_request_is_said_of_its_field(path: str, tmp_path: Path) -> None:
     with gated(tmp_path, [], options=HttpOptions(max_body=8000)) as (address, provider, log):
         for what, fields, status, field, *words in WRONG[path]:
-            got, answer = asked(address, f"/v1/{path}", body_for(path, fields, LARGE="x" * 9000))
+            got, answer = asked(
+                address, f"/v1/{path}", body_for(path, fields, LARGE="x" * 9000, SIGNATURE=SIGNATURE)
+            )
             assert got == status, (what, answer)
             error = answer["error"]
             assert error["message"], what
@@ -148,7 +151,7 @@ def answered(address: str, path: str, body: Any) -> tuple[int, str, str]:
 def test_random_bodies_are_answered_or_refused(path: str, tmp_path: Path) -> None:
     count, log, dice = examples(150, 2000), tmp_path / "log.jsonl", random.Random(7)
     gateway, _ = make_gateway(log, [PLAIN] * 128 * count, start_parser=plain)
-    whole = json.loads(text_of(WHOLE[path], SIGNATURE=MessagesApi().sign("Hm.")))
+    whole = json.loads(text_of(WHOLE[path], SIGNATURE=SIGNATURE))
     seen: Counter[tuple[int, str]] = Counter()
     with served(gateway) as address:
         for number in range(count):

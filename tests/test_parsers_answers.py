@@ -31,38 +31,31 @@ from tito_audit.tokens.load import load_tokenizer
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("TITO_AUDIT_TOKENIZERS") or ROOT.parent / "shared" / "tokenizers")
 TOOLS = ({"type": "function", "function": {"name": "f"}},)
-PARTS = (
-    *(
-        "<think>",
-        "</think>",
-        "<tool_call>",
-        "</tool_call>",
-        "words ",
-        "\n\n",
-        '{"name": "f", "arguments": {"a": 1}}',
-    ),
-    *('<tool_call>\n{"name": "f", "arguments": {"a": "</think>"}}\n</tool_call>', "<", "</th", "{"),
+CALLS = (
+    '{"name": "f", "arguments": {"a": 1}}',
+    '<tool_call>\n{"name": "f", "arguments": {"a": "</think>"}}\n</tool_call>',
 )
+PARTS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "words ", "\n\n", *CALLS, "<", "</th", "{")
 
 
 def both() -> tuple:
     return parser_named("qwen3", Reads.REASONING), parser_named("hermes", Reads.TOOLS)
 
 
-def test_reasoning_is_read_first_and_calls_in_the_rest() -> None:
-    text = '<think>\nHm.\n</think>\n\nLook.\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    parsed = parse_answer(text, *both(), ParseOptions(TOOLS))
-    assert parsed == Parsed("\n\nLook.\n", "\nHm.\n", (ParsedCall("f", "{}"),))
-
-
-def test_line_breaks_between_reasoning_and_a_call_are_no_content() -> None:
-    text = '<think>\nHm.\n</think>\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert parse_answer(text, *both(), ParseOptions(TOOLS)).content is None
-
-
-def test_a_call_within_the_reasoning_of_qwen3_is_a_call() -> None:
-    text = '<think>\nHm.\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert parse_answer(text, *both(), ParseOptions(TOOLS)) == Parsed(None, "\nHm.\n", (ParsedCall("f", "{}"),))
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (
+            '<think>\nHm.\n</think>\n\nLook.\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
+            "\n\nLook.\n",
+        ),
+        ('<think>\nHm.\n</think>\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>', None),
+        ('<think>\nHm.\n<tool_call>{"name": "f", "arguments": {}}</tool_call>', None),
+    ],
+    ids=["a text between", "only line breaks between", "a call within the reasoning"],
+)
+def test_reasoning_is_read_first_and_calls_in_the_rest(text: str, content: str | None) -> None:
+    assert parse_answer(text, *both(), ParseOptions(TOOLS)) == Parsed(content, "\nHm.\n", (ParsedCall("f", "{}"),))
 
 
 @settings(max_examples=examples(150, 5000))
@@ -120,19 +113,15 @@ def test_the_chunks_of_an_answer_add_up_to_its_message() -> None:
     text = '<think>Hm.</think>Look.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
     run = start_answer(*both(), ParseOptions(TOOLS))
     chunks = [to_delta(delta, str) for delta in [*run.feed(text), *run.close()]]
+    function = {"name": "f", "arguments": '{"a": 1}'}
     assert chunks == [
         {"reasoning_content": "Hm.", "reasoning": "Hm."},
         {"content": "Look."},
-        {
-            "tool_calls": [
-                {"index": 0, "id": "0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-            ]
-        },
+        {"tool_calls": [{"index": 0, "id": "0", "type": "function", "function": function}]},
     ]
     assert to_delta(Delta(), str) == {}
-    assert to_delta(Delta(call=1, arguments="x"), str) == {
-        "tool_calls": [{"index": 1, "function": {"arguments": "x"}}]
-    }
+    arguments = {"index": 1, "function": {"arguments": "x"}}
+    assert to_delta(Delta(call=1, arguments="x"), str) == {"tool_calls": [arguments]}
 
 
 def test_calls_finish_an_answer_that_stopped_by_itself() -> None:
@@ -196,12 +185,9 @@ def test_a_template_that_several_parsers_fit_has_none() -> None:
     assert guess_parser(None, Reads.REASONING).parser is None
 
 
+NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=4),
+    st.none() | st.booleans() | NUMBERS | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=6,
 )

