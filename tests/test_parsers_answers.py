@@ -31,26 +31,24 @@ from tito_audit.tokens.load import load_tokenizer
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("TITO_AUDIT_TOKENIZERS") or ROOT.parent / "shared" / "tokenizers")
 TOOLS = ({"type": "function", "function": {"name": "f"}},)
-CALLS = (
-    '{"name": "f", "arguments": {"a": 1}}',
-    '<tool_call>\n{"name": "f", "arguments": {"a": "</think>"}}\n</tool_call>',
-)
-PARTS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "words ", "\n\n", *CALLS, "<", "</th", "{")
+CALLS = ('{"name": "f", "arguments": {"a": 1}}', '{"name": "f", "arguments": {"a": "</think>"}}')
+TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", f"<tool_call>\n{CALLS[1]}\n</tool_call>")
+PARTS = (*TAGS, "words ", "\n\n", CALLS[0], "<", "</th", "{")
 
 
 def both() -> tuple:
     return parser_named("qwen3", Reads.REASONING), parser_named("hermes", Reads.TOOLS)
 
 
+CALLED = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+
+
 @pytest.mark.parametrize(
     ("text", "content"),
     [
-        (
-            '<think>\nHm.\n</think>\n\nLook.\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
-            "\n\nLook.\n",
-        ),
-        ('<think>\nHm.\n</think>\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>', None),
-        ('<think>\nHm.\n<tool_call>{"name": "f", "arguments": {}}</tool_call>', None),
+        (f"<think>\nHm.\n</think>\n\nLook.\n{CALLED}", "\n\nLook.\n"),
+        (f"<think>\nHm.\n</think>\n\n{CALLED}", None),
+        (f"<think>\nHm.\n{CALLED}", None),
     ],
     ids=["a text between", "only line breaks between", "a call within the reasoning"],
 )
