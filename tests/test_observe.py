@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 
 from tests import toy
 from tests.faults import Log, clean_logs, spelling
+from tests.tables import stored
 from tests.test_rules_on_rollouts import SHARED, row_of, turns_of
 from tests.tiers import examples, some
+from tests.world import FORMATS as LOGS
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.record.finding import Finding, Hit, Severity, Where
@@ -51,11 +53,7 @@ from tito_audit.viewer.sequences import MAX_PIECE, MAX_SWAP, MAX_SWAPPED, choose
 
 RULES = all_rules()
 CODES = frozenset(rule.code for rule in RULES)
-FORMATS = sorted(
-    path
-    for path in (toy.ROOT / "fixtures" / "formats").iterdir()
-    if path.suffix in (".json", ".jsonl", ".parquet")
-)
+FORMATS = sorted(path for suffix in ("json", "jsonl", "parquet") for path in LOGS.glob(f"*.{suffix}"))
 CASES = sorted((toy.ROOT / "fixtures" / "rules").glob("*.toml"))
 MODELS = ("smollm2", "gemma-3", "qwen2.5-coder")
 few = settings(max_examples=examples(10, 25), deadline=None, derandomize=True)
@@ -336,27 +334,7 @@ def test_recorded_rollouts_are_counted_and_shown(name: str, mode: str) -> None:
 
 # Counts by hand.
 
-ASKED = "And the dog, the cat, the bakery, and what of the rest?"
-DRIFTED = {
-    "messages": [
-        {"role": "user", "content": "2"},
-        {"role": "assistant", "content": "The answer"},
-        {"role": "user", "content": ASKED},
-        {"role": "assistant", "content": "9"},
-    ],
-    "turns": [
-        {
-            "prompt": ["@prompt"],
-            "completion": ["The", " answ", "er", "<|im_end|>"],
-            "logprobs": [-0.3, -7.0, float("nan"), 0.0],
-        },
-        {"prompt": ["@prompt"], "completion": ["9", "<|im_end|>"]},
-    ],
-}
-NEXT = ("= \n", "<|im_start|>", f"= user\n{ASKED}", "<|im_end|>", "= \n", "<|im_start|>", "= assistant\n")
-AGAIN = DRIFTED | {
-    "turns": [DRIFTED["turns"][0], {"prompt": ["@seen", *NEXT], "completion": ["9", "<|im_end|>"]}]  # type: ignore[index]
-}
+DRIFTED, AGAIN, ROW, LONG = (stored(__file__, name) for name in ("drifted", "again", "row", "long"))
 
 
 def observed(case: dict[str, Any]) -> tuple[Evidence, tuple[Finding, ...], Measures]:
@@ -386,13 +364,9 @@ def test_a_log_that_keeps_its_tokens_has_notes_in_the_same_place() -> None:
 
 
 def test_a_training_row_alone_counts_what_its_mask_trains_by_runs() -> None:
-    case = {
-        "row": ["<|im_start|>", "= user\nhi", "<|im_end|>", "<|im_start|>", "= assistant\nThe", " answ", "er"],
-        "template": False,
-    }
-    size = len(toy.rollout_of(case).training_row.token_ids)  # type: ignore[union-attr]
+    size = len(toy.rollout_of(ROW).training_row.token_ids)  # type: ignore[union-attr]
     mask = "0" * (size - 3) + "111"
-    evidence, _, measures = observed(case | {"mask": mask})
+    evidence, _, measures = observed(ROW | {"mask": mask})
     assert evidence.row is not None
     assert measures.by_turn[0].tolist() == [1, 2, 0, 0]
     assert measures.by_position[0].tolist() == [1, 2, 0, 0]
@@ -505,30 +479,16 @@ def test_any_findings_are_counted_as_token_by_token(log: Log, data: st.DataObjec
 def test_a_swap_stands_where_the_tokens_were_said_and_where_they_came_back() -> None:
     evidence, findings, _ = observed(DRIFTED | {"row": ["@seen 1"]})
     seen = holds(evidence, findings)
-    assert [(shown.where, shown.turn) for shown in seen.sequences] == [
-        (Where.PROMPT, 0),
-        (Where.COMPLETION, 0),
-        (Where.PROMPT, 1),
-        (Where.COMPLETION, 1),
-        (Where.ROW, None),
-    ]
-    (in_answer,) = of(seen, Where.COMPLETION, 0).swaps
-    assert (in_answer.start, in_answer.end, in_answer.pieces, in_answer.code, in_answer.against) == (
-        1,
-        3,
-        (" answer",),
-        "TOK101",
-        "next prompt",
-    )
+    calls = [(where, turn) for turn in (0, 1) for where in (Where.PROMPT, Where.COMPLETION)]
+    assert [(shown.where, shown.turn) for shown in seen.sequences] == [*calls, (Where.ROW, None)]
+    (own,) = of(seen, Where.COMPLETION, 0).swaps
+    assert (own.start, own.end, own.pieces) == (1, 3, (" answer",))
+    assert (own.code, own.against) == ("TOK101", "next prompt")
     (back,) = of(seen, Where.PROMPT, 1).swaps
     assert (back.pieces, back.code, back.against) == ((" answ", "er"), "SEQ301", WAS_SEEN)
     (in_row,) = of(seen, Where.ROW).swaps
-    assert (in_row.start, in_row.end, in_row.pieces, in_row.against) == (
-        back.start,
-        back.end,
-        (" answ", "er"),
-        WAS_SAMPLED,
-    )
+    assert (in_row.start, in_row.end, in_row.pieces) == (back.start, back.end, back.pieces)
+    assert in_row.against == WAS_SAMPLED
     assert seen.messages == ("user", "assistant", "user", "assistant")
     assert of(seen, Where.ROW).note == "no loss mask"
 
@@ -674,18 +634,10 @@ def test_long_tokens_are_cut_and_so_are_long_words_of_the_log() -> None:
 
 
 def test_a_large_swap_is_cut_and_says_how_many_tokens_there_are() -> None:
-    message = {"role": "user", "content": "hi"}
-    answer = {"role": "assistant", "content": "Sun " * 2 * MAX_SWAP}
-    rest = {"role": "user", "content": "again"}
-    case = {
-        "messages": [message, answer, rest, {"role": "assistant", "content": "9"}],
-        "turns": [
-            {"prompt": ["@prompt"], "completion": ["The", "<|im_end|>"]},
-            {"prompt": ["@prompt"], "completion": ["9", "<|im_end|>"]},
-        ],
-    }
-    evidence = explain_differences(toy.evidence_of(case), RULES)
-    swaps = of(holds(evidence, check(evidence, RULES, CODES)[0]), Where.COMPLETION, 0).swaps
+    question, said, *rest = LONG["messages"]
+    messages = [question, {**said, "content": "Sun " * 2 * MAX_SWAP}, *rest]
+    evidence, findings, _ = observed(LONG | {"messages": messages})
+    swaps = of(holds(evidence, findings), Where.COMPLETION, 0).swaps
     assert max(len(swap.ids) for swap in swaps) == MAX_SWAP
     assert max(swap.total for swap in swaps) > MAX_SWAP
 
