@@ -114,12 +114,8 @@ def test_a_sample_is_a_line_of_a_log_that_scans_clean(tmp_path: Path) -> None:
     report = json.loads(printed)
     assert (code, list(report["summary"]["formats"])) == (0, ["tito_sample"])
     assert {finding["severity"] for finding in report["findings"]} <= {"note"}
-    assert json.loads(log.read_text())["metadata"]["turns"][2] == {
-        "turn": 2,
-        "start": sample.turns[2].start,
-        "end": sample.turns[2].end,
-        "reward": 1.0,
-    }
+    last = {"turn": 2, "start": sample.turns[2].start, "end": sample.turns[2].end, "reward": 1.0}
+    assert json.loads(log.read_text())["metadata"]["turns"][2] == last
 
 
 class Class:
@@ -180,13 +176,8 @@ class SkyRL:
     async def step(self, action: str) -> dict[str, Any]:
         done = "4" in action
         tool = [] if done else [{"role": "user", "content": f"<result>{action}</result>"}]
-        return {
-            "observations": tool,
-            "reward": float(done),
-            "done": done,
-            "metadata": {},
-            "postprocessed_action": None,
-        }
+        stated = {"reward": float(done), "done": done, "metadata": {}, "postprocessed_action": None}
+        return {"observations": tool, **stated}
 
 
 @dataclass
@@ -246,22 +237,24 @@ def test_what_no_environment_returns_aborts_with_words(value: Any) -> None:
 # Limits and errors
 
 
-def test_a_rollout_that_runs_out_of_turns_is_truncated() -> None:
-    sample, provider = run_agent(asks, Game(), max_turns=2)
+@pytest.mark.parametrize(
+    ("environment", "answers", "more", "rewards"),
+    [
+        (Game(), ANSWERS, {"max_turns": 2}, [-0.1, -0.1]),
+        (Game("No. " * 30), ANSWERS, {"max_length": 60}, [-0.1]),
+        (lambda text: 0.0, [ids_of("It is")], {"prompt": QUESTION}, [0.0]),
+    ],
+    ids=["out of turns", "out of tokens", "an answer that was cut"],
+)
+def test_a_rollout_that_runs_out_is_truncated_and_no_answer_is_longer(
+    environment: Any, answers: Any, more: dict[str, Any], rewards: list[float]
+) -> None:
+    sample, provider = run_agent(asks, environment, answers, **more)
     check_columns(sample, provider)
-    assert (sample.status, sample.rewards) == (SampleStatus.TRUNCATED, [-0.1, -0.1])
-
-
-def test_a_rollout_that_runs_out_of_tokens_is_truncated_and_no_answer_is_longer() -> None:
-    sample, provider = run_agent(asks, Game("No. " * 30), max_length=60)
-    check_columns(sample, provider)
-    assert (sample.status, sample.error, len(sample.turns)) == (SampleStatus.TRUNCATED, None, 1)
-    assert provider.asked[0].max_tokens == 60 - len(provider.prompts[0])
-
-
-def test_an_answer_that_was_cut_makes_the_sample_truncated() -> None:
-    sample, _ = run_agent(asks, lambda text: 0.0, [ids_of("It is")], prompt=QUESTION)
-    assert (sample.status, sample.turns[0].finish_reason) == (SampleStatus.TRUNCATED, "length")
+    assert (sample.status, sample.error, sample.rewards) == (SampleStatus.TRUNCATED, None, rewards)
+    if "max_length" in more:
+        assert provider.asked[0].max_tokens == 60 - len(provider.prompts[0])
+    assert (sample.turns[-1].finish_reason == "length") == ("prompt" in more)
 
 
 def fails(_: Any) -> Any:
@@ -389,10 +382,7 @@ def test_the_answer_that_an_agent_picks_of_several_is_the_row() -> None:
 
     sample, provider = run_agent(agent, Game(), ["a", "b", "c", "d", "It is 4", "e"])
     check_columns(sample, provider)
-    assert [message["content"] for message in sample.messages if message["role"] == "assistant"] == [
-        "b",
-        "It is 4",
-    ]
+    assert [message["content"] for message in sample.messages][1::2] == ["b", "It is 4"]
     assert (len(sample.others), sample.reward) == (4, 0.9)
     assert sum(len(row.turns) for row in (sample, *sample.others)) == 6
 
@@ -448,22 +438,12 @@ def test_an_environment_of_tools_runs_the_calls_of_the_model() -> None:
     pytest.importorskip("transformers")
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call>'
     bad = '<tool_call>\n{"name": "fly", "arguments": {}}\n</tool_call>'
-    provider = Scripted([bad, call, "It is 4"])
 
     async def agent(messages: list[dict[str, Any]], client: Any) -> Any:
         return (await client.chat.completions.create(model="any", messages=messages)).choices[0].message.content
 
-    sample = asyncio.run(
-        rollout(
-            agent,
-            Calculator,
-            provider,
-            tokenizer=TOY,
-            prompt="Use the tool.",
-            task={"question": QUESTION},
-            tool_parser="hermes",
-        )
-    )
+    more: Any = {"prompt": "Use the tool.", "task": {"question": QUESTION}, "tool_parser": "hermes"}
+    sample, provider = run_agent(agent, Calculator, [bad, call, "It is 4"], **more)
     assert sample.error is None
     check_columns(sample, provider)
     assert (sample.rewards, sample.reward, sample.others) == ([0.0, 0.0, 1.0], 1.0, [])
@@ -489,13 +469,8 @@ def test_what_the_guide_returns_to_trl_is_a_batch_that_passes() -> None:
     batch = names["rollout_func"](["a", "b"], None)  # type: ignore[operator]
     assert batch["env_reward"] == [pytest.approx(0.8), 1.0]
     assert [len(row) for row in batch["completion_ids"]] == [len(row) for row in batch["env_mask"]]
-    audit = audit_batch(
-        prompt_ids=batch["prompt_ids"],
-        completion_ids=batch["completion_ids"],
-        logprobs=batch["logprobs"],
-        loss_mask=batch["env_mask"],
-        tokenizer=str(TOY),
-    )
+    columns = {name: batch[name] for name in ("prompt_ids", "completion_ids", "logprobs")}
+    audit = audit_batch(**columns, loss_mask=batch["env_mask"], tokenizer=str(TOY))
     assert not audit.failed, audit.findings
 
 

@@ -71,10 +71,7 @@ def test_failing_rows_are_masked_counted_and_kept_as_a_log_that_a_scan_reads(tmp
     gate.check(4, rows(1))
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [(line["tito_gate"]["step"], line["tito_gate"]["row"]) for line in lines] == [(3, 0), (3, 1), (4, 0)]
-    codes = [
-        [finding.code for finding in result.findings]
-        for result in scan_rollouts(log, Settings(ignore=("REC009",)))
-    ]
+    codes = [[f.code for f in result.findings] for result in scan_rollouts(log, Settings(ignore=("REC009",)))]
     assert codes == [[finding["code"] for finding in line["tito_gate"]["findings"]] for line in lines]
     assert gate.failed == 3
     assert "error LPR504 row 15:16" in shown(log)
@@ -93,9 +90,8 @@ def test_too_many_failing_rows_stop_training_after_they_are_kept(tmp_path: Path)
     log = tmp_path / "failing.jsonl"
     gate = BatchGate(max_rate=0.25, quarantine=log)
     gate.check(0, rows(2))
-    with pytest.raises(
-        GateError, match=r"^step 1: 3 of 8 rows fail \(38 %\), more than max_rate=0.25 allows; "
-    ) as stopped:
+    says = r"^step 1: 3 of 8 rows fail \(38 %\), more than max_rate=0.25 allows; "
+    with pytest.raises(GateError, match=says) as stopped:
         gate.check(1, rows(3))
     assert stopped.value.metrics["tito/failing_rows"] == 3
     assert len(log.read_text().splitlines()) == 5
@@ -177,10 +173,10 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         return importlib.import_module(f"tito_audit.integrations.{name}")
 
     yield imported
-    for name in [name for name in sys.modules if name.split(".")[0] in ("slime", "prime_rl", "nemo_rl")]:
-        del sys.modules[name]
-    for name in ("slime", "nemo_rl", "prime_rl"):
-        sys.modules.pop(f"tito_audit.integrations.{name}", None)
+    trainers = ("slime", "prime_rl", "nemo_rl")
+    for name in list(sys.modules):
+        if name.removeprefix("tito_audit.integrations.").split(".")[0] in trainers:
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize(
@@ -197,10 +193,8 @@ def test_a_version_that_an_adapter_does_not_fit_is_refused_at_import(
     installed(monkeypatch, tmp_path, package, "99.1", package.replace("-", "_"))
     with pytest.raises(SetupError) as refused:
         adapter(name)
-    assert (
-        str(refused.value)
-        == f"The gate for {package} fits {package} from {lowest} on, below {below}; 99.1 is installed."
-    )
+    fits = f"The gate for {package} fits {package} from {lowest} on, below {below}; 99.1 is installed."
+    assert str(refused.value) == fits
 
 
 @dataclass
@@ -223,15 +217,8 @@ class Sample:
 
 
 def samples(faulty: int = 1, size: int = 8) -> list[Sample]:
-    return [
-        Sample(
-            each["token_ids"].tolist(),
-            30,
-            each["loss_mask"][10:].tolist(),
-            np.nan_to_num(each["logprobs"][10:]).tolist(),
-        )
-        for each in rows(faulty, size)
-    ]
+    made = [(each["token_ids"], each["loss_mask"], np.nan_to_num(each["logprobs"])) for each in rows(faulty, size)]
+    return [Sample(ids.tolist(), 30, mask[10:].tolist(), values[10:].tolist()) for ids, mask, values in made]
 
 
 def test_slime_removes_failing_samples_and_logs_the_counts(
@@ -295,17 +282,16 @@ def test_nemo_rl_masks_failing_samples_before_the_policy_is_trained(
     log = tmp_path / "failing.jsonl"
     gate = BatchGate(max_rate=0.2, quarantine=log)
     policy = adapter("nemo_rl").gated(Policy(), gate)
-    batch = rows()
-    logprobs = torch.tensor(np.nan_to_num([each["logprobs"] for each in batch]), dtype=torch.float32)
+
+    def padded(name: str) -> torch.Tensor:
+        columns = torch.tensor(np.nan_to_num(np.stack([each[name] for each in rows()])))
+        return torch.nn.functional.pad(columns, (0, 8))
+
     data = {
-        "input_ids": torch.nn.functional.pad(
-            torch.tensor(np.stack([each["token_ids"] for each in batch])), (0, 8)
-        ),
+        "input_ids": padded("token_ids"),
         "input_lengths": torch.full((8,), 40),
-        "token_mask": torch.nn.functional.pad(
-            torch.tensor(np.stack([each["loss_mask"] for each in batch])), (0, 8)
-        ),
-        "generation_logprobs": torch.nn.functional.pad(logprobs, (0, 8)),
+        "token_mask": padded("loss_mask"),
+        "generation_logprobs": padded("logprobs").float(),
         "prev_logprobs": torch.zeros(8, 48),  # not computed
         "sample_mask": torch.ones(8),
         "advantages": torch.ones(8, 48),
@@ -359,18 +345,9 @@ def test_prime_rl_does_not_send_failing_samples(
     importlib.import_module("prime_rl.monitors").log = note_later  # type: ignore[attr-defined]
     log = tmp_path / "failing.jsonl"
     adapter("prime_rl").install(BatchGate(max_rate=0.2, quarantine=log))
-    batch = SimpleNamespace(
-        samples=[
-            TrainingSample(
-                each["token_ids"].tolist(),
-                each["loss_mask"].astype(bool).tolist(),
-                np.nan_to_num(each["logprobs"]).tolist(),
-                [1.0] * 40,
-                "env",
-            )
-            for each in rows()
-        ]
-    )
+    columns = [(each["token_ids"], each["loss_mask"] == 1, np.nan_to_num(each["logprobs"])) for each in rows()]
+    texts = [TrainingSample(*(column.tolist() for column in row), [1.0] * 40, "env") for row in columns]
+    batch = SimpleNamespace(samples=texts)
     asyncio.run(Orchestrator().finalize_train_batch(batch))
     assert (sent, logged) == ([7], [(1.0, 7)])
     check_kept(log, "prime_rl_sample")
@@ -384,12 +361,8 @@ def test_prime_rl_does_not_send_failing_samples(
 # Trainers that run here
 
 
-FAULTS = {
-    "mask off by one": "MSK401",
-    "logprobs rolled": "LPR502",
-    "re-tokenized": "SEQ301",
-    "old weights": "LPR509",
-}
+FAULTS = {"mask off by one": "MSK401", "logprobs rolled": "LPR502", "re-tokenized": "SEQ301"}
+FAULTS["old weights"] = "LPR509"
 
 
 @pytest.fixture(scope="module")

@@ -49,6 +49,14 @@ def reference(model, ids):
         return model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
 
 
+def greedy(model, ids, **choices) -> list[int]:
+    """The prompt with the answer of transformers."""
+    import torch
+
+    attention = torch.ones(1, len(ids), dtype=torch.long)
+    return model.generate(torch.tensor([ids]), attention_mask=attention, do_sample=False, **choices)[0].tolist()
+
+
 def stated(model, result: GenerationResult) -> list[float]:
     """The reference's logprob of each sampled token."""
     whole = [*result.input_ids, *result.output_ids]
@@ -70,34 +78,15 @@ def test_it_is_a_provider_that_is_found_by_its_file(provider, tiny_model):
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
 @pytest.mark.parametrize("start", [0, 1, 3])
 def test_greedy_is_what_transformers_generates(provider, model, start, penalty):
-    import torch
-
     ids = PROMPT[start:]
     (ours,) = generate(provider, ids, temperature=0, max_tokens=60, extra={"repetition_penalty": penalty})
-    theirs = model.generate(
-        torch.tensor([ids]),
-        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-        do_sample=False,
-        max_new_tokens=60,
-        repetition_penalty=penalty,
-    )
-    assert [*ids, *ours.output_ids] == theirs[0].tolist()
+    assert [*ids, *ours.output_ids] == greedy(model, ids, max_new_tokens=60, repetition_penalty=penalty)
     assert ours.finish_reason in ("length", "stop")
 
 
 def test_logprobs_are_those_of_the_whole_distribution_whatever_shapes_the_sampling(provider, model):
-    results = generate(
-        provider,
-        n=3,
-        temperature=0.6,
-        top_p=0.8,
-        top_k=40,
-        min_p=0.01,
-        seed=5,
-        max_tokens=25,
-        top_logprobs=4,
-        extra={"presence_penalty": 0.5},
-    )
+    shape = {"temperature": 0.6, "top_p": 0.8, "top_k": 40, "min_p": 0.01, "extra": {"presence_penalty": 0.5}}
+    results = generate(provider, n=3, seed=5, max_tokens=25, top_logprobs=4, **shape)
     assert len({result.output_ids for result in results}) == 3
     for result in results:
         assert result.input_ids == PROMPT
@@ -105,9 +94,8 @@ def test_logprobs_are_those_of_the_whole_distribution_whatever_shapes_the_sampli
         table = reference(model, [*PROMPT, *result.output_ids])[len(PROMPT) - 1 : -1]
         best = table.topk(4)
         assert [[token for token, _ in top] for top in result.top_logprobs] == best.indices.tolist()
-        assert [value for top in result.top_logprobs for _, value in top] == pytest.approx(
-            best.values.flatten().tolist(), abs=1e-4
-        )
+        values = [value for top in result.top_logprobs for _, value in top]
+        assert values == pytest.approx(best.values.flatten().tolist(), abs=1e-4)
 
 
 def test_a_seed_gives_the_same_answers_and_no_seed_others(provider):
@@ -264,11 +252,8 @@ def test_other_kinds_of_models_sample_and_score_the_same(kind, monkeypatch):
     monkeypatch.setattr("tito_audit.providers.hf._MAX_LOGITS_UNCACHED", 300 * 13)
     opened = HuggingFaceProvider(model)
     ids = torch.randint(4, 300, (40,)).tolist()
-    (greedy,) = generate(opened, ids, temperature=0, max_tokens=20)
-    theirs = model.generate(
-        torch.tensor([ids]), attention_mask=torch.ones(1, 40, dtype=torch.long), do_sample=False, max_new_tokens=20
-    )
-    assert [*ids, *greedy.output_ids] == theirs[0].tolist()
+    (first,) = generate(opened, ids, temperature=0, max_tokens=20)
+    assert [*ids, *first.output_ids] == greedy(model, ids, max_new_tokens=20)
     answers = generate(opened, ids, n=3, seed=3, max_tokens=15, stop_token_ids=tuple(range(0, 300, 7)))
     assert len({len(answer.output_ids) for answer in answers}) > 1
     for answer in answers:
@@ -338,13 +323,10 @@ def test_one_answer_is_not_several(provider):
         asyncio.run(provider.generate(PROMPT, SamplingParams(n=2)))
 
 
-@pytest.mark.parametrize("place", ["/no/such/model", "./none", "a/b/c"])
-def test_a_model_that_is_not_there_is_named(place):
-    with pytest.raises(SetupError, match="no such folder"):
-        HuggingFaceProvider(place)
-
-
-def test_a_folder_without_a_model_is_named(tmp_path):
+def test_a_model_that_is_not_there_is_named(tmp_path):
+    for place in ("/no/such/model", "./none", "a/b/c"):
+        with pytest.raises(SetupError, match="no such folder"):
+            HuggingFaceProvider(place)
     with pytest.raises(SetupError, match=r"no config\.json"):
         HuggingFaceProvider(tmp_path)
     (tmp_path / "config.json").write_text("{}")

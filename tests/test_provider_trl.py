@@ -94,13 +94,9 @@ def real_server(log: Path, workers: int) -> Iterator[str]:
         port = free.getsockname()[1]
     script = ROOT / "tests" / "trl_server" / "serve.py"
     environment = {**os.environ, "TRL_ENGINE_LOG": str(log), "PYTHONPATH": ""}
-    with subprocess.Popen(
-        [str(TRL), str(script), str(port), str(workers)],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as process:
+    silent: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    command = [str(TRL), str(script), str(port), str(workers)]
+    with subprocess.Popen(command, env=environment, **silent) as process:
         try:
             url = f"http://127.0.0.1:{port}"
             for _ in range(240):
@@ -162,15 +158,9 @@ def test_ids_go_in_and_ids_and_logprobs_come_out() -> None:
     check_exercised(asked(server, exercised))
     paths = {path for path, _ in server.bodies}
     assert paths == {"/generate/", "/get_sequence_logprobs/"}  # nothing that updates weights
-    assert server.bodies[0][1] == {
-        "prompts": [[5, at] for at in range(1, 9)],  # eight calls at once are one request
-        "temperature": 0.7,
-        "top_p": 0.9,
-        "max_tokens": 3,
-        "n": 1,
-        "logprobs": 0,
-        "generation_kwargs": {},
-    }
+    prompts = [[5, at] for at in range(1, 9)]  # eight calls at once are one request
+    shape = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 3, "n": 1, "logprobs": 0, "generation_kwargs": {}}
+    assert server.bodies[0][1] == {"prompts": prompts, **shape}
     kwargs = [body["generation_kwargs"] for _, body in server.bodies if body.get("generation_kwargs")]
     assert kwargs == [{"stop_token_ids": [52]}, {"max_tokens": None}, {"seed": 3, "stop": ["x"]}]
 
@@ -254,16 +244,11 @@ def test_a_server_of_another_version_is_named(status: int, body: Any, message: s
 
     with pytest.raises(ProviderError, match=message) as failed:
         asked(server, lambda provider: provider.generate([1], PARAMETERS))
+    if status == 404:
+        with pytest.raises(ProviderError, match=r"does not score ids \(TRL 1.1 to 1.10 do\)"):
+            asked(server, lambda provider: provider.score([1, 2]))
     assert failed.value.status == status
     assert "\n" not in str(failed.value)
-
-
-def test_trl_1_0_does_not_score() -> None:
-    async def server(request: web.Request) -> web.StreamResponse:
-        return web.json_response({"detail": "Not Found"}, status=404)
-
-    with pytest.raises(ProviderError, match=r"does not score ids \(TRL 1.1 to 1.10 do\)"):
-        asked(server, lambda provider: provider.score([1, 2]))
 
 
 @pytest.mark.parametrize(*table(__file__, "not_whole"))

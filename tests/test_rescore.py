@@ -46,17 +46,22 @@ def prompt() -> list[int]:
     return token_ids(OPEN)
 
 
-def test_logprobs_of_the_same_model_agree(tmp_path, prompt):
-    log = log_of(tmp_path, [{"calls": [call(prompt, token_ids(["4", "!", END]))]}])
-    (result,), run = rescored(log)
+@pytest.fixture
+def run_of(tmp_path):
+    """The rollouts and the run on a log with these rows."""
+    return lambda rows, model=None, **choices: rescored(log_of(tmp_path, rows), model, **choices)
+
+
+def test_logprobs_of_the_same_model_agree(run_of, prompt):
+    (result,), run = run_of([{"calls": [call(prompt, token_ids(["4", "!", END]))]}])
     assert (result.agreement.tokens, result.agreement.size, result.agreement.disagrees) == (3, 0, False)
     assert not run.summary.failed
 
 
-def test_logprobs_of_another_model_do_not(tmp_path, prompt):
+def test_logprobs_of_another_model_do_not(run_of, prompt):
     ids = token_ids([*SAMPLED[:-1], *SAMPLED])
     values = [value - 0.4 for value in logprobs([*prompt, *ids], len(prompt))]
-    (result,), run = rescored(log_of(tmp_path, [{"calls": [call(prompt, ids, values)]}]))
+    (result,), run = run_of([{"calls": [call(prompt, ids, values)]}])
     assert result.agreement.mean == pytest.approx(0.4)
     assert result.agreement.k1 == pytest.approx(-0.4)
     assert result.agreement.k3 == pytest.approx(math.exp(0.4) - 1 - 0.4)
@@ -75,10 +80,10 @@ def test_logprobs_of_another_model_do_not(tmp_path, prompt):
         (lambda values: [value * 1.3 for value in values], ""),
     ],
 )
-def test_what_explains_a_disagreement_is_said_only_if_it_explains_all(tmp_path, prompt, changed, words):
+def test_what_explains_a_disagreement_is_said_only_if_it_explains_all(run_of, prompt, changed, words):
     ids = token_ids([*SAMPLED[:-1]] * 3)
     values = changed(logprobs([*prompt, *ids], len(prompt)))
-    (result,), _ = rescored(log_of(tmp_path, [{"calls": [call(prompt, ids, values)]}]))
+    (result,), _ = run_of([{"calls": [call(prompt, ids, values)]}])
     assert result.agreement.disagrees
     assert words in result.explanation
     assert bool(words) is bool(result.explanation)
@@ -105,14 +110,19 @@ def test_a_temperature_is_found_from_the_likeliest_tokens():
     assert fit_temperature(hot, model[rows, sampled], top[:, :20], 0.05) is None
 
 
-def test_the_price_of_a_re_encoding_is_the_difference_of_both_sides(tmp_path, prompt):
+def of_tokens(result):
+    """The prices of findings about tokens."""
+    return [price for price in result.prices if price.finding.code.startswith("TOK")]
+
+
+def test_the_price_of_a_re_encoding_is_the_difference_of_both_sides(run_of, prompt):
     ids = token_ids(SAMPLED)
     other = canonical(SAMPLED)
-    (result,), _ = rescored(log_of(tmp_path, [{"calls": [call(prompt, ids)]}]))
+    (result,), _ = run_of([{"calls": [call(prompt, ids)]}])
     start = next(k for k, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b)
     tail = next(k for k in range(1, len(ids)) if ids[-k] != other[-k]) - 1
     sampled, theirs = logprobs([*prompt, *ids], len(prompt)), logprobs([*prompt, *other], len(prompt))
-    prices = [price for price in result.prices if price.finding.code.startswith("TOK")]
+    prices = of_tokens(result)
     assert sum(price.sampled for price in prices) == pytest.approx(sum(sampled[start : len(ids) - tail]))
     assert sum(price.other for price in prices) == pytest.approx(sum(theirs[start : len(other) - tail]))
     behind = [b - a for a, b in zip(sampled[len(ids) - tail :], theirs[len(other) - tail :], strict=True)]
@@ -121,14 +131,13 @@ def test_the_price_of_a_re_encoding_is_the_difference_of_both_sides(tmp_path, pr
     assert last.total == pytest.approx(sum(behind))
     assert last.size == pytest.approx(sum(map(abs, behind)))
     total = sum(abs(price.difference) for price in prices) + sum(price.behind.size for price in prices)
-    assert sum(price.share for price in prices) == pytest.approx(
-        sum(abs(price.difference) for price in prices) / total
-    )
+    share = sum(abs(price.difference) for price in prices) / total
+    assert sum(price.share for price in prices) == pytest.approx(share)
     (changed,) = result.changed
     assert changed.other - changed.sampled == pytest.approx(sum(theirs[start:]) - sum(sampled[start:]))
 
 
-def test_a_training_row_is_priced_in_its_own_context(tmp_path, prompt):
+def test_a_training_row_is_priced_in_its_own_context(run_of, prompt):
     """What was sampled is scored in its calls; what is trained in the row, where an earlier turn drifted too."""
     first, second = token_ids(SAMPLED), token_ids(["H", "e", "l", "l", "o", END])
     again = [*prompt, *first, *token_ids(NEXT)]
@@ -136,30 +145,23 @@ def test_a_training_row_is_priced_in_its_own_context(tmp_path, prompt):
     trained = [*range(len(prompt), len(prompt) + len(canonical(SAMPLED)))]
     behind = len(prompt) + len(canonical(SAMPLED)) + len(NEXT)
     mask = [int(at in trained or at >= behind) for at in range(len(row))]
-    log = log_of(
-        tmp_path,
-        [{"calls": [call(prompt, first), call(again, second)], "token_ids": row, "loss_mask": mask}],
-    )
-    (result,), _ = rescored(log)
-    (price,) = [
-        each for each in result.prices if each.finding.hit.turn == 1 and each.finding.code.startswith("TOK")
-    ]
+    calls = [call(prompt, first), call(again, second)]
+    (result,), _ = run_of([{"calls": calls, "token_ids": row, "loss_mask": mask}])
+    (price,) = [each for each in of_tokens(result) if each.finding.hit.turn == 1]
     (segment,) = price.segments
-    at = next(
-        k for k in range(behind, len(row)) if tuple(row[k : k + len(segment.other_ids)]) == segment.other_ids
-    )
-    total = sum(logprob(row[: k + 1]) for k in range(at, at + len(segment.other_ids)))
+    size = len(segment.other_ids)
+    at = next(k for k in range(behind, len(row)) if tuple(row[k : k + size]) == segment.other_ids)
+    total = sum(logprob(row[: k + 1]) for k in range(at, at + size))
     assert price.against == "training row"
     assert price.other == pytest.approx(total)
     assert price.other != pytest.approx(sum(logprobs([*again, *segment.other_ids], len(again))))
     assert price.sampled == pytest.approx(sum(logprobs([*again, *second], len(again))[: len(segment.sampled_ids)]))
 
 
-def test_a_prompt_that_breaks_its_history_is_priced_against_what_was_seen(tmp_path, prompt):
+def test_a_prompt_that_breaks_its_history_is_priced_against_what_was_seen(run_of, prompt):
     first, second = token_ids(SAMPLED), token_ids(["4", "!", END])
     broken = [*prompt, *canonical(SAMPLED), *token_ids(NEXT)]
-    log = log_of(tmp_path, [{"calls": [call(prompt, first), call(broken, second)]}])
-    (result,), _ = rescored(log)
+    (result,), _ = run_of([{"calls": [call(prompt, first), call(broken, second)]}])
     (price,) = [each for each in result.prices if each.finding.code == "SEQ301"]
     seen = [*prompt, *first, *token_ids(NEXT)]
     sides = [
@@ -173,18 +175,15 @@ def test_a_prompt_that_breaks_its_history_is_priced_against_what_was_seen(tmp_pa
     assert price.behind.total == pytest.approx(float(changes.sum()))
 
 
-def test_a_row_without_calls_is_priced_against_what_the_template_writes(tmp_path, prompt):
+def test_a_row_without_calls_is_priced_against_what_the_template_writes(run_of, prompt):
     row = [*prompt, *token_ids(SAMPLED)]
     other = [*prompt, *canonical(SAMPLED)]
     start = len(prompt)
     messages = [{"role": "user", "content": "2"}, {"role": "assistant", "content": "Hello!"}]
     values = [0.0] * start + logprobs(row, start)
-    log = log_of(
-        tmp_path,
-        [{"messages": messages, "token_ids": row, "loss_mask": [0] * start + [1] * 7, "logprobs": values}],
-    )
-    (result,), _ = rescored(log)
-    (price,) = [each for each in result.prices if each.finding.code.startswith("TOK")]
+    mask = [0] * start + [1] * 7
+    (result,), _ = run_of([{"messages": messages, "token_ids": row, "loss_mask": mask, "logprobs": values}])
+    (price,) = of_tokens(result)
     assert price.against == "template"
     assert price.sampled == pytest.approx(sum(logprobs(row, start)[:5]))
     assert price.other == pytest.approx(logprobs(other, start)[0])
@@ -192,12 +191,12 @@ def test_a_row_without_calls_is_priced_against_what_the_template_writes(tmp_path
     assert (result.agreement.tokens, result.agreement.size) == (7, 0)
 
 
-def test_calls_that_continue_each_other_are_scored_once(tmp_path, prompt):
+def test_calls_that_continue_each_other_are_scored_once(run_of, prompt):
     first = token_ids(["4", "!", END])
     again = [*prompt, *first, *token_ids(NEXT)]
     model = Formula()
-    log = log_of(tmp_path, [{"calls": [call(prompt, first), call(again, token_ids(["9", END]))]}] * 3)
-    results, run = rescored(log, model, jobs=1)
+    row = {"calls": [call(prompt, first), call(again, token_ids(["9", END]))]}
+    results, run = run_of([row] * 3, model, jobs=1)
     assert len(model.asked) == 1
     assert model.asked[0][1] == len(prompt)
     assert all(result.agreement is not None and result.agreement.tokens == 5 for result in results)
@@ -213,14 +212,14 @@ def test_sequences_that_begin_alike_share_a_holder():
     assert owners == [0, 0, 1, 0]
 
 
-def test_no_more_requests_run_at_once_than_asked_for(tmp_path, prompt):
+def test_no_more_requests_run_at_once_than_asked_for(run_of, prompt):
     rows = [{"calls": [call([*prompt, k], token_ids(["4", END]))]} for k in range(20)]
     model = Formula()
-    rescored(log_of(tmp_path, rows), model, jobs=3)
+    run_of(rows, model, jobs=3)
     assert model.most == 3
 
 
-def test_what_cannot_be_scored_is_named_and_counted(tmp_path, prompt):
+def test_what_cannot_be_scored_is_named_and_counted(run_of, prompt):
     good = call(prompt, token_ids(["4", "!", END]))
     rows = [
         {"calls": [good]},
@@ -229,7 +228,7 @@ def test_what_cannot_be_scored_is_named_and_counted(tmp_path, prompt):
         {"calls": [call([*prompt * 9], token_ids(["4", END]))]},
         {"calls": "nothing"},
     ]
-    results, run = rescored(log_of(tmp_path, rows), Formula(context=60))
+    results, run = run_of(rows, Formula(context=60))
     reasons = {because: (number, place.row) for because, (number, place) in run.summary.unscored.items()}
     assert len(results) == 5
     assert any("outside the vocabulary" in because for because in reasons)
@@ -239,11 +238,11 @@ def test_what_cannot_be_scored_is_named_and_counted(tmp_path, prompt):
     assert run.summary.scored == 1
 
 
-def test_a_longer_sequence_beyond_the_context_leaves_the_shorter_ones(tmp_path, prompt):
+def test_a_longer_sequence_beyond_the_context_leaves_the_shorter_ones(run_of, prompt):
     first = token_ids(["4", "!", END])
     again = [*prompt, *first, *token_ids(NEXT)]
-    log = log_of(tmp_path, [{"calls": [call(prompt, first), call(again, token_ids(["9", END]))]}])
-    (result,), run = rescored(log, Formula(context=len(prompt) + 3))
+    row = {"calls": [call(prompt, first), call(again, token_ids(["9", END]))]}
+    (result,), run = run_of([row], Formula(context=len(prompt) + 3))
     assert [missed.turn for missed in result.unscored] == [1]
     assert result.agreement.tokens == 3
     assert run.summary.failed
@@ -260,18 +259,17 @@ def test_a_row_on_which_the_comparison_fails_is_named(tmp_path, prompt, monkeypa
         rescored(log)
 
 
-def test_a_provider_that_is_gone_ends_the_run(tmp_path, prompt):
-    rows = [{"calls": [call([*prompt, k], token_ids(["4", END]))]} for k in range(9)]
-    with pytest.raises(ProviderError, match="gone"):
-        rescored(log_of(tmp_path, rows), Formula(dies=4))
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [({"dies": 4}, "gone"), ({"context": 3}, "Nothing was scored")],
+    ids=["gone", "nothing scored"],
+)
+def test_a_provider_that_is_gone_or_scores_nothing_ends_the_run(run_of, prompt, model, words):
+    with pytest.raises(ProviderError, match=words):
+        run_of([{"calls": [call([*prompt, k], token_ids(["4", END]))]} for k in range(9)], Formula(**model))
 
 
-def test_nothing_scored_is_no_result(tmp_path, prompt):
-    with pytest.raises(ProviderError, match="Nothing was scored"):
-        rescored(log_of(tmp_path, [{"calls": [call(prompt, token_ids(["4", END]))]}]), Formula(context=3))
-
-
-def test_low_values_where_the_row_drifted_are_judged_by_the_model(tmp_path, prompt):
+def test_low_values_where_the_row_drifted_are_judged_by_the_model(run_of, prompt):
     """LPR507 on the model's values: the row has no logprobs of its own."""
 
     class Strict(Formula):
@@ -284,8 +282,8 @@ def test_low_values_where_the_row_drifted_are_judged_by_the_model(tmp_path, prom
     drifted = set(canonical(SAMPLED)) - set(token_ids(answer))
     row = [*prompt, *token_ids(answer[:120]), *canonical(SAMPLED)]
     mask = [int(at >= len(prompt)) for at in range(len(row))]
-    log = log_of(tmp_path, [{"calls": [call(prompt, token_ids(answer))], "token_ids": row, "loss_mask": mask}])
-    (result,), _ = rescored(log, Strict())
+    logged = {"calls": [call(prompt, token_ids(answer))], "token_ids": row, "loss_mask": mask}
+    (result,), _ = run_of([logged], Strict())
     assert "LPR507" in [finding.code for finding in result.findings]
     assert all("`rescored_logprobs`" in finding.hit.message for finding in result.findings)
 

@@ -134,33 +134,23 @@ def test_gaps_are_filled_and_what_is_stated_stays(tmp_path, tiny_model, rows, pr
     assert run("scan", out, "-t", TOY, "--select", "LPR")[0] == 0
 
 
-def test_stated_logprobs_are_replaced_only_with_unsafe_and_kept_beside(tmp_path, tiny_model, rows):
+def test_stated_logprobs_are_replaced_only_with_unsafe_and_kept_beside_by_calls_that_lost_some(
+    tmp_path, tiny_model, rows
+):
     stated = [-0.5, None, -0.25]
-    rows[1]["calls"][0]["completion_logprobs"] = stated
-    log, out = log_of(tmp_path, rows[1:]), tmp_path / "out.jsonl"
+    first, second = ({**rows[1]["calls"][0], "completion_logprobs": values} for values in (stated, [None] * 3))
+    log, out = log_of(tmp_path, [{"calls": [first, second]}]), tmp_path / "out.jsonl"
     command(log, tiny_model, "-o", out)
-    entry = json.loads(out.read_text())["calls"][0]
+    entry, _ = json.loads(out.read_text())["calls"]
     assert [entry["completion_logprobs"][at] for at in (0, 2)] == [-0.5, -0.25]
     assert "recorded_logprobs" not in entry
     command(log, tiny_model, "-o", out, "--unsafe", "--force")
-    replaced = json.loads(out.read_text())["calls"][0]
-    assert replaced["recorded_logprobs"] == stated
+    replaced, filled = json.loads(out.read_text())["calls"]
+    assert (replaced["recorded_logprobs"], "recorded_logprobs" in filled) == (stated, False)
     assert replaced["completion_logprobs"][0] != -0.5
+    assert filled["completion_logprobs"] == replaced["completion_logprobs"]
     again = json.loads(command(out, tiny_model, "-r", "json"))
     assert again["summary"]["agreement"]["largest"] < 1e-4
-
-
-def test_only_a_call_that_lost_values_keeps_them_beside(tmp_path, tiny_model, rows):
-    first = {**rows[1]["calls"][0], "completion_logprobs": [-0.5, None, -0.25]}
-    log, out = (
-        log_of(tmp_path, [{"calls": [first, {**first, "completion_logprobs": [None] * 3}]}]),
-        tmp_path / "out.jsonl",
-    )
-    command(log, tiny_model, "-o", out, "--unsafe")
-    replaced, filled = json.loads(out.read_text())["calls"]
-    assert replaced["recorded_logprobs"] == first["completion_logprobs"]
-    assert "recorded_logprobs" not in filled
-    assert filled["completion_logprobs"] == replaced["completion_logprobs"]
 
 
 def test_a_row_without_a_column_gets_one(tmp_path, tiny_model, prompt, forward):
@@ -286,18 +276,8 @@ def test_a_run_that_died_goes_on_with_what_it_scored(tmp_path, prompt):
 def test_a_run_that_is_killed_writes_the_same_in_the_end(tmp_path, tiny_model, rows, prompt, end):
     several = [{"calls": [call([*prompt, at], token_ids(SAMPLED), [None] * len(SAMPLED))]} for at in range(60)]
     log, out, other = log_of(tmp_path, several), tmp_path / "out.jsonl", tmp_path / "other.jsonl"
-    words = [
-        sys.executable,
-        "-m",
-        "tito_audit",
-        "rescore",
-        str(log),
-        "--provider",
-        f"hf={tiny_model}",
-        "-t",
-        str(TOY),
-    ]
-    killed = subprocess.Popen([*words, "-o", str(out), "-j", "1", "-q"], stderr=subprocess.PIPE, env=os.environ)
+    words = [sys.executable, "-m", "tito_audit", "rescore", log, "--provider", f"hf={tiny_model}", "-t", TOY]
+    killed = subprocess.Popen([*words, "-o", out, "-j", "1", "-q"], stderr=subprocess.PIPE, env=os.environ)
     scores, waited = tmp_path / "out.jsonl.scores", time.monotonic() + 60
     while time.monotonic() < waited and (not scores.exists() or scores.read_bytes().count(b"\n") < 5):
         time.sleep(0.02)
