@@ -13,6 +13,7 @@ import numpy as np
 import openai
 import orjson
 import pytest
+from pydantic import BaseModel
 
 from tests.gateway.clients import added_up, as_sent_back
 from tests.serving import (
@@ -177,3 +178,24 @@ def test_answers_of_one_call_that_are_equal_are_samples_of_their_own(tmp_path: P
     assert codes_of(log) == []
     log.write_bytes(log.read_bytes() + orjson.dumps(rows[1]) + b"\n")
     assert codes_of(log) == ["REC009"]
+
+
+class Weather(BaseModel):
+    city: str
+    degrees: int
+
+
+def test_a_schema_is_passed_on_and_the_answer_parsed(tmp_path: Path) -> None:
+    gateway, provider = make_gateway(
+        tmp_path / "log.jsonl", ['{"city": "Oslo", "degrees": 7}<|im_end|>'] * 2, start_parser=plain
+    )
+    with served(gateway) as address:
+        responses = client(address).responses
+        parsed = responses.parse(model="toy", input="Oslo?", text_format=Weather)
+        with responses.stream(model="toy", input="Oslo?", text_format=Weather) as stream:
+            streamed = stream.get_final_response()
+    assert parsed.output_parsed == streamed.output_parsed == Weather(city="Oslo", degrees=7)
+    for sampling in provider.asked:
+        wanted = sampling.extra["response_format"]
+        assert (wanted["type"], wanted["json_schema"]["name"]) == ("json_schema", "Weather")
+        assert wanted["json_schema"]["schema"]["required"] == ["city", "degrees"]

@@ -3,7 +3,7 @@
 `tests/transcripts/gateway/*.txt` hold scenes. A scene has a title, `# …`, and these lines:
 
     ~ says TEXT         what the upstream samples for a next call
-    ~ reads hermes      answers are parsed for tool calls and reasoning
+    ~ reads hermes      answers are parsed for tool calls and reasoning, or by `openai`
     ~ forces template   the server takes grammars, in the syntax of the template, or `json`
     ~ fails after 3     from now on streams break after so many pieces
     ~ forgets           sessions leave memory
@@ -28,20 +28,24 @@ from typing import Any
 import pytest
 
 from tests import serving
-from tests.serving import codes_of, fetched, hermes, logged, make_gateway, plain, served
+from tests.serving import CALL, codes_of, fetched, hermes, logged, make_gateway, plain, served
 from tests.test_transcripts import indented, scenes
 from tests.toy import toy_tokenizer
 from tests.world import ROOT
 from tito_audit.parser import Reads
 from tito_audit.parsers import parser_named
 
-TEXTS = {**vars(serving), "CALLED": serving.CALL.replace("<|im_end|>", "\n" + serving.CALL)}
+TEXTS = {
+    **vars(serving),
+    "CALLED": CALL.replace("<|im_end|>", f"\n{CALL}"),
+    "SKY": CALL.replace("weather", "sky__weather"),
+}
 PLAYS = sorted((ROOT / "tests" / "transcripts" / "gateway").glob("*.txt"))
 PARSERS = parser_named("qwen3", Reads.REASONING), parser_named("hermes", Reads.TOOLS)
 MADE_UP = re.compile(r"\b(?:[a-z]+[-_])?[0-9a-f]{16,}\b")
 TIMES = {"created", "created_at", "completed_at", "closed", "used"}
 SHOWN = ("call_id", "choice", "session_id", "thread_id", "branch", "fork", "parent", "kept", "endpoint", "status")
-SHOWN += ("closed", "reward", "forced", "prompt_token_ids", "completion_token_ids")
+SHOWN += ("closed", "reward", "forced", "messages", "response_message", "prompt_token_ids", "completion_token_ids")
 
 
 class Scene:
@@ -49,7 +53,8 @@ class Scene:
 
     def __init__(self, log: Path, script: list[str]) -> None:
         says = [line.removeprefix("~ says ") for line in script if line.startswith("~ says ")]
-        parser = hermes if "~ reads hermes" in script else plain
+        readers = {"~ reads hermes": hermes, "~ reads openai": parser_named("openai", Reads.TOOLS).start}
+        parser = next((readers[line] for line in script if line in readers), plain)
         self.log, self.shown, self.names = log, 0, dict[str, str]()
         self.gateway, self.provider = make_gateway(
             log, [text.format_map(TEXTS) for text in says], start_parser=parser
