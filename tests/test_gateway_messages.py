@@ -19,9 +19,7 @@ from tests.serving import (
     PLAIN,
     SCHEMAS,
     THOUGHT,
-    TOOLS,
     Scripted,
-    asked,
     check_chain,
     client,
     fetched,
@@ -61,24 +59,6 @@ def test_pings_say_that_hidden_reasoning_is_sampled(tmp_path: Path, monkeypatch:
 
 def test_the_key_of_the_gateway_signs_thoughts_and_a_restart_does_not() -> None:
     assert MessagesApi().sign("Hm.") == MessagesApi().sign("Hm.") != MessagesApi("secret").sign("Hm.")
-
-
-@pytest.mark.parametrize("path", ["", "/s/named"])
-def test_tokens_are_counted_of_the_prompt_that_would_be_sent(tmp_path: Path, path: str) -> None:
-    log = tmp_path / "log.jsonl"
-    gateway, provider = make_gateway(log, [CALL, PLAIN])
-    with served(gateway) as address:
-        agent, counter = Agent(address + path, [OSLO]), client(address, path, kind=anthropic.Anthropic)
-        for _ in range(2):
-            counting = {"model": "toy", "messages": agent.written(), "tools": SCHEMAS}
-            counts = [counter.messages.count_tokens(**counting) for _ in range(2)]
-            answer = agent.ask(streams=False)
-            assert [count.input_tokens for count in counts] == [answer.usage[0]] * 2
-            agent.history += [{"result": "rain"}, {"user": "Go on"}]
-        assert len(gateway.conversations) == 1, "counting opens no session"
-        beta = counter.beta.messages.count_tokens(**counting, betas=["token-counting-2024-11-01"])
-        assert beta.input_tokens == len(provider.prompts[1])
-    check_chain(logged(log))
 
 
 def sent_with(agent: Agent, value: Any) -> Any:
@@ -140,19 +120,6 @@ def test_a_stop_reason_is_anthropics(tmp_path: Path, ends: str, reason: str, seq
             message = agent.messages.create(**asking)
     assert (message.stop_reason, message.stop_sequence or "") == (reason, sequence)
     assert message.content[0].text == "It rains in Oslo, and it is 7 "
-
-
-@pytest.mark.parametrize(*table(__file__, "choices"))
-def test_a_tool_choice_is_that_of_a_chat_completion(tmp_path: Path, choice: Any, chat: Any) -> None:
-    """Whatever becomes of it: chat and messages are answered alike."""
-    with gated(tmp_path, [CALL, CALL]) as (address, *_):
-        body = {"messages": [ASK], "max_tokens": 500}
-        status, answer = asked(address, "/v1/chat/completions", {**body, "tools": TOOLS, "tool_choice": chat})
-        message_status, message = asked(address, PATH, {**body, "tools": SCHEMAS, "tool_choice": choice})
-    assert message_status == status
-    if status == 200:
-        calls = answer["choices"][0]["message"].get("tool_calls") or []
-        assert len(calls) == sum(block["type"] == "tool_use" for block in message["content"])
 
 
 def test_consecutive_messages_of_one_role_are_one() -> None:
