@@ -18,6 +18,8 @@ import jinja2
 import pytest
 import tokenizers
 
+from tests.tables import stored
+from tests.world import ROOT
 from tito_audit.errors import RenderError
 from tito_audit.provider import GenerationResult
 from tito_audit.record.message import as_messages, as_tools
@@ -46,31 +48,7 @@ INTENDED = {
 }
 
 
-TEMPLATE = """\
-{%- set ns = namespace(last=-1) -%}
-{%- for m in messages -%}{%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
-{{- @BOS@ -}}
-{%- for m in messages -%}
-  {%- if m.role == 'assistant' -%}
-    {%- set r = (m.reasoning_content or '') | trim -%}
-    {{- @ANSWERS@ -}}
-    {%- if @SHOWN@ -%}{{- '<think>\\n' + r + '\\n</think>\\n\\n' -}}{%- endif -%}
-    {{- @CONTENT@ -}}
-    {%- for c in m.tool_calls or [] -%}
-      {{- '<tool_call>\\n{"name": "' + c.function.name + '", "arguments": ' -}}
-      {{- c.function.arguments | tojson -}}{{- '}\\n</tool_call>' -}}
-    {%- endfor -%}
-    {%- if loop.last and not add_generation_prompt -%}{{- @LAST_END@ -}}{%- else -%}{{- @END@ -}}{%- endif -%}
-  {%- elif not (m.role == 'system' and @MOVES@ and loop.first) -%}
-    {{- @OPENER@ -}}
-    {%- if @MOVES@ and loop.index0 == ns.last and messages[0].role == 'system' -%}
-      {{- messages[0].content + '\\n\\n' -}}
-    {%- endif -%}
-    {{- m.content -}}{{- @USER_END@ -}}
-  {%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- @ANSWERS@ + @THOUGHT@ -}}{%- endif -%}
-"""
+TEMPLATE = (ROOT / "tests" / "data" / "session.jinja").read_text(encoding="utf-8")
 
 
 def quoted(text: str) -> str:
@@ -122,19 +100,7 @@ class Style:
         return not (reasoned and (self.strips or self.never)) and not (self.moves and system)
 
 
-STYLES: Mapping[str, Style] = {
-    "appends": Style(),
-    "appends, trims, opens the reasoning": Style(trims=True, opens_thought=True),
-    "strips reasoning": Style(strips=True),
-    "never writes reasoning": Style(never=True),
-    "moves the system prompt": Style(moves=True),
-    "ends no turn": Style(opener="<|im_start|>{role}\n", end="\n"),
-    "has no control tokens": Style(opener="{role}: ", end="\n", trims=True),
-    "ends turns twice": Style(end="<|im_end|><|endoftext|>\n", last_end="<|im_end|><|endoftext|>"),
-    "ends the last turn otherwise": Style(last_end="<|endoftext|>", trims=True),
-    "ends only the last turn": Style(end="", last_end="<|im_end|>", user_end="\n"),
-    "writes a space before the end": Style(end=" <|im_end|>\n", bos="<|endoftext|>"),
-}
+STYLES: Mapping[str, Style] = {name: Style(**does) for name, does in stored(__file__, "styles").items()}
 
 
 def write(source: str, messages: Sequence[Wire], tools: Sequence[Any], *, opens: bool, **variables: Any) -> str:

@@ -12,86 +12,30 @@ from typing import Any
 
 import numpy as np
 
+from tests.tables import stored
+
 from .picture import pictures
 from .plant import HELD_OUT, Planted, cause_of, log
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs" / "mismatch.md"
-TEMPERATURES = tuple(f"temperature={value}" for value in (0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.4))
-CASES = (
-    *TEMPERATURES,
-    "bfloat16 temperature=0.6",
-    "bfloat16 temperature=1.2",
-    *(f"top_p={value}" for value in (0.7, 0.9, 0.95, 0.99)),
-    "bfloat16 top_p=0.9",
-    "top_k=10",
-    "top_k=50",
-    "min_p=0.05",
-    "temperature=0.7+top_p=0.9",
-    "temperature=0.8+top_p=0.95",
-    "float32",
-    "bfloat16",
-    "vllm bfloat16",
-)
+Mixtures = dict[str, tuple[list[tuple[str, int]], dict[str, Any]]]
+"""Settings with how many rows of each, and what else was planted."""
+
+
+def _mixtures(name: str) -> Mixtures:
+    """The logs of several settings that stand under a name."""
+    logs = stored("test_mismatch.py", name).items()
+    return {words: ([tuple(pair) for pair in log["rows"]], log.get("planted", {})) for words, log in logs}
+
+
+CASES = tuple(stored("test_mismatch.py", "chosen")["cases"])
 """Settings of the data on which the thresholds were chosen."""
 ROWS = 12
-MIXTURES: dict[str, tuple[tuple[tuple[str, int], ...], dict[str, Any]]] = {
-    "temperature 0.7 in 4 of 16 rows, top-p 0.9 in 4, 2 % of the tokens drifted in 4": (
-        (("vllm bfloat16", 8), ("temperature=0.7", 4), ("top_p=0.9", 4)),
-        {"drift": 0.02},
-    ),
-    "temperature 1.4 in 2 of 20 rows, 1 % drift in 9, fills in 18": (
-        (("float32", 18), ("temperature=1.4", 2)),
-        {"drift": 0.01, "fills": 6},
-    ),
-    "a column one place late in 2 of 16 rows, top-k 20 in 4": (
-        (("bfloat16", 12), ("top_k=20", 4)),
-        {"shifted": 2},
-    ),
-    "weights 2, 4 and 8 versions old in 4 rows each, 8 rows of the newest, versions logged": (
-        (("float32", 8), ("versions=2", 4), ("versions=4", 4), ("versions=8", 4)),
-        {"versions": True},
-    ),
-    "the same beside temperature 0.8 in 4 rows and drift": (
-        (("float32", 8), ("versions=2", 4), ("versions=8", 4), ("temperature=0.8", 4)),
-        {"versions": True, "drift": 0.01},
-    ),
-    "weights 8 versions old in 8 of 16 rows, versions not logged": ((("float32", 8), ("versions=8", 8)), {}),
-    "a token of confident disagreement in each of 8 rows": ((("vllm bfloat16", 8),), {"confident": 1}),
-}
+MIXTURES: Mixtures = _mixtures("mixtures")
 UNTOLD = {"weights 8 versions old in 8 of 16 rows, versions not logged"}
 """Mixtures of which the log lacks what would tell the cause."""
-HELD_OUT_MIXTURES: dict[str, tuple[tuple[tuple[str, int], ...], dict[str, Any]]] = {
-    "temperature 0.75 in 4 of 16 rows, top-p 0.85 in 4, 2 % of the tokens drifted in 4": (
-        (("bfloat16/float32", 8), ("float32/float32 temperature=0.75", 4), ("float32/float32 top_p=0.85", 4)),
-        {"drift": 0.02},
-    ),
-    "a column one place late in 2 of 16 rows, top-k 40 in 4": (
-        (("bfloat16/bfloat16", 12), ("float32/float32 top_k=40", 4)),
-        {"shifted": 2},
-    ),
-    "temperature 0.6 in 4 of 20 rows, pairs of tokens encoded otherwise in 8, fills in 8": (
-        (("float32/float32", 8), ("float32/float32 temperature=0.6", 4), ("drift", 8)),
-        {"fills": 4},
-    ),
-    "weights 3, 5 and 8 versions old in 4 rows each, 8 rows of the newest, versions logged": (
-        (("float32/float32", 8), ("versions=3", 4), ("versions=5", 4), ("versions=8", 4)),
-        {"versions": True},
-    ),
-    "the same with temperature 0.75 in 4 rows": (
-        (("float32/float32", 8), ("versions=3", 4), ("versions=8", 4), ("float32/float32 temperature=0.75", 4)),
-        {"versions": True},
-    ),
-    "weights 8 versions old in 8 of 16 rows, versions not logged": (
-        (("float32/float32", 8), ("versions=8", 8)),
-        {},
-    ),
-    "a coarse router in 8 of 16 rows, the experts of both sides logged": (
-        (("float32/float32", 8), ("experts coarse router", 8)),
-        {},
-    ),
-    "a token of confident disagreement in each of 8 rows": ((("bfloat16/float32", 8),), {"confident": 1}),
-}
+HELD_OUT_MIXTURES: Mixtures = _mixtures("held_out")
 Scan = Callable[[Path], str]
 """The JSON report on a log."""
 
