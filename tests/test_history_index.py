@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -249,40 +250,36 @@ def plain(ids: Ids) -> str:
     return re.sub(r"<think>.*?</think>|\s", "", decode(ids).decode(), flags=re.DOTALL)
 
 
+DRIFTS = ("merge", "reasoning", "opened")
+BY_IDS = [("merge",), ("reasoning",), ("merge", "reasoning")]
+
+
+@pytest.mark.parametrize(
+    ("decoder", "drifts", "ids", "messages"),
+    [
+        (decode, [*BY_IDS, ("opened",), DRIFTS], True, False),
+        (None, BY_IDS, True, False),
+        (None, [DRIFTS], True, True),
+        (None, [DRIFTS], False, True),
+    ],
+    ids=["by a tokenizer", "by the ids that stayed", "by ids and messages", "by messages alone"],
+)
 @settings(max_examples=examples(12, 150))
-@given(SEEDS, st.sampled_from([("merge",), ("reasoning",), ("opened",), ("merge", "reasoning", "opened")]))
-def test_a_continuation_that_drifted_is_found(seed: int, drifts: tuple[str, ...]) -> None:
-    calls = world(seed, drifts)
+@given(seed=SEEDS, data=st.data())
+def test_a_continuation_that_drifted_is_found(
+    decoder: Callable[..., bytes] | None, drifts: Any, ids: bool, messages: bool, seed: int, data: st.DataObject
+) -> None:
+    calls = world(seed, data.draw(st.sampled_from(drifts)))
     assert trees(calls) == pairs(calls)
     random.Random(seed).shuffle(calls)
-    traits = [replace(call, request=None).traits() for call in calls]
-    joined = settled(traits)
-    assert parts(joined.of) == trees(calls)
-    assert not len(joined.unsure)
-
-
-@settings(max_examples=examples(12, 150))
-@given(SEEDS, st.sampled_from([("merge",), ("reasoning",), ("merge", "reasoning")]))
-def test_without_a_tokenizer_drift_is_proven_by_the_ids_that_stayed(seed: int, drifts: tuple[str, ...]) -> None:
-    calls = world(seed, drifts)
-    random.Random(seed).shuffle(calls)
-    joined = settled([replace(call, request=None).traits() for call in calls], None)
-    assert parts(joined.of) == trees(calls)
-
-
-@settings(max_examples=examples(12, 150))
-@given(SEEDS, st.booleans())
-def test_messages_join_calls_whose_ids_drifted_or_are_missing(seed: int, ids: bool) -> None:
-    calls = world(seed, ("merge", "reasoning", "opened"))
-    random.Random(seed).shuffle(calls)
+    shown = calls if messages else [replace(call, request=None) for call in calls]
     read: list[int] = []
-    joined = settled([call.traits(ids=ids) for call in calls], None, read)
+    joined = settled([call.traits(ids=ids) for call in shown], decoder, read)
     assert parts(joined.of) == trees(calls)
-    assert not len(joined.unsure)
-    assert not ids or JoinedBy.IDS in joined.by
-    assert JoinedBy.MESSAGES in joined.by
-    if not ids:
-        assert not read, "messages need no second look"
+    assert (decoder is None and not messages) or not len(joined.unsure)
+    assert not (ids and messages) or JoinedBy.IDS in joined.by
+    assert not messages or JoinedBy.MESSAGES in joined.by
+    assert ids or not read, "messages need no second look"
 
 
 @settings(max_examples=examples(10, 100))
@@ -371,10 +368,15 @@ def test_what_continues_a_sample_without_a_row_is_not_joined_to_its_sibling(
     assert parts(settled([sibling, own, later], decoder).of) == {frozenset({0}), frozenset({1, 2})}
 
 
-def test_an_answer_with_another_number_is_another_answer() -> None:
-    tokenizer = load_tokenizer(str(TOY))
-    answer = "The sum of all the numbers in the list is 42, so that the answer is 42."
-    joined = talked(tokenizer, answer.replace("42", "43"), answer)
+SUM = "The sum of all the numbers in the list is 42, so that the answer is 42."
+PARIS = '<tool_call>{"name": "weather_of_a_city", "arguments": {"city": "Paris", "unit": "celsius"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("sampled", "answer"), [(SUM.replace("42", "43"), SUM), (PARIS, PARIS.replace("Paris", "Rome"))]
+)
+def test_an_answer_with_another_number_or_other_arguments_is_another_answer(sampled: str, answer: str) -> None:
+    joined = talked(load_tokenizer(str(TOY)), sampled, answer)
     assert parts(joined.of) == {frozenset({0}), frozenset({1})}
 
 
@@ -398,14 +400,6 @@ def test_an_answer_is_the_same_in_another_spelling(sampled: str, answer: str) ->
     joined = talked(load_tokenizer(str(TOY)), sampled, answer)
     assert parts(joined.of) == {frozenset({0, 1})}
     assert joined.by.tolist() == [JoinedBy.NOTHING, JoinedBy.IDS]
-
-
-def test_a_tool_call_with_other_arguments_is_another_answer() -> None:
-    sampled = (
-        '<tool_call>{"name": "weather_of_a_city", "arguments": {"city": "Paris", "unit": "celsius"}}</tool_call>'
-    )
-    joined = talked(load_tokenizer(str(TOY)), sampled, sampled.replace("Paris", "Rome"))
-    assert parts(joined.of) == {frozenset({0}), frozenset({1})}
 
 
 def talked(tokenizer: Tokenizer, sampled: str, answer: str) -> JoinedConversations:

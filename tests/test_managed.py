@@ -31,10 +31,8 @@ TOY = TOKENIZERS / "toy_bpe"
 OPENER = "<|im_start|>assistant\n"
 ASKED = {"role": "user", "content": "What is 2 + 2?"}
 THANKS = {"role": "user", "content": "Thank you."}
-TOOL = {
-    "type": "function",
-    "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
-}
+ADD = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+TOOL = {"type": "function", "function": ADD}
 
 
 def managing(
@@ -168,14 +166,9 @@ def test_a_tool_call_with_odd_spacing_keeps_its_ids_when_its_result_comes():
 def test_tools_are_not_parsed_without_tools_or_where_the_caller_wants_none():
     called = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
 
-    async def work(managed):
-        return [
-            await managed.chat_completion(messages=[ASKED]),
-            await managed.chat_completion(messages=[ASKED], tools=[TOOL], tool_choice="none"),
-        ]
-
-    answers, _ = managing([called, called], work, tool_parser="hermes")
-    assert [texts_of(answer) for answer in answers] == [[called], [called]]
+    for more in ({}, {"tools": [TOOL], "tool_choice": "none"}):
+        asking = lambda managed, more=more: managed.chat_completion(messages=[ASKED], **more)  # noqa: E731
+        assert texts_of(managing([called], asking, tool_parser="hermes")[0]) == [called]
 
 
 def test_text_completions_continue_by_text_and_by_ids():
@@ -254,20 +247,9 @@ def test_a_failure_of_the_provider_or_the_template_tracks_nothing():
 
 
 def test_parameters_reach_the_provider():
-    async def work(managed):
-        await managed.chat_completion(
-            messages=[ASKED],
-            max_completion_tokens=7,
-            stop="x",
-            top_p=0.9,
-            seed=3,
-            logprobs=True,
-            top_logprobs=2,
-            repetition_penalty=1.1,
-            extra_body={"min_p": 0.1, "ignore_eos": True, "stop_token_ids": [5]},
-        )
-
-    _, provider = managing(["4"], work)
+    shape = {"max_completion_tokens": 7, "stop": "x", "top_p": 0.9, "seed": 3, "logprobs": True, "top_logprobs": 2}
+    more = {"repetition_penalty": 1.1, "extra_body": {"min_p": 0.1, "ignore_eos": True, "stop_token_ids": [5]}}
+    _, provider = managing(["4"], lambda managed: managed.chat_completion(messages=[ASKED], **shape, **more))
     (sampling,) = provider.asked
     assert (sampling.max_tokens, sampling.stop, sampling.top_p, sampling.seed) == (7, ("x",), 0.9, 3)
     assert (sampling.min_p, sampling.stop_token_ids, sampling.top_logprobs) == (0.1, (5,), 2)

@@ -15,7 +15,7 @@ import pytest
 from tests.vllm.ask import asked, running, sampled, until
 from tests.vllm.server import CONTEXT, OTHER_ENGINE, SAME_ENGINE, VllmServer
 from tito_audit.errors import ProviderError
-from tito_audit.provider import GenerationChunk, ProviderOptions, SamplingParams
+from tito_audit.provider import GenerationChunk, SamplingParams
 from tito_audit.providers.hf import HuggingFaceProvider
 from tito_audit.providers.vllm import VLLMProvider
 from tito_audit.tokens.load import load_tokenizer
@@ -279,18 +279,6 @@ def test_what_the_server_refuses_is_an_error_with_its_status(
         assert len(again.output_ids) > 0, "an error is no end of the provider"
 
     with_provider(vllm_server, refused, path)
-
-
-def test_a_model_that_is_not_served_is_named_with_those_that_are(vllm_server: VllmServer) -> None:
-    async def run() -> None:
-        provider = VLLMProvider(vllm_server.url, ProviderOptions(model="huge"))
-        try:
-            with pytest.raises(ProviderError, match=r"huge.*tiny"):
-                await provider.generate([1, 2], SamplingParams(max_tokens=1))
-        finally:
-            await provider.close()
-
-    asyncio.run(run())
 
 
 @pytest.mark.parametrize("path", ["", "/inference/v1/generate"])
