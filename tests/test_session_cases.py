@@ -129,6 +129,7 @@ def renderer_of(story: dict[str, Any]) -> Renderer | None:
 def check_prompt(prompt: Prompt, step: dict[str, Any], nodes: list[Node]) -> None:
     """A prompt is as its step says, and what it keeps or renders is what it says it is."""
     parent, fork = prompt.parent, prompt.fork
+    assert (fork is not None) == (prompt.branch is Branch.FORK)
     facts = {
         "branch": prompt.branch,
         "parent": next((number for number, node in enumerate(nodes) if node is parent), -1),
