@@ -32,26 +32,12 @@ from tito_audit.tokens.tokenizer import Tokenizer
 
 _CLIENTS: dict[Any, Any] = {}
 
-TOOLS: list[Any] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "description": "Look up the weather",
-            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-        },
-    }
-]
+_NAMED = {"name": "weather", "description": "Look up the weather"}
+_TAKES = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOLS: list[Any] = [{"type": "function", "function": {**_NAMED, "parameters": _TAKES}}]
 FLAT: list[Any] = [{"type": "function", **TOOLS[0]["function"]}]
 """The tools as the Responses API has them."""
-SCHEMAS: list[Any] = [
-    {
-        "name": "weather",
-        "description": "Look up the weather",
-        "input_schema": TOOLS[0]["function"]["parameters"],
-        "cache_control": {"type": "ephemeral"},
-    }
-]
+SCHEMAS: list[Any] = [{**_NAMED, "input_schema": _TAKES, "cache_control": {"type": "ephemeral"}}]
 """The tools as the Messages API has them."""
 ASK: Any = {"role": "user", "content": "What is the weather in Oslo?"}
 CALL = '<tool_call>\n{"name": "weather",  "arguments": {"city":   "Oslo"}}\n</tool_call><|im_end|>'

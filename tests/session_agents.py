@@ -28,26 +28,13 @@ from tito_audit.sessions.engine import Session
 from tito_audit.sessions.model import Branch, ChatCall, ForkReason, Node, Prompt, Proof
 
 Wire = dict[str, Any]
-TOOLS = [
-    {
-        "type": "function",
-        "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}},
-    }
-]
-WORDS = [
-    *("tokens", " drift", "  two", "\n\n", "{}", '"quoted"', " naïve", " 東京", " 🎉", "<b>", " a\tb"),
-    *("'s", " 12345", "."),
-]
+_LOOK = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
+TOOLS = [{"type": "function", "function": _LOOK}]
+WORDS = ["tokens", " drift", "  two", "\n\n", "{}", '"quoted"', " naïve", " 東京", " 🎉", "<b>", " a\tb"]
+WORDS += ["'s", " 12345", "."]
 CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
-INTENDED = {
-    ForkReason.EDITED,
-    ForkReason.SHORTENED,
-    ForkReason.NEW_CONVERSATION,
-    ForkReason.TEMPLATE_REWRITES,
-    ForkReason.NO_PLACE,
-}
-
-
+INTENDED = {ForkReason.EDITED, ForkReason.SHORTENED, ForkReason.NEW_CONVERSATION, ForkReason.TEMPLATE_REWRITES}
+INTENDED |= {ForkReason.NO_PLACE}
 TEMPLATE = (ROOT / "tests" / "data" / "session.jinja").read_text(encoding="utf-8")
 
 
@@ -291,13 +278,9 @@ class Agent:
     def _commit(self, prompt: Prompt, history: list[Wire], call: ChatCall) -> None:
         call_id = f"{self.prefix}-{len(self.rows)}"
         samples = [self._sample(history, call) for _ in range(self.rng.choice([1, 1, 1, 2]))]
+        asked = tuple(prompt.ids.tolist())
         results = [
-            GenerationResult(
-                tuple(prompt.ids.tolist()),
-                tuple(ids),
-                (-0.5,) * len(ids),
-                finish_reason="stop" if stopped else "length",
-            )
+            GenerationResult(asked, tuple(ids), (-0.5,) * len(ids), finish_reason="stop" if stopped else "length")
             for ids, stopped, _, _ in samples
         ]
         answers = [answer for _, _, answer, _ in samples]

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import toy
-from tests.serving import (
-    ASK,
-    TOOLS,
-)
+from tests.serving import ASK, TOOLS
 from tito_audit.parser import ParseOptions, Parser, Reads
 from tito_audit.parsers import all_parsers, calls_grammar, parse_answer, parser_named
 from tito_audit.record.message import as_messages

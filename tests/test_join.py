@@ -14,9 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
-from tests.command import written
+from tests.command import run, written
 from tests.world import FORMATS, ROOT
 from tito_audit import (
     RepairSettings,
@@ -28,7 +27,6 @@ from tito_audit import (
     scan_rollouts,
     write_rollouts,
 )
-from tito_audit.cli import app
 from tito_audit.formats import chat_tools
 from tito_audit.join._calls import order_calls
 from tito_audit.record.rollout import Turn
@@ -197,6 +195,14 @@ def captured(seed: int = 0) -> tuple[list[Wire], list[Wire], list[Wire]]:
     return whole, lines, rollouts
 
 
+def logged(folder: Path, seed: int = 0) -> tuple[list[Wire], list[Wire], Path, Path, Settings]:
+    """Rollouts with ids, the lines of their capture, its log, where to write it, and settings that join them."""
+    whole, lines, rollouts = captured(seed)
+    messages = str(written(folder / "rollouts.jsonl", rollouts))
+    log = written(folder / "a.tokens.jsonl", lines)
+    return whole, lines, log, folder / "out.jsonl", Settings(tokenizer=TOY, messages=messages)
+
+
 def by_rollout(results: Found, rows: Sequence[Wire], key: str) -> Found:
     return {rows[row][key]: findings for (row, _), findings in results.items()}
 
@@ -236,29 +242,35 @@ def call(prompt: list[int], completion: list[int]) -> Turn:
     return Turn(np.array(prompt, np.int32), np.array(completion, np.int32))
 
 
-def test_calls_are_chained_by_the_longest_beginning() -> None:
-    first, second = [1, 2, 3], [1, 2, 3, 4, 5, 6]
-    calls = [
-        call([*second, 7, 8], [9]),  # the last
-        call([50, 51, 52, 53], [54]),  # another agent's
-        call(first, [4, 5]),
-        call(first, [40]),  # a retry that nobody went on with
-        call(second, [7]),
-        call([50, 51, 52, 53, 54, 55], [56]),  # the other agent's second
-    ]
-    order, main = order_calls(calls, [5.0, 1.5, 1.0, 0.5, 3.0, 4.0])
-    assert order == (3, 2, 4, 0, 1, 5)
-    assert main == (1, 2, 3)
+SEEN, LATER, OTHER = [1, 2, 3], [1, 2, 3, 4, 5, 6], [50, 51, 52, 53]
+MERGED = ([1, 2, 3, 45, 6, 7, 8], [9])
+"""4 5 came back as 45."""
 
 
-def test_a_call_whose_history_came_back_in_other_tokens_stays_in_its_chain() -> None:
-    calls = [
-        call([1, 2, 3, 45, 6, 7, 8], [9]),  # 4 5 came back as 45
-        call([1, 2, 3, 4, 5, 6], [7]),
-        call([1, 2, 3], [4, 5]),
-    ]
-    assert order_calls(calls, [3.0, 2.0, 1.0]) == ((2, 1, 0), (0, 1, 2))
-    assert order_calls([], []) == ((), ())
+@pytest.mark.parametrize(
+    ("calls", "times", "order", "main"),
+    [
+        # The last, another agent's, the first, a retry that nobody went on with, the second, that agent's second.
+        (
+            [
+                ([*LATER, 7, 8], [9]),
+                (OTHER, [54]),
+                (SEEN, [4, 5]),
+                (SEEN, [40]),
+                (LATER, [7]),
+                ([*OTHER, 54, 55], [56]),
+            ],
+            [5.0, 1.5, 1.0, 0.5, 3.0, 4.0],
+            (3, 2, 4, 0, 1, 5),
+            (1, 2, 3),
+        ),
+        ([MERGED, (LATER, [7]), (SEEN, [4, 5])], [3.0, 2.0, 1.0], (2, 1, 0), (0, 1, 2)),
+        ([], [], (), ()),
+    ],
+    ids=["by the longest beginning", "a history in other tokens", "none"],
+)
+def test_calls_are_chained_by_what_they_go_on_from(calls: Any, times: Any, order: Any, main: Any) -> None:
+    assert order_calls([call(*each) for each in calls], times) == (order, main)
 
 
 def test_many_calls_are_chained_without_recursion() -> None:
@@ -273,14 +285,8 @@ def test_a_retry_knows_what_it_was_sent(tmp_path: Path) -> None:
     row = next(candidate for candidate in rollouts if candidate["id"] == "clean")
     calls = [line for line in lines if line["rollout_id"] == row["_ng_rollout_id"]]
     second = next(line for line in calls if line["model_call_id"] == "c1")
-    lost = {
-        **second,
-        "model_call_id": "c1-lost",
-        "created_at": 0.5,
-        "generation_token_ids": [40, 83],
-        "output_items": [],
-    }
-    lost["generation_log_probs"] = [-0.1, -0.2]
+    lost = {**second, "model_call_id": "c1-lost", "created_at": 0.5, "output_items": []}
+    lost |= {"generation_token_ids": [40, 83], "generation_log_probs": [-0.1, -0.2]}
     path = written(tmp_path / "rollouts.jsonl", [row])
     log = written(tmp_path / "a.tokens.jsonl", [*calls, lost])
     (rollout,) = read_rollouts(log, Settings(messages=str(path)))
@@ -362,19 +368,12 @@ def test_tools_are_one_list_for_all_or_rows_with_an_id(tmp_path: Path) -> None:
     (tmp_path / "object.json").write_text(json.dumps({"tools": flat}, indent=1))
     assert names(tmp_path / "list.json") == names(tmp_path / "object.json") == [["weather"], ["own"]]
     assert names(written(tmp_path / "lines.jsonl", flat)) == [["weather"], ["own"]]
-    assert names(written(tmp_path / "rows.jsonl", [{"uid": "1", "tools": flat}, {"uid": 2, "tools": flat}])) == [
-        ["weather"],
-        ["own"],
-    ]
-    assert names(written(tmp_path / "rows.jsonl", [{"uid": 2, "tools": flat}, {"uid": 3, "tools": []}])) == [
-        [],
-        ["own"],
-    ]
+    for uids, first in ((("1", 2), ["weather"]), ((2, 3), [])):
+        rows = written(tmp_path / "rows.jsonl", [{"uid": uid, "tools": flat} for uid in uids])
+        assert names(rows) == [first, ["own"]]
     _, notices = findings_of(path, tools=str(tmp_path / "rows.jsonl"))
-    assert any(
-        "0 of 2 rollouts found their tools" in notice and "1 with tools of their own" in notice
-        for notice in notices
-    )
+    words = ("0 of 2 rollouts found their tools", "1 with tools of their own")
+    assert any(all(word in notice for word in words) for notice in notices)
     for bad in ("[]", '{"rows": 1}', "[1]"):
         (tmp_path / "bad.json").write_text(bad)
         with pytest.raises(SetupError, match=r"Settings\(tools=.*bad\.json"):
@@ -388,8 +387,8 @@ def test_a_repair_is_helped_by_messages_and_writes_only_the_log_s_own_columns(tm
     log, messages, tools = miles(tmp_path)
     settings = Settings(tokenizer=TOY, messages=str(messages), tools=str(tools))
     out = tmp_path / "out.parquet"
-    run = repair_rollouts(log, out, settings, RepairSettings(provenance=False))
-    assert [dict(outcome.cured) for outcome in run if outcome.repaired] == [{"realign": ("MSK401", "MSK402")}]
+    repair = repair_rollouts(log, out, settings, RepairSettings(provenance=False))
+    assert [dict(outcome.cured) for outcome in repair if outcome.repaired] == [{"realign": ("MSK401", "MSK402")}]
     assert pq.read_schema(out) == pq.read_schema(log)
     before, after = pq.read_table(log).to_pylist(), pq.read_table(out).to_pylist()
     assert after[3]["loss_mask"] == before[0]["loss_mask"]
@@ -398,17 +397,13 @@ def test_a_repair_is_helped_by_messages_and_writes_only_the_log_s_own_columns(tm
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_capture_is_written_line_by_line_where_lines_were(packed: bool, tmp_path: Path) -> None:
-    whole, lines, rollouts = captured(2)
+    whole, lines, log, out, settings = logged(tmp_path, 2)
     name = next(row["_ng_rollout_id"] for row in whole if row["id"] == "prefix-broken-by-stripped-reasoning")
-    log, out = written(tmp_path / "a.tokens.jsonl", lines), tmp_path / "out.jsonl"
     if packed:
         (tmp_path / "a.tokens.jsonl.gz").write_bytes(gzip.compress(log.read_bytes()))
-        log = tmp_path / "a.tokens.jsonl.gz"
-        out = tmp_path / "out.jsonl.gz"
-    settings = Settings(tokenizer=TOY, messages=str(written(tmp_path / "rollouts.jsonl", rollouts)))
-    run = repair_rollouts(log, out, settings, RepairSettings(strategies=("splice",), unsafe=True))
-    outcomes = list(run)
-    assert len(outcomes) == len(rollouts)
+        log, out = tmp_path / "a.tokens.jsonl.gz", tmp_path / "out.jsonl.gz"
+    repair = repair_rollouts(log, out, settings, RepairSettings(strategies=("splice",), unsafe=True))
+    assert len(list(repair)) == len(whole)
     text = gzip.decompress(out.read_bytes()) if packed else out.read_bytes()
     rows = [json.loads(line) for line in text.splitlines()]
     assert [row["model_call_id"] for row in rows] == [line["model_call_id"] for line in lines]
@@ -418,14 +413,12 @@ def test_a_capture_is_written_line_by_line_where_lines_were(packed: bool, tmp_pa
     for row in changed:
         assert row.keys() == {*lines[0].keys(), "tito_audit"}
         assert row["tito_audit"]["cured"].keys() == {"splice"}
-    assert run.after.findings.keys() < run.before.findings.keys()
-    assert {"SEQ302"} <= run.before.findings.keys() - run.after.findings.keys()
+    assert repair.after.findings.keys() < repair.before.findings.keys()
+    assert {"SEQ302"} <= repair.before.findings.keys() - repair.after.findings.keys()
 
 
 def test_a_capture_that_no_repair_changes_is_the_same_file(tmp_path: Path) -> None:
-    _, lines, rollouts = captured(3)
-    log, out = written(tmp_path / "a.tokens.jsonl", lines), tmp_path / "out.jsonl"
-    settings = Settings(tokenizer=TOY, messages=str(written(tmp_path / "rollouts.jsonl", rollouts)))
+    _, _, log, out, settings = logged(tmp_path, 3)
     for outcome in repair_rollouts(log, out, settings):
         assert outcome.rows == 1, "a fork has no place in a capture"
     assert out.read_bytes() == log.read_bytes()
@@ -435,9 +428,8 @@ def test_a_capture_that_no_repair_changes_is_the_same_file(tmp_path: Path) -> No
 
 
 def test_rollouts_that_are_left_out_of_a_capture_go_to_the_quarantine_line_by_line(tmp_path: Path) -> None:
-    whole, lines, rollouts = captured(1)
-    log, out, bad = written(tmp_path / "a.tokens.jsonl", lines), tmp_path / "out.jsonl", tmp_path / "bad.jsonl"
-    settings = Settings(tokenizer=TOY, messages=str(written(tmp_path / "rollouts.jsonl", rollouts)))
+    whole, lines, log, out, settings = logged(tmp_path, 1)
+    bad = tmp_path / "bad.jsonl"
     gone = [o for o in repair_rollouts(log, out, settings, RepairSettings(quarantine=str(bad))) if o.quarantined]
     assert gone
     saved, quarantined = ([json.loads(line) for line in path.read_text().splitlines()] for path in (out, bad))
@@ -449,13 +441,10 @@ def test_rollouts_that_are_left_out_of_a_capture_go_to_the_quarantine_line_by_li
 
 
 def test_a_line_of_a_capture_that_cannot_be_read_is_a_finding_and_stays(tmp_path: Path) -> None:
-    _, lines, rollouts = captured()
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    first, _, rest = text.partition("\n")
+    _, _, log, out, settings = logged(tmp_path)
+    first, _, rest = log.read_text(encoding="utf-8").partition("\n")
     broken = f'{first}\n\n{{"rollout_id": \n{rest}'
-    log, out = tmp_path / "a.tokens.jsonl", tmp_path / "out.jsonl"
     log.write_text(broken, encoding="utf-8")
-    settings = Settings(tokenizer=TOY, messages=str(written(tmp_path / "rollouts.jsonl", rollouts)))
     results = list(scan_rollouts(log, settings))
     assert [result.place.row for result in results if result.rollout is None and not result.of_log] == [2]
     list(repair_rollouts(log, out, settings))
@@ -463,14 +452,12 @@ def test_a_line_of_a_capture_that_cannot_be_read_is_a_finding_and_stays(tmp_path
 
 
 def test_one_line_of_a_capture_shows_its_whole_rollout(tmp_path: Path) -> None:
-    whole, lines, rollouts = captured()
+    whole, lines, log, _, settings = logged(tmp_path)
     name = next(row["_ng_rollout_id"] for row in whole if row["id"] == "clean")
     rows = [number for number, line in enumerate(lines) if line["rollout_id"] == name]
-    log, messages = written(tmp_path / "a.tokens.jsonl", lines), written(tmp_path / "rollouts.jsonl", rollouts)
     for row in rows:
-        command = ["show", str(log), "--row", str(row), "-t", TOY, "--messages", str(messages)]
-        shown = CliRunner().invoke(app, command)
-        assert shown.exit_code == 0, shown.output
-        assert f"a.tokens.jsonl:{rows[0]}" in shown.output.replace("\n", "")
-        assert "turn 2 completion" in shown.output
-        assert "joined on rollout_id = _ng_rollout_id: 1 of 1" in shown.output
+        code, page, _ = run("show", log, "--row", row, "-t", TOY, "--messages", settings.messages)
+        assert code == 0
+        assert f"a.tokens.jsonl:{rows[0]}" in page.replace("\n", "")
+        assert "turn 2 completion" in page
+        assert "joined on rollout_id = _ng_rollout_id: 1 of 1" in page

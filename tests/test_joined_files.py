@@ -64,17 +64,9 @@ def found_in(logs: Sequence[Path], **settings: Any) -> tuple[dict[str, list[tupl
             continue
         name = rows[result.place.file][result.place.row]["session_id"]
         assert name not in results, "each conversation is one rollout"
-        results[name] = sorted(
-            (
-                f.code,
-                f.hit.cause,
-                f.hit.turn or 0,
-                f.hit.start,
-                f.hit.end,
-                rows[f.place.file][f.place.row]["number"],
-            )
-            for f in result.findings
-        )
+        numbers = (rows[f.place.file][f.place.row]["number"] for f in result.findings)
+        each = zip(result.findings, numbers, strict=True)
+        results[name] = sorted((f.code, f.hit.cause, f.hit.turn or 0, f.hit.start, f.hit.end, n) for f, n in each)
     return results, scan.summary.notices
 
 
@@ -203,27 +195,16 @@ def test_rows_keep_their_numbers_beside_blank_broken_and_cut_off_lines(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tito_audit.join._call_rows.BATCH_BYTES", size)
-    rows = [
-        json.dumps(call("s", [1], [2])),
-        "",
-        "{broken",
-        "  ",
-        json.dumps(call("s", [1, 2, 3], [4])),
-        '{"session_id": "s"',
-    ]
-    text = "\n".join(rows)
+    first, second = (json.dumps(call("s", *ids)) for ids in (([1], [2]), ([1, 2, 3], [4])))
+    text = "\n".join([first, "", "{broken", "  ", second, '{"session_id": "s"'])
     plain, packed = tmp_path / "log.jsonl", tmp_path / "packed.jsonl.gz"
     plain.write_bytes(b"\xef\xbb\xbf" + text.encode())
     packed.write_bytes(gzip.compress(text.encode()))
     pages = []
     for log in (plain, packed):
         results = [result for result in scan_rollouts(log, Settings(session="session_id")) if not result.of_log]
-        pages.append(
-            [
-                (result.place.row, [(finding.code, finding.hit.message) for finding in result.findings])
-                for result in results
-            ]
-        )
+        shown = ([(finding.code, finding.hit.message) for finding in result.findings] for result in results)
+        pages.append([(result.place.row, each) for result, each in zip(results, shown, strict=True)])
         assert [row for row, _ in pages[-1]] == [0, 2, 5]
         assert results[0].rollout is not None
         assert results[0].rollout.stated.calls_at == ((str(log), 0), (str(log), 4))

@@ -46,14 +46,10 @@ def answers(draw: st.DrawFn) -> tuple[list[int], bool]:
 @st.composite
 def plans(draw: st.DrawFn) -> list[tuple[int, int, str, list[tuple[list[int], bool]]]]:
     """Calls: which earlier answer one goes on from (-1: none), by which question, and its answers."""
+    several = st.lists(answers(), min_size=1, max_size=3)
     size = draw(st.integers(1, 6))
     return [
-        (
-            draw(st.integers(-1, 7)),
-            number,
-            draw(st.sampled_from(QUESTIONS)),
-            draw(st.lists(answers(), min_size=1, max_size=3)),
-        )
+        (draw(st.integers(-1, 7)), number, draw(st.sampled_from(QUESTIONS)), draw(several))
         for number in range(size)
     ]
 
@@ -81,9 +77,8 @@ async def play(plan: Any, track_tree: bool) -> Played:
 def generated(ids: list[int], stop: bool, number: int) -> GenerationResult:
     """A sampled answer whose logprobs tell it apart from any other."""
     whole = (*ids, *(ids_of(END) if stop else ()))
-    logprobs = tuple(
-        -0.01 - (token_id * 37 + place * 53 + number * 17) % 997 / 300 for place, token_id in enumerate(whole)
-    )
+    mixed = (token_id * 37 + place * 53 + number * 17 for place, token_id in enumerate(whole))
+    logprobs = tuple(-0.01 - value % 997 / 300 for value in mixed)
     return GenerationResult((), whole, logprobs, finish_reason="stop" if stop else "length")
 
 
@@ -137,9 +132,8 @@ def test_the_log_of_any_calls_passes_a_scan(
     groups = [asyncio.run(play(plan, track_tree)).nodes for plan in many]
     rows = [as_group(nodes, [0.0] * len(nodes)) for nodes in groups]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    out = run(
-        "scan", log, "-t", TOY, "--select", "REC,TOK,SEQ,MSK", "--ignore", "REC009", "--output-format", "json"
-    )[1]
+    select = ("--select", "REC,TOK,SEQ,MSK", "--ignore", "REC009")
+    out = run("scan", log, "-t", TOY, *select, "--output-format", "json")[1]
     findings = json.loads(out)["summary"]["findings"]
     assert {rule: counts for rule, counts in findings.items() if counts["error"]} == {}
 

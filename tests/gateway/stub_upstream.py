@@ -94,15 +94,8 @@ async def _version(request: web.Request) -> web.Response:
 
 async def _answers(request: web.Request) -> web.Response:
     stub = request.app[STUB]
-    return web.json_response(
-        {
-            "requests": stub.requests,
-            "seconds": stub.seconds,
-            "cancelled": stub.cancelled,
-            "running": stub.running,
-            "most": stub.most,
-        }
-    )
+    names = ("requests", "seconds", "cancelled", "running", "most")
+    return web.json_response({name: getattr(stub, name) for name in names})
 
 
 async def _knobs(request: web.Request) -> web.Response:
@@ -128,12 +121,8 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     body = await request.json()
     stub.running += 1
     stub.most = max(stub.most, stub.running)
-    record: dict[str, Any] = {
-        "body": body,
-        "status": None,
-        "answers": [],
-        "key": request.headers.get("Authorization"),
-    }
+    record: dict[str, Any] = {"body": body, "status": None, "answers": []}
+    record["key"] = request.headers.get("Authorization")
     if stub.knobs.remember:
         stub.requests.append(record)
     try:
@@ -263,14 +252,8 @@ class _Choice:
 
     def remembered(self) -> dict[str, Any]:
         """What the server remembers of it."""
-        return {
-            "index": self.index,
-            "ids": self.ids,
-            "logprobs": self.logprobs,
-            "text": self.text,
-            "finish_reason": self.finish,
-            "stop_reason": self.stop,
-        }
+        own = {name: getattr(self, name) for name in ("index", "ids", "logprobs", "text")}
+        return {**own, "finish_reason": self.finish, "stop_reason": self.stop}
 
     def shown(self, start: int, end: int, text: str, *, last: bool) -> dict[str, Any]:
         """Its tokens from `start` to `end` as the wire has them."""

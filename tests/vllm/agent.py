@@ -20,20 +20,10 @@ from tests.gateway.clients import add_delta
 
 Row = dict[str, Any]
 
-TOOLS: tuple[Row, ...] = (
-    {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "description": "The weather",
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"type": "string"}, "celsius": {"type": "boolean"}},
-                "required": ["city"],
-            },
-        },
-    },
-)
+_FIELDS = {"city": {"type": "string"}, "celsius": {"type": "boolean"}}
+_TAKES = {"type": "object", "properties": _FIELDS, "required": ["city"]}
+_WEATHER = {"name": "get_weather", "description": "The weather", "parameters": _TAKES}
+TOOLS: tuple[Row, ...] = ({"type": "function", "function": _WEATHER},)
 
 
 @dataclass(frozen=True, slots=True)
