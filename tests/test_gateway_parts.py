@@ -14,12 +14,8 @@ from tests.toy import toy_tokenizer
 from tito_audit.render.renderer import make_renderer
 from tito_audit.sessions.engine import Conversations, renderer_as_served, takes_parts
 
-PARTS = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
-    "{% for part in m['content'] %}{{ '[' + part.text + ']' }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 FORMS = stored(__file__, "FORMS")
+PARTS, WANTS = (stored(__file__, "templates")[name] for name in ("parts", "wants"))
 
 
 def test_a_template_takes_parts_where_it_loops_over_content() -> None:
@@ -64,11 +60,6 @@ def test_text_parts_are_given_in_the_form_that_the_template_reads(
         assert codes_of(tmp_path / "log.jsonl", passes="warning") == []
 
 
-WANTS = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'tool' %}{{ m.content }}{% else %}"
-    "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 EITHER = WANTS.replace("{% if m.role == 'tool' %}", "{% if m.content is string %}")
 PRINTS = "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}" + WANTS
 

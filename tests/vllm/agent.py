@@ -17,6 +17,7 @@ from typing import Any
 import openai
 
 from tests.gateway.clients import add_delta
+from tests.tables import stored
 
 Row = dict[str, Any]
 
@@ -35,30 +36,7 @@ class Step:
     """A regex; None: anything."""
 
 
-_THOUGHT = r"<think>\n%s\.\n</think>\n\n"
-_CALL = _THOUGHT % "I should look" + r'<tool_call>\n\{"name":"get_weather", "arguments": \{%s\}\}\n</tool_call>'
-_TWO = (
-    r'<tool_call>\n\{"arguments":\{"city":"Rome"\},"name":"get_weather"\}\n</tool_call>'
-    r'\n<tool_call>\n\{"name" : "get_weather" , "arguments" : \{"city" : "Paris"\} \}\n</tool_call>'
-)
-
-HELD = (
-    Step("Is it warm in Paris?", _CALL % r'"city": "(Paris|Rome)",  "celsius":true'),
-    Step('{"degrees": 7}', _THOUGHT % "Now I know" + r"It is (7|8) degrees and sunny\."),
-    Step("And in Oslo?", _CALL % r'"city":"Oslo"'),
-    Step('{"degrees": 8}', _THOUGHT % "Fine" + r" It is (7|8) degrees there, too\.\n\n"),
-    Step("Compare them.", r"(Paris|Oslo|Rome) is (warmer|colder)[.!]"),
-    Step("Thank you.", _THOUGHT % "No more" + r"You are welcome[.!]"),
-)
-LOOP = (
-    Step("How warm is it in Paris, Oslo and Rome?", _CALL % r'"city": "(Paris|Rome)",  "celsius":true'),
-    Step('{"degrees": 7}', _CALL % r'  "city":"Oslo" '),
-    Step('{"degrees": -3.0}', _THOUGHT % "Both" + _TWO),
-    Step('{"degrees": 12}', _CALL % r'"city": "Troms(\\u00f8|ø)", "days": \[1,2, 3\], "share": (1\.0|1e2|0\.50)'),
-    Step('{"degrees": 8, "sky": "☁️"}', _CALL % r'"celsius":false,"city":"Z\\u00fcrich"'),
-    Step('{"degrees": 9}', _THOUGHT % "Done" + r"[A-Za-z ,]{20,60}\."),
-)
-"""One question, then tools alone: the toy template keeps the reasoning of such turns."""
+HELD, LOOP = (tuple(Step(*step) for step in stored("vllm.py", name)["steps"]) for name in ("held", "loop"))
 FREE = tuple(Step(text) for text in ("Say it.", "Again?", "In French.", "Why  so?", "More 🙂", "Bye."))
 
 
