@@ -11,13 +11,13 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import jinja2
 import pytest
 import tokenizers
 
+from tests.gateway.reference import compiled
 from tests.tables import stored
 from tests.world import ROOT
 from tito_audit.errors import RenderError
@@ -96,19 +96,6 @@ def write(source: str, messages: Sequence[Wire], tools: Sequence[Any], *, opens:
     return compiled(source).render(
         messages=wires, tools=list(tools) or None, documents=None, add_generation_prompt=opens, **variables
     )
-
-
-@cache
-def compiled(source: str) -> jinja2.Template:
-    """A template of plain jinja2, with what transformers adds."""
-    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda _: "26 Jul 2024"}
-    return environment.from_string(source)
-
-
-def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
 
 
 def _parsed(wire: Wire) -> Wire:

@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,12 +40,7 @@ class Reference:
     def template(self) -> jinja2.Template:
         file = self.folder / "chat_template.jinja"
         text = file.read_text(encoding="utf-8") if file.exists() else self.config["chat_template"]
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _refuse
-        return environment.from_string(text)
+        return compiled(text)
 
     def special(self, name: str) -> str:
         """A special token of the settings, as text."""
@@ -122,6 +117,17 @@ class Reference:
 
     def is_control(self, token: int) -> bool:
         return token in self.tokenizer.get_added_tokens_decoder()
+
+
+@cache
+def compiled(source: str) -> jinja2.Template:
+    """A template of plain jinja2, with what transformers adds."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda _: "26 Jul 2024"}
+    return environment.from_string(source)
 
 
 def _parts(answer: Message) -> list[str]:

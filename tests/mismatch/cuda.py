@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import sys
-import time
 from pathlib import Path
 from typing import Any
+
+from experts import trained, windows
 
 ROOT = Path(__file__).resolve().parents[2]
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -19,31 +20,13 @@ WINDOW, BATCH = 512, 48
 ROWS, PROMPT, SAMPLED = 96, 64, 192
 
 
-def starts(torch: Any, data: Any, rows: int, length: int) -> Any:
-    """Pieces of the text, drawn at random."""
-    at = torch.randint(0, len(data) - length, (rows,)).tolist()
-    return torch.stack([data[start : start + length] for start in at])
-
-
 def learned(torch: Any, data: Any, seconds: float) -> Any:
-    """A model after so many seconds of training."""
+    """A small Llama that has learned the text."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}
     config = LlamaConfig(vocab_size=256, num_key_value_heads=4, max_position_embeddings=1024, **shape)
-    model = LlamaForCausalLM(config).to("cuda")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95))
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        batch = starts(torch, data, BATCH, WINDOW)
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = model(input_ids=batch, labels=batch).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    print(f"loss {loss.item():.3f} nats a byte")
-    return model.eval()
+    return trained(torch, LlamaForCausalLM(config).to("cuda"), data, seconds, BATCH, WINDOW, 6e-4, "cuda")
 
 
 def sampled(torch: Any, model: Any, prompt: Any) -> tuple[Any, Any]:
@@ -65,7 +48,7 @@ def main(seconds: float) -> None:
     torch.manual_seed(0)
     texts = b"\n".join(path.read_bytes() for path in sorted((ROOT / "tito_audit").rglob("*.py")))
     data = torch.tensor(list(texts), dtype=torch.long, device="cuda")
-    model, prompt = learned(torch, data, seconds), starts(torch, data, ROWS, PROMPT)
+    model, prompt = learned(torch, data, seconds), windows(torch, data, ROWS, PROMPT)
     models = {precision: copy.deepcopy(model).to(getattr(torch, precision)) for precision in PRECISIONS}
     print("| sampled in | scored in | median | 99 % below | largest |")
     with torch.no_grad():

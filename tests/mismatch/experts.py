@@ -25,8 +25,24 @@ def windows(torch, data, rows, length):
     return torch.stack([data[start : start + length] for start in at])
 
 
+def trained(torch, model, data, seconds, rows, length, rate, device="cpu"):
+    """A model after so many seconds of training on pieces of the text."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95))
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        batch = windows(torch, data, rows, length)
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            loss = model(input_ids=batch, labels=batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    print(f"loss {loss.item():.3f} nats a byte", flush=True)
+    return model.eval()
+
+
 def learned(torch, data, seconds):
-    """A model after so many seconds of training."""
+    """A mixture of experts that has learned the text."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     sizes = {"hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 96, "head_dim": 32}
@@ -34,16 +50,7 @@ def learned(torch, data, seconds):
     routing = {"num_experts": EXPERTS, "num_experts_per_tok": TOP, "norm_topk_prob": True}
     routing |= {"output_router_logits": True, "router_aux_loss_coef": 0.01}
     model = Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=256, **sizes, **routing))
-    optimizer, end = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95)), time.monotonic() + seconds
-    while time.monotonic() < end:
-        batch = windows(torch, data, 8, 128)
-        loss = model(input_ids=batch, labels=batch).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    print(f"loss {loss.item():.3f} nats a byte", flush=True)
-    return model.eval()
+    return trained(torch, model, data, seconds, 8, 128, 2e-3)
 
 
 def forward(torch, model, ids):
