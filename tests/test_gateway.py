@@ -38,27 +38,15 @@ from tito_audit.serve.app import HttpOptions
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_stream_adds_up_to_what_the_same_ids_are_in_one_piece(tmp_path: Path, n: int) -> None:
     answers = [f"<think>\nHm {k}.\n</think>\n\nWell, {k}. {CALL}" for k in range(n)]
-    whole_log, pieces_log = tmp_path / "whole.jsonl", tmp_path / "pieces.jsonl"
-    gateway, _ = make_gateway(whole_log, answers)
-    with served(gateway) as address:
-        whole = client(address).chat.completions.create(model="toy", messages=[ASK], tools=TOOLS, n=n)
-    gateway, _ = make_gateway(pieces_log, answers)
-    with served(gateway) as address:
-        pieces = list(
-            client(address).chat.completions.create(
-                model="toy",
-                messages=[ASK],
-                tools=TOOLS,
-                n=n,
-                stream=True,
-                logprobs=True,
-                stream_options={"include_usage": True},
-                extra_body={"return_token_ids": True},
-            )
-        )
-    *chunks, last = pieces
+    ask: Any = {"model": "toy", "messages": [ASK], "tools": TOOLS, "n": n}
+    more: Any = {"stream_options": {"include_usage": True}, "extra_body": {"return_token_ids": True}}
+    with gated(tmp_path, answers * 2) as (address, _, log):
+        whole = client(address, "/s/whole").chat.completions.create(**ask)
+        pieces = client(address, "/s/pieces").chat.completions.create(**ask, **more, stream=True, logprobs=True)
+        *chunks, last = pieces
+    rows = logged(log)[n:]
     assert last.choices == []
-    assert last.usage.completion_tokens == sum(len(row["completion_token_ids"]) for row in logged(pieces_log))
+    assert last.usage.completion_tokens == sum(len(row["completion_token_ids"]) for row in rows)
     for choice in whole.choices:
         own = [chunk for chunk in chunks if chunk.choices[0].index == choice.index]
         parts = [chunk.choices[0] for chunk in own]
@@ -69,10 +57,10 @@ def test_a_stream_adds_up_to_what_the_same_ids_are_in_one_piece(tmp_path: Path, 
         assert message["reasoning_content"] == choice.message.reasoning_content
         assert parts[-1].finish_reason == choice.finish_reason == "tool_calls"
         ids = [token for part in parts for token in getattr(part, "token_ids", None) or ()]
-        assert ids == logged(pieces_log)[choice.index]["completion_token_ids"]
+        assert ids == rows[choice.index]["completion_token_ids"]
         scored = [entry.logprob for part in parts if part.logprobs for entry in part.logprobs.content]
-        np.testing.assert_allclose(scored, logged(pieces_log)[choice.index]["logprobs"])
-    assert codes_of(pieces_log, passes="warning") == []
+        np.testing.assert_allclose(scored, rows[choice.index]["logprobs"])
+    assert codes_of(log, passes="warning") == []
 
 
 def test_a_client_that_does_not_wait_for_a_whole_answer_ends_its_generation(tmp_path: Path) -> None:

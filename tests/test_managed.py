@@ -217,11 +217,8 @@ def test_calls_under_way_at_the_same_time_do_not_mix():
     async def work(managed):
         questions = [{"role": "user", "content": f"Question {number}"} for number in range(8)]
         firsts = await asyncio.gather(*(managed.chat_completion(messages=[question]) for question in questions))
-        seconds = [
-            managed.chat_completion(messages=turned(question, first, THANKS))
-            for question, first in zip(questions, firsts, strict=True)
-        ]
-        await asyncio.gather(*seconds)
+        histories = [turned(*pair, THANKS) for pair in zip(questions, firsts, strict=True)]
+        await asyncio.gather(*(managed.chat_completion(messages=history) for history in histories))
         return managed.get_state()["nodes"]
 
     nodes, _ = managing([f"First {n}" for n in range(8)] + [f"Second {n}" for n in range(8)], work)
@@ -338,10 +335,8 @@ class TextApi:
         self.completions = SimpleNamespace(create=self._text)
 
     async def _chat(self, **options: Any) -> Any:
-        message = SimpleNamespace(content="4.")
-        return SimpleNamespace(
-            choices=[SimpleNamespace(message=message, finish_reason="stop")] * options.get("n", 1)
-        )
+        choice = SimpleNamespace(message=SimpleNamespace(content="4."), finish_reason="stop")
+        return SimpleNamespace(choices=[choice] * options.get("n", 1))
 
     async def _text(self, **options: Any) -> Any:
         return SimpleNamespace(choices=[SimpleNamespace(text=" four", finish_reason="length")])
@@ -394,15 +389,17 @@ class States(Scripted):
         return self.encodes
 
 
+async def tokenizer_of(provider: Scripted) -> Any:
+    async with managed_server(provider) as managed:
+        return managed.tokenizer
+
+
 @pytest.mark.parametrize("provider", [States(str(TOY)), Scripted([])], ids=["stated", "by its model's name"])
 def test_the_tokenizer_is_that_of_the_served_model(provider: Scripted, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(provider, "model", str(TOY))
 
-    async def work() -> Any:
-        async with managed_server(provider) as managed:
-            return managed.tokenizer
-
-    assert asyncio.run(work()).encode("2 + 2").tolist() == ids_of("2 + 2")
+    tokenizer = asyncio.run(tokenizer_of(provider))
+    assert tokenizer.encode("2 + 2").tolist() == ids_of("2 + 2")
 
 
 @pytest.mark.parametrize(
@@ -417,13 +414,8 @@ def test_a_tokenizer_that_cannot_be_found_or_does_not_fit_is_asked_for(
     provider: Scripted, message: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-    async def work() -> None:
-        async with managed_server(provider):
-            pass
-
     with pytest.raises(SetupError) as refused:
-        asyncio.run(work())
+        asyncio.run(tokenizer_of(provider))
     assert message in str(refused.value)
     assert "Pass tokenizer=FOLDER" in str(refused.value).splitlines()[1]
 
@@ -490,7 +482,6 @@ def test_with_a_real_template_turns_continue_and_a_group_with_messages_passes_a_
     labels = [label for label in node.masked_tokens if label != -100]
     assert labels == [token_id for answer in answers for token_id in answer.output_ids]
     path = group_file(tmp_path, [node])
-    assert [message["role"] for message in json.loads(path.read_text())["messages"][0]][-3:] == [
-        *("assistant", "user", "assistant")
-    ]
+    roles = [message["role"] for message in json.loads(path.read_text())["messages"][0]]
+    assert roles[-3:] == ["assistant", "user", "assistant"]
     assert scanned(path, tokenizer=folder) == (0, {})
