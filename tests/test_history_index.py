@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import table
 from tests.tiers import examples
 from tests.world import TOY
 from tito_audit.chains.links import connected_components
@@ -368,42 +369,16 @@ def test_what_continues_a_sample_without_a_row_is_not_joined_to_its_sibling(
     assert parts(settled([sibling, own, later], decoder).of) == {frozenset({0}), frozenset({1, 2})}
 
 
-SUM = "The sum of all the numbers in the list is 42, so that the answer is 42."
-PARIS = '<tool_call>{"name": "weather_of_a_city", "arguments": {"city": "Paris", "unit": "celsius"}}</tool_call>'
-
-
-@pytest.mark.parametrize(
-    ("sampled", "answer"), [(SUM.replace("42", "43"), SUM), (PARIS, PARIS.replace("Paris", "Rome"))]
-)
-def test_an_answer_with_another_number_or_other_arguments_is_another_answer(sampled: str, answer: str) -> None:
-    joined = talked(load_tokenizer(str(TOY)), sampled, answer)
-    assert parts(joined.of) == {frozenset({0}), frozenset({1})}
-
-
-@pytest.mark.parametrize(
-    ("sampled", "answer"),
-    [
-        (
-            "<|channel|>analysis<|message|>2 + 2<|end|><|start|>assistant<|channel|>final<|message|>It is 4.",
-            "<|channel|>final<|message|>It is 4.",
-        ),
-        ('<tool_call>{"name": "f", "arguments": {"b": 1, "a": 2}}</tool_call>',) * 2,
-        (
-            '<tool_call>\n{"name": "f", "arguments": {"b": 1, "a": 2}}\n</tool_call>',
-            '<tool_call>{"name":"f","arguments":{"a":2,"b":1}}</tool_call>',
-        ),
-        ("<think>\nTwo and two.\n</think>\n\nIt is 4.", "It is 4."),
-        ("It is 4.", "<think>\n\n</think>\n\nIt is 4."),
-    ],
-)
-def test_an_answer_is_the_same_in_another_spelling(sampled: str, answer: str) -> None:
-    joined = talked(load_tokenizer(str(TOY)), sampled, answer)
-    assert parts(joined.of) == {frozenset({0, 1})}
-    assert joined.by.tolist() == [JoinedBy.NOTHING, JoinedBy.IDS]
+@pytest.mark.parametrize(*table(__file__, "answers"))
+def test_an_answer_is_the_same_in_another_spelling_and_no_other(what: str, sampled: str, sent: str) -> None:
+    joined = talked(load_tokenizer(str(TOY)), sampled, sent)
+    same = not what.startswith("other")
+    assert parts(joined.of) == ({frozenset({0, 1})} if same else {frozenset({0}), frozenset({1})})
+    assert joined.by.tolist() == [JoinedBy.NOTHING, JoinedBy.IDS if same else JoinedBy.NOTHING]
 
 
 def talked(tokenizer: Tokenizer, sampled: str, answer: str) -> JoinedConversations:
-    """An answer, and a call whose prompt has `kept` in its place."""
+    """An answer, and a call whose prompt has `answer` in its place."""
     encode, end = tokenizer.encode, "<|im_end|>\n"
     start = f"<|im_start|>user\nHow much?{end}<|im_start|>assistant\n"
     later = f"{start}{answer}{end}<|im_start|>user\nThanks.{end}<|im_start|>assistant\n"
