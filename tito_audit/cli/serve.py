@@ -64,13 +64,13 @@ def serve(options: Options) -> None:
         limits = Limits(sessions=options.max_sessions)
         # Random names: the log may hold sessions of an earlier gateway.
         conversations = Conversations(tokenizer, renderer, limits=limits, new_id=lambda: f"s-{uuid4().hex[:16]}")
-        calls = CallLog(Path(options.log), sync=options.fsync)
         name = options.model_name or source.model or "default"
         by_server = options.tool_parser == _SERVER
         if by_server and not hasattr(source, "derender"):
             raise SetupError(
                 f"--tool-parser server: {source.name} cannot parse answers.\nChoose a parser by name."
             )
+        calls = CallLog(Path(options.log), sync=options.fsync)
         start = partial(start_answer, *parsers)
         gateway = Gateway(source, tokenizer, conversations, calls, name, start, by_server, parsers)
         file = tokenizer.folder / "tokenizer.json" if tokenizer.folder is not None else None
