@@ -328,11 +328,38 @@ def growing(draw: st.DrawFn) -> list[list[Any]]:
     return lists
 
 
+FLOATS = st.lists(
+    st.sampled_from([[-0.5, -1.25], [0.0] * 9, [-1e-07], [-0.012345678901234567], [-12.5] * 3]),
+    min_size=1,
+    max_size=4,
+)
+
+
 @pytest.mark.usefixtures("every_array_is_cut")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(growing(), st.sampled_from(SEPARATORS), st.booleans())
-def test_lists_that_begin_as_the_one_before_read_the_same(lists: list[list[Any]], separators: Any, mixed: bool):
-    calls = [{"prompt_ids": entries, "completion_ids": [9, 8, 7]} for entries in lists]
+@given(
+    growing(),
+    st.lists(FLOATS, min_size=1, max_size=4),
+    st.sampled_from([None, *([None] * 9), 0, True, "0.5", [0.5]]),
+    st.sampled_from(SEPARATORS),
+    st.booleans(),
+    st.sampled_from([16, 64, 1 << 19]),
+)
+def test_lists_that_are_parsed_together_or_from_where_they_differ_read_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+    lists: list[list[Any]],
+    floats: list[list[list[float]]],
+    odd: Any,
+    separators: Any,
+    mixed: bool,
+    part: int,
+):
+    monkeypatch.setattr(number_arrays, "_PART_BYTES", part)
+    calls: list[Any] = []
+    for i, entries in enumerate(lists):
+        logprobs = [value for values in floats[i % len(floats)] for value in values]
+        calls.append({"prompt_ids": entries, "completion_ids": [9, 8, 7], "logprobs": logprobs})
+    calls[-1]["logprobs"] += [] if odd is None else [odd]
     text = json.dumps({"calls": calls, "tokens": lists[-1], "token_ids": lists[-1]}, separators=separators)
     assert_same_row((text.replace(",", ", ", len(text) // 9) if mixed else text).encode(), read=False)
 
@@ -349,8 +376,8 @@ def test_a_prompt_that_begins_as_the_one_before_is_parsed_from_there_on(monkeypa
     prompts = [first, [*first, 5, 77], [*first, 5, 77, *range(3000, 3100)], [*first, 5, 77, *range(3000, 3100)]]
     row = {"calls": [{"prompt_ids": prompt} for prompt in prompts]}
     row_read = assert_same_row(orjson.dumps(row), read=False)
-    assert parsed == [len(BIG), len("1899,5,77"), len("77,") + 5 * 100 - 1]
-    assert all(isinstance(call["prompt_ids"], np.ndarray) for call in (row_read.value or {})["calls"])
+    assert parsed == [len(BIG) + len(",5,77,") + 5 * 100 - 1]
+    assert [call["prompt_ids"].dtype for call in (row_read.value or {})["calls"]] == [np.int32] * 4
 
 
 def test_a_mapped_column_is_read_as_an_array():

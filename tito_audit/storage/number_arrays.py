@@ -13,7 +13,8 @@ refuses integers of more than 64 bits, and is not built for Python 3.14; orjson 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,10 +27,12 @@ from tito_audit.storage.row import RawRow, is_json, may_repeat_keys, parse_row
 _SHORTEST = 256
 """Arrays shorter than this many bytes stay in the text."""
 _SHORTEST_INTEGERS = 4096
-"""The same for integers of several digits, which the JSON parser reads faster up to here."""
+"""The same for integers of several digits, all ids of a row together: the JSON parser is faster up to here."""
 _FIRST_BYTES = frozenset(bytes([byte]) for byte in b"-0123456789tf")
+_Span: TypeAlias = tuple[int, int]
+"""Start and stop of the inside of an array in the text."""
 _FoundArray: TypeAlias = tuple[int, int, NDArray[Any]]
-"""Start and stop of an array in the text, and its numbers."""
+"""The same, and its numbers."""
 _MARK = secrets.token_hex(16)
 """Random in each process, so that no log can contain it."""
 
@@ -109,59 +112,141 @@ class ArrayParser:
 
     def _cut_arrays(self, data: bytes) -> tuple[dict[str, NDArray[Any]], list[bytes]]:
         """The arrays by mark, and the rest of the text in pieces, with the marks in place of the arrays."""
-        marked: dict[str, NDArray[Any]] = {}
-        last: dict[bytes, _FoundArray] = {}
-        pieces: list[bytes] = []
+        ids: dict[bytes, list[_Span]] = {}
+        others: dict[bytes | int, list[_Span]] = {}
         key = data.find(b'":')
         opening = b'": [' if data[key + 2 : key + 3] == b" " else b'":['
-        copied = at = 0
+        at = id_bytes = 0
         while (name_end := data.find(opening, at)) >= 0:
             at = name_end + len(opening)
-            name = data[data.rfind(b'"', copied, name_end) + 1 : name_end]
+            name = data[data.rfind(b'"', 0, name_end) + 1 : name_end]
             kinds = self._kinds.get(name, self._other_kinds)
             if kinds is None or data[at : at + 1] not in _FIRST_BYTES:
                 continue
             start, at = at, data.find(b"]", at)
             if at < 0:
                 break
-            numbers, size, before = None, at - start, last.get(name)
-            worth = size >= _SHORTEST_INTEGERS or data[start + 1] == _COMMA or data.find(b".", start, at) >= 0
-            if size >= _SHORTEST and worth:
-                if before is not None and before[2].dtype.kind == "i":
-                    numbers = _extend_previous(data, start, at, before)
-                if numbers is None:
-                    numbers = parse_numbers(data, start, at)
-            if numbers is not None and numbers.dtype.kind in kinds:
-                last[name] = start, at, numbers
-                mark = f"{_MARK}{len(marked)}"
-                pieces += data[copied:start], b'"%b"' % mark.encode()
-                marked[mark] = numbers
-                copied = at
+            size = at - start
+            if size < _SHORTEST:
+                continue
+            if kinds == "i":
+                ids.setdefault(name, []).append((start, at))
+                id_bytes += size
+            elif data.find(b".", start, at) >= 0:
+                others.setdefault(name, []).append((start, at))
+            elif size >= _SHORTEST_INTEGERS or data[start + 1] == _COMMA:
+                others[start] = [(start, at)]
+        arrays = _parse_growing(data, ids.values()) if id_bytes >= _SHORTEST_INTEGERS else []
+        for spans in others.values():
+            arrays += _parse_each(data, spans)
+        marked: dict[str, NDArray[Any]] = {}
+        pieces: list[bytes] = []
+        copied = 0
+        for start, stop, numbers in sorted(arrays, key=itemgetter(0)):
+            mark = f"{_MARK}{len(marked)}"
+            pieces += data[copied:start], b'"%b"' % mark.encode()
+            marked[mark] = numbers
+            copied = stop
         pieces.append(data[copied:])
         return marked, pieces
 
 
-def _extend_previous(data: bytes, start: int, stop: int, before: _FoundArray) -> NDArray[Any] | None:
-    """The integers of an array that starts like the one before, as a call's prompt starts with that of the last.
+def _parse_growing(data: bytes, columns: Iterable[Sequence[_Span]]) -> list[_FoundArray]:
+    """The arrays of integers in some columns, as int32 if that holds them all; arrays of others are left out.
 
-    Only what differs is parsed. None if less than half of the text is the same, or the rest is not integers.
+    One that starts like the one before in its column, as a call's prompt starts with that of the last, is parsed
+    only from there on. If it starts with all of it, they share memory.
     """
-    first, end, numbers = before
-    size = min(stop - start, end - first)
-    differ = np.frombuffer(data, np.uint8, size, start) != np.frombuffer(data, np.uint8, size, first)
-    same = int(differ.argmax())
-    same = same if differ[same] else size
-    if same == stop - start == end - first:
-        return numbers.copy()
-    comma = data.rfind(b",", start, start + same)
-    if comma - start < size // 2:
-        return None
-    # As many as there were, but for those behind the last comma that both have, which are few.
-    count = len(numbers) - data.count(b",", first + comma - start, end)
-    rest = parse_numbers(data, comma + (2 if data[comma + 1] == _SPACE else 1), stop)
-    if rest is None or rest.dtype != numbers.dtype:
-        return None
-    return np.concatenate((numbers[:count], rest))
+    parts: list[_Span] = []
+    plan: list[tuple[int, int, int, int]] = []
+    for spans in columns:
+        first = end = count = 0
+        for start, stop in spans:
+            kept, at = _find_rest(data, start, stop, first, end, count) if count else (0, start)
+            new = 0 if at < 0 else data.count(b",", at, stop) + 1
+            if new:
+                parts.append((at, stop))
+            plan.append((start, stop, kept, new))
+            first, end, count = start, stop, kept + new
+    values = _parse_together(data, parts)
+    if values is None or values.dtype != np.int64:
+        each = [array for start, stop, _, _ in plan for array in _parse_each(data, [(start, stop)])]
+        return [array for array in each if array[2].dtype == np.int64]
+    small = values.astype(np.int32)
+    values = small if (small == values).all() else values
+    arrays: list[_FoundArray] = []
+    begin = at = 0
+    for start, stop, kept, new in plan:
+        numbers = values[at : at + new]
+        if not kept:
+            begin = at
+        elif begin + kept == at:  # the one before is all that was parsed since `begin`
+            numbers = values[begin : at + new]
+        else:
+            begin, numbers = len(values) + 1, np.concatenate((arrays[-1][2][:kept], numbers))
+        arrays.append((start, stop, numbers))
+        at += new
+    return arrays
+
+
+def _find_rest(data: bytes, start: int, stop: int, first: int, end: int, count: int) -> tuple[int, int]:
+    """How many of the `count` numbers of the array before an array starts with, and where its others start.
+
+    0 and its start if less than half of the text is the same; -1 for the place if there are no others.
+    """
+    same = end - first if data.startswith(data[first:end], start) else 0
+    if same and start + same == stop:
+        return count, -1
+    if not same or data[start + same] != _COMMA:
+        size = min(end - first, stop - start)
+        if not data.startswith(data[first : first + size // 2], start):
+            return 0, start
+        differ = np.frombuffer(data, np.uint8, size, start) != np.frombuffer(data, np.uint8, size, first)
+        same = int(differ.argmax())
+        same = data.rfind(b",", start, start + (same if differ[same] else size)) - start
+        if same < size // 2:
+            return 0, start
+        # As many as there were, but for those behind the last comma that both have, which are few.
+        count -= data.count(b",", first + same, end)
+    return count, start + same + (2 if data[start + same + 1] == _SPACE else 1)
+
+
+def _parse_each(data: bytes, spans: Sequence[_Span]) -> list[_FoundArray]:
+    """Those of some arrays that are numbers of one kind."""
+    numbers = _parse_together(data, spans) if len(spans) > 1 else None
+    if numbers is None:
+        each = ((start, stop, parse_numbers(data, start, stop)) for start, stop in spans)
+        return [(start, stop, array) for start, stop, array in each if array is not None]
+    arrays: list[_FoundArray] = []
+    at = 0
+    for start, stop in spans:
+        count = data.count(b",", start, stop) + 1
+        arrays.append((start, stop, numbers[at : at + count]))
+        at += count
+    return arrays
+
+
+def _parse_together(data: bytes, spans: Sequence[_Span]) -> NDArray[Any] | None:
+    """The numbers in some parts of a text as one array, as if they were one: None as for `parse_numbers`."""
+    comma = b", " if data[data.find(b",", spans[0][0]) + 1] == _SPACE else b","
+    arrays: list[NDArray[Any]] = []
+    few: list[_Span] = []
+    size = 0
+    for start, stop in spans:
+        few.append((start, stop))
+        size += stop - start
+        if size < _PART_BYTES and stop != spans[-1][1]:
+            continue
+        if len(few) == 1:
+            numbers = parse_numbers(data, start, stop)
+        else:
+            text = comma.join([data[first:end] for first, end in few])
+            numbers = parse_numbers(text, 0, len(text))
+        if numbers is None or (arrays and numbers.dtype != arrays[0].dtype):
+            return None
+        arrays.append(numbers)
+        few, size = [], 0
+    return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
 
 
 def parse_numbers(data: bytes, start: int, stop: int) -> NDArray[Any] | None:
@@ -176,7 +261,7 @@ def parse_numbers(data: bytes, start: int, stop: int) -> NDArray[Any] | None:
         comma = data.find(b",", start + _PART_BYTES, stop) if stop - start >= 2 * _PART_BYTES else -1
         end = stop if comma < 0 else comma
         first = data.find(b",", start, end)
-        if first <= start or start < _WORD:
+        if first <= start:
             return None
         gap = 2 if data[first + 1] == _SPACE else 1
         part: NDArray[Any] | None
@@ -303,10 +388,12 @@ def _parse_by_json(text: bytes) -> NDArray[Any] | None:
     except orjson.JSONDecodeError:
         return None
     # With as many points as numbers, all are floats.
-    if b'"' in text or text.count(b".") != len(values):
-        kinds = {*map(type, values)}
-        if kinds != {float}:
-            kind = {bool: np.bool_, int: np.int64}.get(kinds.pop()) if len(kinds) == 1 else None
-            fits = kind is not None and (kind is np.bool_ or -(1 << 63) <= min(values) <= max(values) < 1 << 63)
-            return np.array(values, kind) if fits else None
-    return np.array(values, np.float64)
+    if b'"' not in text and text.count(b".") == len(values):
+        return np.array(values, np.float64)
+    if b"e" not in text:  # no booleans
+        try:
+            return np.array(values, np.int64) if type(sum(values)) is int else None
+        except (OverflowError, TypeError):  # too large, or no numbers
+            return None
+    kinds = {*map(type, values)}
+    return np.array(values, np.bool_ if kinds == {bool} else np.float64) if kinds in ({bool}, {float}) else None
