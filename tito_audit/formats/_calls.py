@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache, partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
@@ -66,8 +67,32 @@ _ENTRY_COMPLETION = (*COMPLETION_IDS, "token_ids")
 _ENTRY_IDS = frozenset((*_ENTRY_PROMPT, *_ENTRY_COMPLETION))
 _ENTRY_TEXTS = frozenset((*_COMPLETION_TEXTS, "prompt_text", "prompt", "messages"))
 _ENTRY_ENDS = frozenset(("finish_reason", "stop_reason", "is_truncated"))
-"""Without these keys, neither `finish_reason` nor `stop_string` finds anything."""
 _ID_NAMES = {*PROMPT_IDS, *COMPLETION_IDS, *FLAT_IDS}
+
+
+class _KnownKeys(NamedTuple):
+    """Which keys of a call have to be read: most calls have few."""
+
+    prompts: tuple[str, ...]
+    completions: tuple[str, ...]
+    logprobs: tuple[str, ...]
+    others: int
+    """How many keys are no names of ids."""
+    has_texts: bool
+    may_end: bool
+    """False: neither `finish_reason` nor `stop_string` finds anything."""
+    has_extras: bool
+
+
+@lru_cache(1024)
+def _known_keys(keys: tuple[str, ...]) -> _KnownKeys:
+    prompts, completions, logprobs = (
+        tuple([name for name in names if name in keys])
+        for names in (_ENTRY_PROMPT, _ENTRY_COMPLETION, CALL_LOGPROBS)
+    )
+    others = sum(key not in _ENTRY_IDS for key in keys)
+    flags = (not names.isdisjoint(keys) for names in (_ENTRY_TEXTS, _ENTRY_ENDS, EXTRA_COLUMNS))
+    return _KnownKeys(prompts, completions, logprobs, others, *flags)
 
 
 def read_turn(
@@ -82,31 +107,30 @@ def read_turn(
     Missing, null or empty ids give a turn with text and without ids, for rules to report. If only one side is
     empty, that side is known to have no tokens.
     """
-    prompt_name = first_filled_name(entry, _ENTRY_PROMPT)
-    completion_name = first_filled_name(entry, _ENTRY_COMPLETION)
-    # Each part is read only if a key of it is there: most calls have few.
-    logprobs_name = None
-    if not _LOGPROBS.isdisjoint(entry):
-        objects = (name for name in CALL_LOGPROBS if isinstance(entry.get(name), dict | Mapping))
-        logprobs_name = first_filled_name(entry, CALL_LOGPROBS) or next(objects, None)
+    keys = _known_keys(tuple(entry))
+    prompt_name = first_filled_name(entry, keys.prompts)
+    completion_name = first_filled_name(entry, keys.completions)
+    logprobs_name = first_filled_name(entry, keys.logprobs) if keys.logprobs else None
+    if logprobs_name is None:
+        logprobs_name = next((name for name in keys.logprobs if isinstance(entry.get(name), dict | Mapping)), None)
     text = prompt_text = sent = None
-    if not _ENTRY_TEXTS.isdisjoint(entry):
+    if keys.has_texts:
         text, prompt_text = first_text(entry, _COMPLETION_TEXTS), first_text(entry, ("prompt_text", "prompt"))
         sent = entry.get("messages", entry.get("prompt"))
-    may_end = not _ENTRY_ENDS.isdisjoint(entry)
+    reads_all = keys.others == (logprobs_name is not None)
     try:  # not `errors_at`, which costs six function calls for each call of a row
         turn = build_turn(
             (prompt_name or "", entry.get(prompt_name or "")),
             (completion_name or "", entry.get(completion_name or "")),
-            None if logprobs_name is None else lambda: logprob_column(entry, logprobs_name),
-            {} if _ENTRY_IDS.issuperset(entry) else other_columns(entry, {*_ENTRY_IDS, logprobs_name or ""}),
+            None if logprobs_name is None else partial(logprob_column, entry, logprobs_name),
+            {} if reads_all else other_columns(entry, {*_ENTRY_IDS, logprobs_name or ""}),
             entry,
             message_index=message_index,
             prompt_text=prompt_text,
             completion_text=text,
-            finish_reason=finish_reason(entry) if may_end else None,
-            stop_string=stop_string(entry) if may_end else None,
-            extras=NO_EXTRAS if EXTRA_COLUMNS.isdisjoint(entry) else read_extras(entry),
+            finish_reason=finish_reason(entry) if keys.may_end else None,
+            stop_string=stop_string(entry) if keys.may_end else None,
+            extras=read_extras(entry) if keys.has_extras else NO_EXTRAS,
             alternatives=read_alternatives(entry[logprobs_name]) if logprobs_name else (),
         )
         if sent is not None and prompt_messages is None and is_messages(sent):
@@ -316,7 +340,6 @@ _RARE_FACTS = frozenset(("weight_version", "weight_versions", _IMAGE_GRIDS, *_IM
 """Keys of facts that few rows have."""
 _FACT_KEYS = _RARE_FACTS.union(_GROUP_KEYS, ("id",))
 LISTS_OF_CALLS = frozenset(CALL_LISTS)
-_LOGPROBS = frozenset(CALL_LOGPROBS)
 TOOLS_MISSING = "they call tools that the log does not list"
 """Why messages of such a conversation are not read."""
 _REASON_LIST_KEYS = ("finish_reasons", "stop_reasons")

@@ -25,6 +25,7 @@ Raw: TypeAlias = Sequence[Any] | NDArray[Any]
 """A list as storage returns it: a Python list, or a numpy array where a column holds only numbers."""
 
 _LISTS = (list, tuple, np.ndarray)
+_IDS = np.dtype(np.int32)
 _NUMBERS = frozenset((int, float, bool, type(None)))
 
 
@@ -204,6 +205,8 @@ def first_text(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
 
 def ids_or_none(value: Any, name: str) -> Ids | None:
     """Token ids `[N]` int32, `name` for errors; None for null and for an empty list."""
+    if type(value) is np.ndarray and value.dtype is _IDS and value.ndim == 1:
+        return value if len(value) else None
     return None if value is None or (isinstance(value, _LISTS) and not len(value)) else as_ids(value, name)
 
 
@@ -294,7 +297,7 @@ def read_alternatives(logged: Any) -> tuple[tuple[float, ...], ...]:
             tokens = [t.get("top_logprobs") if isinstance(t, Mapping) else None for t in tokens[:_TOKENS_EXAMINED]]
         else:
             tokens = logged.get("top_logprobs")
-    if not is_list(tokens) or not len(tokens) or isinstance(tokens[0], int | float):
+    if not isinstance(tokens, _LISTS) or not len(tokens) or isinstance(tokens[0], int | float):
         return ()
     likeliest: list[tuple[float, ...]] = []
     for top in tokens[:_TOKENS_EXAMINED]:
