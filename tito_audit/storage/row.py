@@ -165,6 +165,7 @@ def no_object_reason(value: object) -> str:
 
 
 _ESCAPED_QUOTE = b"\\u0022"
+_QUOTE = np.uint8(ord('"'))
 
 
 def may_repeat_keys(text: bytes, value: Any) -> bool:
@@ -172,7 +173,11 @@ def may_repeat_keys(text: bytes, value: Any) -> bool:
 
     `value` is what orjson makes of the text. Dumped again it has as many quotes, unless a key was dropped.
     """
-    return text.count(b'"') != orjson.dumps(value).count(b'"') or _ESCAPED_QUOTE in text
+    # numpy counts in a fraction of the time that `bytes.count` takes.
+    written, dumped = (np.frombuffer(each, np.uint8) == _QUOTE for each in (text, orjson.dumps(value)))
+    if np.count_nonzero(written) != np.count_nonzero(dumped):
+        return True
+    return b"\\" in text and _ESCAPED_QUOTE in text
 
 
 def find_repeated_key(text: bytes, value: Any) -> str | None:
