@@ -344,6 +344,8 @@ def _parse_with_runs(data: bytes, start: int, stop: int, unit: bytes, comma: byt
     """
     if len(unit) > 32 or not data.startswith(unit * _RUN_LENGTHS[-1], start, stop):
         unit = b"0.0" + comma
+    if data.find(unit * _RUN_LENGTHS[-1], start, stop) < 0:
+        return _parse_by_json(data[start:stop])
     runs = [unit * count for count in _RUN_LENGTHS]
     pieces: list[bytes] = []
     sizes: list[int] = []
