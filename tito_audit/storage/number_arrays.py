@@ -28,6 +28,8 @@ _SHORTEST = 256
 """Arrays shorter than this many bytes stay in the text."""
 _SHORTEST_INTEGERS = 4096
 """The same for integers of several digits, all ids of a row together: the JSON parser is faster up to here."""
+_SHORTEST_SHARED = 1024
+"""Arrays of ids shorter than this are parsed sooner than compared with the one before."""
 _FIRST_BYTES = frozenset(bytes([byte]) for byte in b"-0123456789tf")
 _Span: TypeAlias = tuple[int, int]
 """Start and stop of the inside of an array in the text."""
@@ -162,7 +164,8 @@ def _parse_growing(data: bytes, columns: Iterable[Sequence[_Span]]) -> list[_Fou
     for spans in columns:
         first = end = count = 0
         for start, stop in spans:
-            kept, at = _find_rest(data, start, stop, first, end, count) if count else (0, start)
+            may_share = count and stop - start >= _SHORTEST_SHARED
+            kept, at = _find_rest(data, start, stop, first, end, count) if may_share else (0, start)
             new = 0 if at < 0 else data.count(b",", at, stop) + 1
             if new:
                 parts.append((at, stop))
@@ -173,7 +176,7 @@ def _parse_growing(data: bytes, columns: Iterable[Sequence[_Span]]) -> list[_Fou
         each = [array for start, stop, _, _ in plan for array in _parse_each(data, [(start, stop)])]
         return [array for array in each if array[2].dtype == np.int64]
     small = values.astype(np.int32)
-    values = small if (small == values).all() else values
+    values = small if np.logical_and.reduce(small == values) else values
     arrays: list[_FoundArray] = []
     begin = at = 0
     for start, stop, kept, new in plan:
@@ -213,16 +216,17 @@ def _find_rest(data: bytes, start: int, stop: int, first: int, end: int, count: 
 
 def _parse_each(data: bytes, spans: Sequence[_Span]) -> list[_FoundArray]:
     """Those of some arrays that are numbers of one kind."""
-    numbers = _parse_together(data, spans) if len(spans) > 1 else None
-    if numbers is None:
-        each = ((start, stop, parse_numbers(data, start, stop)) for start, stop in spans)
-        return [(start, stop, array) for start, stop, array in each if array is not None]
+    together = _parse_together(data, spans) if len(spans) > 1 else None
     arrays: list[_FoundArray] = []
     at = 0
     for start, stop in spans:
-        count = data.count(b",", start, stop) + 1
-        arrays.append((start, stop, numbers[at : at + count]))
-        at += count
+        if together is None:
+            numbers = parse_numbers(data, start, stop)
+        else:
+            before, at = at, at + data.count(b",", start, stop) + 1
+            numbers = together[before:at]
+        if numbers is not None:
+            arrays.append((start, stop, numbers))
     return arrays
 
 

@@ -174,10 +174,9 @@ def may_repeat_keys(text: bytes, value: Any) -> bool:
     `value` is what orjson makes of the text. Dumped again it has as many quotes, unless a key was dropped.
     """
     # numpy counts in a fraction of the time that `bytes.count` takes.
-    written, dumped = (np.frombuffer(each, np.uint8) == _QUOTE for each in (text, orjson.dumps(value)))
-    if np.count_nonzero(written) != np.count_nonzero(dumped):
-        return True
-    return b"\\" in text and _ESCAPED_QUOTE in text
+    texts = text, orjson.dumps(value)
+    quotes, dumped = [np.count_nonzero(np.frombuffer(each, np.uint8) == _QUOTE) for each in texts]
+    return quotes != dumped or (b"\\" in text and _ESCAPED_QUOTE in text)
 
 
 def find_repeated_key(text: bytes, value: Any) -> str | None:
