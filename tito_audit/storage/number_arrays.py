@@ -76,9 +76,9 @@ class ArrayParser:
         }
 
     def parse_row(self, index: int, data: bytes, *, cut_off: bool = False) -> RawRow:
-        """The same as `storage.row.parse_row`, with some lists as arrays `[N]`: ids as int32 if that holds all of the row.
+        """The same as `storage.row.parse_row`, with some lists as arrays `[N]` of int64, float64 or bool.
 
-        Other numbers are int64, float64 or bool.
+        Ids are int32 if that holds all ids of the row.
         """
         marked, pieces = self._cut_arrays(data) if len(data) >= _SHORTEST else ({}, [])
         text = b"".join(pieces)
