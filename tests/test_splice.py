@@ -21,6 +21,7 @@ from tests.tables import stored
 from tests.tiers import examples, one_in, some
 from tito_audit.errors import RecordError
 from tito_audit.formats import NUMBER_COLUMNS, map_columns, number_columns, pick_format
+from tito_audit.record.nesting import MAX_DEPTH
 from tito_audit.record.rollout import Place
 from tito_audit.run.repair import repair_rollouts
 from tito_audit.run.rows import LogGroup
@@ -266,6 +267,14 @@ def test_a_row_of_many_arrays_that_never_end_takes_no_longer_than_its_length():
         assert_same_row(b"{" + unit * 200_000, read=False)
         assert_same_row(b"{" + unit * 200_000 + b"]", read=False)
     assert time.process_time() - started < 60
+
+
+def test_a_row_is_refused_from_the_same_depth_on_as_without_cutting():
+    for depth in range(MAX_DEPTH - 3, MAX_DEPTH + 3):
+        for opening, closing in ((b"[", b"]"), (b'{"x":', b"}")):
+            value = opening * depth + b"1" + closing * depth
+            row = assert_same_row(b'{"token_ids":[%b],"deep":%b}' % (BIG.encode(), value), read=False)
+            assert (row.value is None) == (depth >= MAX_DEPTH)
 
 
 def test_a_row_that_writes_the_mark_is_read_as_without_cutting():

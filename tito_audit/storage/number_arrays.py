@@ -21,7 +21,6 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from tito_audit.record.nesting import load_json
 from tito_audit.storage.row import RawRow, is_json, may_repeat_keys, parse_row
 
 _SHORTEST = 256
@@ -83,10 +82,12 @@ class ArrayParser:
         marked, pieces = self._cut_arrays(data) if len(data) >= _SHORTEST else ({}, [])
         text = b"".join(pieces)
         try:
-            value = load_json(text) if marked else None
-        except ValueError:
-            value = None
-        if not isinstance(value, dict) or may_repeat_keys(text, value):
+            value = orjson.loads(text) if marked else None
+            # orjson does not dump again what is nested too deeply.
+            refused = not isinstance(value, dict) or may_repeat_keys(text, value)
+        except (ValueError, TypeError):
+            refused = True
+        if refused:
             return parse_row(index, data, cut_off=cut_off)
         # Replace each mark by its array, or by a list if its path is not in `columns`.
         waiting: list[tuple[Any, str]] = [(value, "")]
