@@ -110,9 +110,10 @@ def read_turn(
     keys = _known_keys(tuple(entry))
     prompt_name = first_filled_name(entry, keys.prompts)
     completion_name = first_filled_name(entry, keys.completions)
-    logprobs_name = first_filled_name(entry, keys.logprobs) if keys.logprobs else None
-    if logprobs_name is None:
-        logprobs_name = next((name for name in keys.logprobs if isinstance(entry.get(name), dict | Mapping)), None)
+    logprobs_name = None
+    if keys.logprobs:
+        objects = (name for name in keys.logprobs if isinstance(entry.get(name), dict | Mapping))
+        logprobs_name = first_filled_name(entry, keys.logprobs) or next(objects, None)
     text = prompt_text = sent = None
     if keys.has_texts:
         text, prompt_text = first_text(entry, _COMPLETION_TEXTS), first_text(entry, ("prompt_text", "prompt"))

@@ -170,9 +170,14 @@ def _parse_growing(data: bytes, columns: Iterable[Sequence[_Span]]) -> list[_Fou
         for start, stop in spans:
             may_share = count and stop - start >= _SHORTEST_SHARED
             kept, at = _find_rest(data, start, stop, first, end, count) if may_share else (0, start)
-            new = 0 if at < 0 else _count_numbers(data, at, stop)
-            if new:
+            new = 0
+            if at >= 0:
                 parts.append((at, stop))
+                new = 1
+                if stop - at < _SHORTEST_INTEGERS:
+                    new += data.count(b",", at, stop)
+                else:  # numpy takes a fraction of the time
+                    new += np.count_nonzero(np.frombuffer(data, np.uint8, stop - at, at) == _COMMA)
             plan.append((start, stop, kept, new))
             first, end, count = start, stop, kept + new
     values = _parse_together(data, parts)
@@ -218,13 +223,6 @@ def _find_rest(data: bytes, start: int, stop: int, first: int, end: int, count: 
     return count, start + same + (2 if data[start + same + 1] == _SPACE else 1)
 
 
-def _count_numbers(data: bytes, start: int, stop: int) -> int:
-    """How many numbers a part of an array has: one more than commas, which numpy counts faster if it is long."""
-    if stop - start < _SHORTEST_INTEGERS:
-        return data.count(b",", start, stop) + 1
-    return int(np.count_nonzero(np.frombuffer(data, np.uint8, stop - start, start) == _COMMA)) + 1
-
-
 def _parse_each(data: bytes, spans: Sequence[_Span]) -> list[_FoundArray]:
     """Those of some arrays that are numbers of one kind."""
     together = _parse_together(data, spans) if len(spans) > 1 else None
@@ -234,7 +232,7 @@ def _parse_each(data: bytes, spans: Sequence[_Span]) -> list[_FoundArray]:
         if together is None:
             numbers = parse_numbers(data, start, stop)
         else:
-            before, at = at, at + _count_numbers(data, start, stop)
+            before, at = at, at + data.count(b",", start, stop) + 1
             numbers = together[before:at]
         if numbers is not None:
             arrays.append((start, stop, numbers))
