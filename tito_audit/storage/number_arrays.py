@@ -177,7 +177,7 @@ def _parse_growing(data: bytes, columns: Iterable[Sequence[_Span]]) -> list[_Fou
                 if stop - at < _SHORTEST_INTEGERS:
                     new += data.count(b",", at, stop)
                 else:  # numpy takes a fraction of the time
-                    new += np.count_nonzero(np.frombuffer(data, np.uint8, stop - at, at) == _COMMA)
+                    new += int(np.count_nonzero(np.frombuffer(data, np.uint8, stop - at, at) == _COMMA))
             plan.append((start, stop, kept, new))
             first, end, count = start, stop, kept + new
     values = _parse_together(data, parts)
