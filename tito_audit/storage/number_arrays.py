@@ -404,10 +404,10 @@ def _parse_by_json(text: bytes) -> NDArray[Any] | None:
         return None
     # With as many points as numbers, all are floats.
     if b'"' not in text and text.count(b".") == len(values):
-        return np.array(values, np.float64)
+        return np.fromiter(values, np.float64, len(values))
     if b"e" not in text:  # no booleans
         try:
-            return np.array(values, np.int64) if type(sum(values)) is int else None
+            return np.fromiter(values, np.int64, len(values)) if type(sum(values)) is int else None
         except (OverflowError, TypeError):  # too large, or no numbers
             return None
     kinds = {*map(type, values)}
