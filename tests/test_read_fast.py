@@ -192,9 +192,9 @@ def test_a_call_is_read_as_by_asking_for_every_key(
     columns: dict[str, Any], sent: tuple[Message, ...] | None, kind: Any
 ):
     fast = read_call(kind(columns), sent)
-    every = _calls._known_keys(CALL_COLUMNS)._replace(others=len(CALL_COLUMNS))
+    every = _calls._KnownKeys.of(CALL_COLUMNS)._replace(others=len(CALL_COLUMNS))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(_calls, "_known_keys", lambda keys: every)
+        patched.setattr(_calls._KnownKeys, "of", lambda keys: every)
         assert read_call(kind(columns), sent) == fast
 
 

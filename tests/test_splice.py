@@ -45,7 +45,6 @@ SEPARATORS = ((",", ":"), (", ", ": "))
 def every_array_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(number_arrays, "_SHORTEST", 3)
     monkeypatch.setattr(number_arrays, "_SHORTEST_INTEGERS", 3)
-    monkeypatch.setattr(number_arrays, "_SHORTEST_SHARED", 3)
 
 
 def numbers(text: str) -> Any:

@@ -83,16 +83,13 @@ class _KnownKeys(NamedTuple):
     """False: neither `finish_reason` nor `stop_string` finds anything."""
     has_extras: bool
 
-
-@lru_cache(1024)
-def _known_keys(keys: tuple[str, ...]) -> _KnownKeys:
-    prompts, completions, logprobs = (
-        tuple([name for name in names if name in keys])
-        for names in (_ENTRY_PROMPT, _ENTRY_COMPLETION, CALL_LOGPROBS)
-    )
-    others = sum(key not in _ENTRY_IDS for key in keys)
-    flags = (not names.isdisjoint(keys) for names in (_ENTRY_TEXTS, _ENTRY_ENDS, EXTRA_COLUMNS))
-    return _KnownKeys(prompts, completions, logprobs, others, *flags)
+    @classmethod
+    @lru_cache(1024)
+    def of(cls, keys: tuple[str, ...]) -> _KnownKeys:
+        names = _ENTRY_PROMPT, _ENTRY_COMPLETION, CALL_LOGPROBS
+        candidates = [tuple([name for name in each if name in keys]) for each in names]
+        flags = [not each.isdisjoint(keys) for each in (_ENTRY_TEXTS, _ENTRY_ENDS, EXTRA_COLUMNS)]
+        return cls(*candidates, sum(key not in _ENTRY_IDS for key in keys), *flags)
 
 
 def read_turn(
@@ -107,7 +104,7 @@ def read_turn(
     Missing, null or empty ids give a turn with text and without ids, for rules to report. If only one side is
     empty, that side is known to have no tokens.
     """
-    keys = _known_keys(tuple(entry))
+    keys = _KnownKeys.of(tuple(entry))
     prompt_name = first_filled_name(entry, keys.prompts)
     completion_name = first_filled_name(entry, keys.completions)
     logprobs_name = None

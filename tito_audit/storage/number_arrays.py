@@ -27,8 +27,6 @@ _SHORTEST = 256
 """Arrays shorter than this many bytes stay in the text."""
 _SHORTEST_INTEGERS = 4096
 """The same for integers of several digits, all ids of a row together: the JSON parser is faster up to here."""
-_SHORTEST_SHARED = 1024
-"""Arrays of ids shorter than this are parsed sooner than compared with the one before."""
 _FIRST_BYTES = frozenset(bytes([byte]) for byte in b"-0123456789tf")
 _Span: TypeAlias = tuple[int, int]
 """Start and stop of the inside of an array in the text."""
@@ -168,8 +166,9 @@ def _parse_growing(data: bytes, columns: Iterable[Sequence[_Span]]) -> list[_Fou
     for spans in columns:
         first = end = count = 0
         for start, stop in spans:
-            may_share = count and stop - start >= _SHORTEST_SHARED
-            kept, at = _find_rest(data, start, stop, first, end, count) if may_share else (0, start)
+            shared, at = 0, start
+            if count and stop - start >= 4 * _SHORTEST:  # a shorter one is parsed sooner than compared
+                shared, at = _find_rest(data, start, stop, first, end, count)
             new = 0
             if at >= 0:
                 parts.append((at, stop))
@@ -178,8 +177,8 @@ def _parse_growing(data: bytes, columns: Iterable[Sequence[_Span]]) -> list[_Fou
                     new += data.count(b",", at, stop)
                 else:  # numpy takes a fraction of the time
                     new += int(np.count_nonzero(np.frombuffer(data, np.uint8, stop - at, at) == _COMMA))
-            plan.append((start, stop, kept, new))
-            first, end, count = start, stop, kept + new
+            plan.append((start, stop, shared, new))
+            first, end, count = start, stop, shared + new
     values = _parse_together(data, parts)
     if values is None or values.dtype != np.int64:
         each = [array for start, stop, _, _ in plan for array in _parse_each(data, [(start, stop)])]
@@ -188,14 +187,14 @@ def _parse_growing(data: bytes, columns: Iterable[Sequence[_Span]]) -> list[_Fou
         values = values.astype(np.int32)
     arrays: list[_FoundArray] = []
     begin = at = 0
-    for start, stop, kept, new in plan:
+    for start, stop, shared, new in plan:
         numbers = values[at : at + new]
-        if not kept:
+        if not shared:
             begin = at
-        elif begin + kept == at:  # the one before is all that was parsed since `begin`
+        elif begin + shared == at:  # the one before is all that was parsed since `begin`
             numbers = values[begin : at + new]
         else:
-            begin, numbers = len(values) + 1, np.concatenate((arrays[-1][2][:kept], numbers))
+            begin, numbers = len(values) + 1, np.concatenate((arrays[-1][2][:shared], numbers))
         arrays.append((start, stop, numbers))
         at += new
     return arrays
@@ -211,8 +210,6 @@ def _find_rest(data: bytes, start: int, stop: int, first: int, end: int, count: 
         return count, -1
     if not same or data[start + same] != _COMMA:
         size = min(end - first, stop - start)
-        if not data.startswith(data[first : first + size // 2], start):
-            return 0, start
         differ = np.frombuffer(data, np.uint8, size, start) != np.frombuffer(data, np.uint8, size, first)
         same = int(differ.argmax())
         same = data.rfind(b",", start, start + (same if differ[same] else size)) - start
@@ -225,7 +222,7 @@ def _find_rest(data: bytes, start: int, stop: int, first: int, end: int, count: 
 
 def _parse_each(data: bytes, spans: Sequence[_Span]) -> list[_FoundArray]:
     """Those of some arrays that are numbers of one kind."""
-    together = _parse_together(data, spans) if len(spans) > 1 else None
+    together = None if len(spans) == 1 else _parse_together(data, spans)
     arrays: list[_FoundArray] = []
     at = 0
     for start, stop in spans:
@@ -241,25 +238,12 @@ def _parse_each(data: bytes, spans: Sequence[_Span]) -> list[_FoundArray]:
 
 def _parse_together(data: bytes, spans: Sequence[_Span]) -> NDArray[Any] | None:
     """The numbers in some parts of a text as one array, as if they were one: None as for `parse_numbers`."""
+    if len(spans) == 1:
+        return parse_numbers(data, *spans[0])
     comma = b", " if data[data.find(b",", spans[0][0]) + 1] == _SPACE else b","
-    arrays: list[NDArray[Any]] = []
-    few: list[_Span] = []
-    size = 0
-    for start, stop in spans:
-        few.append((start, stop))
-        size += stop - start
-        if size < _PART_BYTES and stop != spans[-1][1]:
-            continue
-        if len(few) == 1:
-            numbers = parse_numbers(data, start, stop)
-        else:
-            text = comma.join([data[first:end] for first, end in few])
-            numbers = parse_numbers(text, 0, len(text))
-        if numbers is None or (arrays and numbers.dtype != arrays[0].dtype):
-            return None
-        arrays.append(numbers)
-        few, size = [], 0
-    return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+    view = memoryview(data)
+    text = comma.join([view[start:stop] for start, stop in spans])
+    return parse_numbers(text, 0, len(text))
 
 
 def parse_numbers(data: bytes, start: int, stop: int) -> NDArray[Any] | None:
