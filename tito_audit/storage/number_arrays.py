@@ -60,12 +60,12 @@ _DIGIT_MERGES = (
 class ArrayParser:
     """Parses rows, with long lists of numbers in some columns as numpy arrays.
 
-    `columns` maps paths to dtype kinds: `{"token_ids": "i"}` for a column of the row, `{"calls[].token_ids": "i"}`
-    for one of objects in a list.
+    `columns` maps paths to dtype kinds, "i" for ids and "ifb" for other numbers: `{"token_ids": "i"}` for a column
+    of the row, `{"calls[].token_ids": "i"}` for one of objects in a list.
     """
 
     def __init__(self, columns: Mapping[str, str], other_kinds: str = "") -> None:
-        """`other_kinds` are the dtype kinds of all other keys, only for `is_json`."""
+        """`other_kinds`, "ifb", are the dtype kinds of all other keys, only for `is_json`."""
         self._columns = columns
         self._other_kinds = other_kinds or None
         self._kinds = {
@@ -221,7 +221,7 @@ def _find_rest(data: bytes, start: int, stop: int, first: int, end: int, count: 
 
 
 def _parse_each(data: bytes, spans: Sequence[_Span]) -> list[_FoundArray]:
-    """Those of some arrays that are numbers of one kind."""
+    """Those of some arrays that are numbers of one kind, parsed at once if all are of the same."""
     together = None if len(spans) == 1 else _parse_together(data, spans)
     arrays: list[_FoundArray] = []
     at = 0
