@@ -86,10 +86,13 @@ class _KnownKeys(NamedTuple):
     @classmethod
     @lru_cache(1024)
     def of(cls, keys: tuple[str, ...]) -> _KnownKeys:
-        names = _ENTRY_PROMPT, _ENTRY_COMPLETION, CALL_LOGPROBS
-        candidates = [tuple([name for name in each if name in keys]) for each in names]
-        flags = [not each.isdisjoint(keys) for each in (_ENTRY_TEXTS, _ENTRY_ENDS, EXTRA_COLUMNS)]
-        return cls(*candidates, sum(key not in _ENTRY_IDS for key in keys), *flags)
+        prompts, completions, logprobs = (
+            tuple([name for name in names if name in keys])
+            for names in (_ENTRY_PROMPT, _ENTRY_COMPLETION, CALL_LOGPROBS)
+        )
+        others = sum(key not in _ENTRY_IDS for key in keys)
+        texts, ends, extras = (not names.isdisjoint(keys) for names in (_ENTRY_TEXTS, _ENTRY_ENDS, EXTRA_COLUMNS))
+        return cls(prompts, completions, logprobs, others, texts, ends, extras)
 
 
 def read_turn(
