@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.command import run
 from tests.tables import table
@@ -15,7 +17,7 @@ from tests.world import ROOT, TOY
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Place
 from tito_audit.rules import all_rules
-from tito_audit.run.headlines import link_findings
+from tito_audit.run.headlines import link_findings, with_headline
 
 SHARED = ROOT.parent / "shared"
 NEMO = ROOT / "fixtures" / "formats" / "nemo_gym.jsonl"
@@ -97,7 +99,9 @@ def test_every_rule_has_a_headline_with_a_place_for_its_number() -> None:
 
 def hit(code: str, severity: Severity, turn: int | None, later: int | None = None, **more: Any) -> Finding:
     where = Where.ROW if turn is None else Where.COMPLETION if later != turn else Where.PROMPT
-    return Finding(code, severity, Place("a", 0), Hit(where, 0, 1, "", turn, later_turn=later, **more))
+    return with_headline(
+        Finding(code, severity, Place("a", 0), Hit(where, 0, 1, "", turn, later_turn=later, **more))
+    )
 
 
 def test_findings_are_linked_by_cause_and_prompt_only() -> None:
@@ -116,7 +120,7 @@ def test_findings_are_linked_by_cause_and_prompt_only() -> None:
         hit("TOK102", note, 1),
         hit("TPL203", error, 1, 2),
     ]
-    out = link_findings(findings, {}, all_rules())
+    out = link_findings(findings, {})
     assert [replaced.hit for replaced in out] == [finding.hit for finding in findings]
     names = {finding.fingerprint: f"{finding.code}@{finding.hit.later_turn}" for finding in out}
     follows = {at: names[finding.because_of] for at, finding in enumerate(out) if finding.because_of}
@@ -129,7 +133,18 @@ def test_a_finding_never_follows_from_itself() -> None:
     """Two differences that begin alike may have the same fingerprint."""
     twice = [hit("TPL299", Severity.ERROR, 0, 1), hit("TPL299", Severity.ERROR, 0, 1)]
     assert len({finding.fingerprint for finding in twice}) == 1
-    assert [finding.because_of for finding in link_findings(twice, {}, all_rules())] == [None, None]
+    assert [finding.because_of for finding in link_findings(twice, {})] == [None, None]
+
+
+@given(st.data())
+def test_findings_that_all_differ_follow_from_none(data: st.DataObject) -> None:
+    """A finding on drifted logprobs, from which nothing follows, has the causes looked for in any case."""
+    codes, turns = st.sampled_from(("TOK101", "TOK103", "TPL204", "MSK401", "SEQ301")), st.integers(0, 2)
+    later, severities = st.one_of(st.none(), turns), st.sampled_from(Severity)
+    shown = data.draw(st.lists(st.tuples(codes, severities, st.one_of(st.none(), turns), later), min_size=1))
+    findings = [hit(*each) for each in shown]
+    of_logprobs = hit("LPR507", Severity.WARNING, 9)
+    assert link_findings(findings, {}) == link_findings([*findings, of_logprobs], {})[:-1]
 
 
 def test_equal_tokens_around_a_difference_are_in_both_sequences(tmp_path: Path) -> None:
@@ -181,5 +196,4 @@ def test_without_a_tokenizer_a_broken_prefix_is_not_said_to_be_another_text() ->
 
 @pytest.mark.parametrize(*table(__file__, "a_headline_does_not_claim_what_its_finding_leaves_undecided"))
 def test_a_headline_does_not_claim_what_its_finding_leaves_undecided(code: str, says: str) -> None:
-    (finding,) = link_findings([hit(code, Severity.NOTE, None, cause="undecided")], {}, all_rules())
-    assert says in finding.headline
+    assert says in hit(code, Severity.NOTE, None, cause="undecided").headline

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from tests import toy
 from tests.test_rules import RULES, every
 from tests.tiers import examples
+from tito_audit.align.pieces import Pieces
 from tito_audit.errors import RecordError
+from tito_audit.evidence.differences import find_normal_form
 from tito_audit.evidence.judgement import row_mask_slide
 from tito_audit.evidence.logprob_values import IMPOSSIBLE
 from tito_audit.evidence.logprobs import logprob_shifts, verified_parts
@@ -29,7 +31,7 @@ from tito_audit.evidence.masks import (
     sampled_turns,
     whole_mask,
 )
-from tito_audit.evidence.model import Evidence, Explained, RowView, Verified
+from tito_audit.evidence.model import Evidence, Explained, RowView, TextSide, Verified
 from tito_audit.evidence.needs import Needs, applies
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.build import build_call_columns, build_training_row
@@ -40,10 +42,10 @@ from tito_audit.record.runs import trained_runs
 from tito_audit.repair import Safety
 from tito_audit.repairs import all_repairs
 from tito_audit.rule import Rule, hit_of, missing_evidence
-from tito_audit.rules import rule_of
+from tito_audit.rules import _drift, rule_of
 from tito_audit.rules._texts import _normalize, spelled_calls
 from tito_audit.run.check import check
-from tito_audit.run.headlines import link_findings
+from tito_audit.run.headlines import link_findings, with_headline
 from tito_audit.settings.model import RepairChoices
 
 Runs = list[tuple[int, int]]
@@ -128,8 +130,8 @@ def simple_check(
             explained.append(Explained(difference, known_cause.code, known_cause.cause, known_cause.what))
             continue
         for rule in sorted((rule for rule in rules if rule.explain), key=lambda rule: rule.precedence):
-            own = rule.explain is not None and difference.kind in rule.kinds
-            reason = rule.explain(difference, evidence) if own else None
+            own = difference.kind in rule.kinds and difference.where in rule.places
+            reason = rule.explain(difference, evidence) if rule.explain is not None and own else None
             if reason is not None:
                 explained.append(Explained(difference, rule.code, reason.cause, reason.what))
                 break
@@ -146,8 +148,8 @@ def simple_check(
         hits = list(rule.check(evidence)) if rule.check is not None else hits
         for hit in hits:
             severity = rule.severity if hit.severity is None else hit.severity
-            findings.append(Finding(rule.code, severity, evidence.rollout.place, hit))
-    linked = link_findings(findings, {}, rules) if findings else []
+            findings.append(with_headline(Finding(rule.code, severity, evidence.rollout.place, hit)))
+    linked = link_findings(findings, {}) if findings else []
     return tuple(replace(finding, repair=simple_repair(finding, evidence)) for finding in linked), tuple(skips)
 
 
@@ -538,3 +540,32 @@ def test_calls_that_spell_their_answer_are_found_so_by_every_way_to_decode_them(
     if cut in (0, 1) and not tool:
         plain = [number for number, (words, _) in enumerate(answers) if words and "".join(words).isascii()]
         assert spelled_calls(evidence) >= set(plain)
+
+
+SPELLED = ("<think>", "</think>", "4", "\n", "<|im_end|>")
+
+
+@settings(max_examples=examples(100, 1000))
+@given(st.lists(st.sampled_from(SPELLED), max_size=8), st.lists(st.sampled_from(SPELLED), max_size=8), st.data())
+def test_reasoning_around_a_difference_is_looked_for_only_where_a_block_ends(
+    own: list[str], other: list[str], data: st.DataObject
+) -> None:
+    sides = []
+    for words in (own, other):
+        start, end = sorted((data.draw(st.integers(0, len(words))), data.draw(st.integers(0, len(words)))))
+        ends = np.cumsum([len(word) for word in words], dtype=np.int64)
+        control = np.array([word == "<|im_end|>" for word in words], np.bool_)
+        pieces = Pieces(np.arange(len(words), dtype=np.int32), ends, "".join(words).encode(), control)
+        sides.append(TextSide(pieces, start, end))
+    recorded, canonical = sides
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_drift, "_FEW_BYTES", 0)
+        want = _drift.changed_reasoning(*(replace(side) for side in sides))
+    assert _drift.changed_reasoning(recorded, canonical) == want
+
+
+@given(st.text())
+def test_text_is_never_normalised_to_nothing(text: str) -> None:
+    data = text.encode()
+    assert find_normal_form(data, b"") is None
+    assert find_normal_form(b"", data) is None

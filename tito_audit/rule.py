@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from tito_audit.align.blocks import BlockKind
 from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Occasion, Verified
 from tito_audit.evidence.needs import Needs, describe_missing
-from tito_audit.record.arrays import empty_ids
 from tito_audit.record.finding import (
     NEXT_PROMPT,
     PROMPT,
@@ -30,6 +29,14 @@ SAME_BYTES = frozenset((BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT))
 """The kinds of differences whose sides spell the same bytes."""
 OTHER_BYTES = frozenset(BlockKind) - SAME_BYTES
 _OWN_LABELS = {Where.PROMPT: PROMPT, Where.COMPLETION: SAMPLED, Where.ROW: TRAINING_ROW}
+_OTHER_WORDS = {
+    Against.REENCODED: ("which re-encodes as", RE_ENCODED),
+    Against.NEXT_PROMPT: ("", NEXT_PROMPT),
+    Against.ROW: ("the training row has", TRAINING_ROW),
+    Against.TEMPLATE: ("the template writes", TEMPLATE),
+}
+"""What holds the other tokens, in a message, and the label of that side; a next prompt is named with its turn."""
+_NO_TOKENS = Side()
 _NAMED_TOKENS = 8
 """How many tokens of each side the message of a difference names."""
 
@@ -42,6 +49,10 @@ class Reason:
     """A few words that group findings."""
     what: str
     """A clause that says what is wrong; `hit_of` adds the tokens of both sides and the effect."""
+
+
+Explain = Callable[[Difference, Evidence], Reason | None]
+"""Why a difference belongs to a rule; None if it does not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,11 +69,13 @@ class Rule:
     """All are required; of alternatives joined by `|`, one is."""
     doc: str
     check: Callable[[Evidence], Iterator[Hit]] | None = None
-    explain: Callable[[Difference, Evidence], Reason | None] | None = None
+    explain: Explain | None = None
     precedence: int = 0
     """For causes: the rule of lowest precedence that gives a reason owns the difference."""
     kinds: frozenset[BlockKind] = frozenset(BlockKind)
     """For causes: the differences that it may explain."""
+    places: frozenset[Where] = frozenset(Where)
+    """For causes: where these differences lie."""
     silent: Verified = Verified.NOTHING
     """If all of this is sound, the rule finds nothing and is not run; NOTHING: it always runs."""
     when: Occasion | None = None
@@ -111,20 +124,21 @@ def cause(
     *,
     precedence: int,
     kinds: Collection[BlockKind] = frozenset(BlockKind),
+    places: Collection[Where] = frozenset(Where),
     needs: tuple[Needs, ...] = (),
     headline: str = "",
-) -> Callable[[Callable[[Difference, Evidence], Reason | None]], Rule]:
+) -> Callable[[Explain], Rule]:
     """A decorator that turns a function that may explain a difference into a rule.
 
-    Every difference of a rollout goes to the rule of lowest precedence that gives a Reason, of those for its kind.
-    The finding has the severity of the difference (what the later prompt or the training row made of it), capped
-    at `severity`.
+    Every difference of a rollout goes to the rule of lowest precedence that gives a Reason, of those for its kind
+    and place. The finding has the severity of the difference (what the later prompt or the training row made of
+    it), capped at `severity`.
     """
 
-    def decorate(explain: Callable[[Difference, Evidence], Reason | None]) -> Rule:
+    def decorate(explain: Explain) -> Rule:
         name, doc = _name_and_manual(explain)
-        of = frozenset(kinds)
-        return Rule(code, name, severity, needs, doc, None, explain, precedence, of, headline=headline)
+        of = frozenset(kinds), frozenset(places)
+        return Rule(code, name, severity, needs, doc, None, explain, precedence, *of, headline=headline)
 
     return decorate
 
@@ -140,39 +154,36 @@ def missing_evidence(rule: Rule, present: Needs, reasons: tuple[NotRead, ...] = 
 def hit_of(explained: Explained, evidence: Evidence, severity: Severity) -> Hit:
     """The hit of an explained difference; its message: what is wrong, the tokens of both sides, the effect."""
     difference = explained.difference
-    other, label = {
-        Against.REENCODED: ("which re-encodes as", RE_ENCODED),
-        Against.NEXT_PROMPT: (f"turn {difference.later_turn}'s prompt has", NEXT_PROMPT),
-        Against.ROW: ("the training row has", TRAINING_ROW),
-        Against.TEMPLATE: ("the template writes", TEMPLATE),
-    }[difference.against]
+    other, label = _OTHER_WORDS[difference.against]
+    if difference.against is Against.NEXT_PROMPT:
+        other = f"turn {difference.later_turn}'s prompt has"
     own = _OWN_LABELS[difference.where]
     has = own if own == SAMPLED else f"the {own} has"
+    own_ids, other_ids = difference.recorded.ids, difference.canonical.ids
     # The equal tokens before and after it, unless it reaches beyond its sequence.
     ids = evidence.sequence(difference.where, difference.turn)
     start, end = difference.start, difference.end
-    before = after = empty_ids()
-    if ids is not None and len(difference.recorded.ids) == end - start:
+    before = after = _NO_TOKENS
+    if ids is not None and len(own_ids) == end - start:
         equal_before, equal_after = difference.equal
-        before = ids[max(start - equal_before, 0) : start]
-        if max(len(difference.recorded.ids), len(difference.canonical.ids)) <= SHOWN_TOKENS:
-            after = ids[end : end + equal_after]
-    own_ids, other_ids = difference.recorded.ids, difference.canonical.ids
+        before = evidence.side(ids[max(start - equal_before, 0) : start])
+        if max(len(own_ids), len(other_ids)) <= SHOWN_TOKENS:
+            after = evidence.side(ids[end : end + equal_after])
     recorded = evidence.side(own_ids[:SHOWN_TOKENS], own)
     canonical = evidence.side(other_ids[:SHOWN_TOKENS], label)
     quoted, other_quoted = _quote_tokens(recorded, len(own_ids)), _quote_tokens(canonical, len(other_ids))
     return Hit(
         difference.where,
-        difference.start,
-        difference.end,
+        start,
+        end,
         f"{explained.what}: {has} {quoted}, {other} {other_quoted}; {difference.effect}",
         turn=difference.turn,
         cause=explained.cause,
         severity=severity,
         recorded=recorded,
         canonical=canonical,
-        before=evidence.side(before),
-        after=evidence.side(after),
+        before=before,
+        after=after,
         later_turn=difference.later_turn,
     )
 

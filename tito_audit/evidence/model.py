@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Flag, StrEnum, auto
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -291,6 +291,11 @@ class Evidence:
 
     def side(self, ids: Ids, label: str = "") -> Side:
         """Ids with their pieces for a finding, labelled with what holds them; no pieces without a tokenizer."""
+        if not len(ids):
+            return _empty_side(label)
         numbers = ids.tolist()
-        pieces = self.vocabulary.pieces(numbers) if numbers and self.vocabulary is not None else ()
+        pieces = self.vocabulary.pieces(numbers) if self.vocabulary is not None else ()
         return Side(tuple(numbers), pieces, label)
+
+
+_empty_side = cache(partial(Side, (), ()))

@@ -14,6 +14,8 @@ from tito_audit.rule import SAME_BYTES, hit_of
 
 _THOUGHT = re.compile(rb"<think>(.*?)</think>", re.DOTALL)
 _THOUGHT_END = b"</think>"
+_FEW_BYTES = 16_000
+"""Texts below this are quickly searched, however many differences keep the same one."""
 _SPACE_AFTER = re.compile(rb"\s*")
 
 
@@ -62,8 +64,10 @@ def in_answer(difference: Difference) -> bool:
 
 def control_ids(side: TextSide) -> list[int]:
     """The control tokens of a side, in order."""
-    own = slice(side.start, side.end)
-    ids: list[int] = side.pieces.ids[own][side.pieces.control[own]].tolist()
+    control = side.pieces.control[side.start : side.end]
+    if b"\1" not in control.tobytes():
+        return []
+    ids: list[int] = side.ids[control].tolist()
     return ids
 
 
@@ -80,6 +84,9 @@ def changed_reasoning(recorded: TextSide, canonical: TextSide) -> tuple[bytes, b
     """The text of the reasoning block around a difference on either side; None outside a block, or if both are
     equal."""
     inner: dict[TextSide, bytes] = {}
+    for data in (recorded.pieces.data, canonical.pieces.data):
+        if len(data) < _FEW_BYTES and _THOUGHT_END not in data:
+            return None
     # Most often, the side with less text is the one in no block.
     shorter = canonical if len(canonical.data) < len(recorded.data) else recorded
     for side in (recorded, canonical) if shorter is recorded else (canonical, recorded):

@@ -15,6 +15,7 @@ from tito_audit.rule import SAME_BYTES, Reason, cause
     headline="{n} re-tokenized",
     precedence=40,
     kinds=SAME_BYTES,
+    places=(Where.COMPLETION, Where.ROW),
     needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW),
 )
 def merge_across_seam(difference: Difference, evidence: Evidence) -> Reason | None:
@@ -49,7 +50,7 @@ def merge_across_seam(difference: Difference, evidence: Evidence) -> Reason | No
     first, last = difference.start, difference.end - 1
     if difference.where is Where.COMPLETION:
         crosses = first == 0 and len(difference.recorded.ids) > difference.end
-    elif difference.where is Where.ROW and evidence.row is not None and first < last:
+    elif evidence.row is not None and first < last:
         # From a generation prompt of the row into the answer.
         sampled, roles = evidence.row.sampled, evidence.row.roles
         crosses = bool(sampled[last] and not sampled[first]) and roles[first] == GENERATION_PROMPT

@@ -44,9 +44,11 @@ def control_token_in_text(difference: Difference, evidence: Evidence) -> Reason 
     `splice` puts the sampled ids back where the log proves that the sampler saw them, `fork` gives one row per
     unbroken run of calls. To avoid it, encode untrusted text with control tokens disabled.
     """
-    recorded = control_ids(difference.recorded)
+    recorded, same = control_ids(difference.recorded), same_bytes(difference)
+    if not (same or (recorded and difference.sampled)):
+        return None
     canonical = control_ids(difference.canonical)
-    if same_bytes(difference) and recorded != canonical:
+    if same and recorded != canonical:
         what = "text spells out a control token" if canonical else "a control token re-encodes as ordinary text"
         return Reason("control token spelled in text", what)
     if not (difference.sampled and recorded and not canonical) or evidence.vocabulary is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from tito_audit.align.blocks import BlockKind
 from tito_audit.evidence.differences import find_normal_form
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity
-from tito_audit.rule import OTHER_BYTES, Reason, cause
+from tito_audit.rule import Reason, cause
 
 
 @cause(
@@ -14,7 +15,7 @@ from tito_audit.rule import OTHER_BYTES, Reason, cause
     Severity.ERROR,
     headline="{n} re-tokenized",
     precedence=20,
-    kinds=OTHER_BYTES,
+    kinds=(BlockKind.DRIFT,),
     needs=(Needs.TOKENIZER, Needs.COMPLETIONS | Needs.ROW),
 )
 def normalised_text(difference: Difference, evidence: Evidence) -> Reason | None:

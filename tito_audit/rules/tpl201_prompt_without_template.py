@@ -17,6 +17,7 @@ from tito_audit.ways.recorded_values import holds_marker
     Severity.ERROR,
     headline="{n} encoded without the chat template",
     precedence=57,
+    places=(Where.PROMPT, Where.ROW),
     needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS),
 )
 def prompt_without_template(difference: Difference, evidence: Evidence) -> Reason | None:
@@ -48,7 +49,7 @@ def prompt_without_template(difference: Difference, evidence: Evidence) -> Reaso
     None for this log: apply the chat template before sampling. `drop` removes the rollout.
     """
     ids, vocabulary = evidence.sequence(difference.where, difference.turn), evidence.vocabulary
-    if difference.where is Where.COMPLETION or ids is None or vocabulary is None or not len(ids):
+    if ids is None or vocabulary is None or not len(ids):
         return None
     # BOS at the start is no role marker, nor is a turn end in a row.
     inner = ids[1:] if ids[0] == evidence.bos_id else ids

@@ -15,6 +15,7 @@ from tito_audit.rule import Reason, cause
     Severity.ERROR,
     headline="{n} with a system prompt added or missing",
     precedence=62,
+    places=(Where.PROMPT, Where.ROW),
     needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS),
 )
 def system_prompt_inserted_or_missing(difference: Difference, evidence: Evidence) -> Reason | None:
@@ -52,7 +53,7 @@ def system_prompt_inserted_or_missing(difference: Difference, evidence: Evidence
     None for this log: put the system prompt that was used into the messages, or pass the template that was used
     (`--chat-template`).
     """
-    if difference.where is Where.COMPLETION or difference.start > 4:
+    if difference.start > 4:
         return None
     recorded, canonical = (
         (re.search(rb"(^|[>\n|])[^\S\n]*(system|developer)\b", side) is not None or b"<<SYS>>" in side)

@@ -24,6 +24,7 @@ _HEADER = re.compile(rb"assistant|<start_of_turn>model|Assistant")
     Severity.ERROR,
     headline="{n} with a missing, doubled or misplaced generation prompt",
     precedence=63,
+    places=(Where.PROMPT, Where.ROW),
     needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS),
 )
 def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> Reason | None:
@@ -62,7 +63,7 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
             return None
         word = "missing" if lacking else "doubled" if is_repeated(difference, evidence) else "misplaced"
         return Reason(f"generation prompt {word}", f"the opener of the answer is {word}")
-    if difference.where is not Where.PROMPT or difference.sampled:
+    if difference.sampled:
         return None
     if difference.recorded.after and difference.canonical.after:
         return None  # it is not at the end

@@ -13,6 +13,7 @@ from tito_audit.rule import Reason, cause
     Severity.ERROR,
     headline="{n} with a missing or doubled BOS",
     precedence=60,
+    places=(Where.PROMPT, Where.ROW),
     needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS),
 )
 def bos_missing_or_doubled(difference: Difference, evidence: Evidence) -> Reason | None:
@@ -42,7 +43,7 @@ def bos_missing_or_doubled(difference: Difference, evidence: Evidence) -> Reason
     `splice` puts the sampled ids back where only the training row has the extra token. Otherwise none: encode
     rendered text with `add_special_tokens=False` and sample again.
     """
-    if evidence.bos_id is None or difference.where is Where.COMPLETION or difference.start:
+    if evidence.bos_id is None or difference.start:
         return None
     # The side to judge, and the one it should equal: the later sequence is judged if there is one.
     recorded_side, wanted = difference.recorded, difference.canonical

@@ -16,6 +16,7 @@ from tito_audit.ways.recorded_values import find_tools
     headline="{n} with missing or changed tools",
     precedence=58,
     kinds=OTHER_BYTES,
+    places=(Where.PROMPT,),
     needs=(Needs.TOKENIZER, Needs.RENDERING | Needs.SEVERAL_CALLS),
 )
 def tools_missing_or_changed(difference: Difference, evidence: Evidence) -> Reason | None:
@@ -52,9 +53,7 @@ def tools_missing_or_changed(difference: Difference, evidence: Evidence) -> Reas
     Log the tools that were sent, as they were sent; pass `--tools none` for a log whose prompts hold none. `fork`
     gives one row per unbroken run of calls.
     """
-    if difference.against is not Against.NEXT_PROMPT or difference.where is not Where.PROMPT:
-        return None
-    if in_answer(difference):
+    if difference.against is not Against.NEXT_PROMPT or in_answer(difference):
         return None
     before, after = (find_tools(text) for text in texts_in_context(difference))
     if before == after:

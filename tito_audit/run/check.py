@@ -7,8 +7,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from tito_audit.align.blocks import BlockKind
 from tito_audit.errors import ODD_VALUES, PluginError, TitoAuditError, describe_error
 from tito_audit.evidence.judgement import JUDGEMENT
 from tito_audit.evidence.logprobs import verified_parts
@@ -18,10 +19,11 @@ from tito_audit.record.finding import TRAINING_ROW, Finding, FoldedFindings, Hit
 from tito_audit.record.rollout import Place
 from tito_audit.record.stated import NotRead
 from tito_audit.repair import Repair, Safety
-from tito_audit.rule import Rule, hit_of, missing_evidence
+from tito_audit.rule import Explain, Rule, hit_of, missing_evidence
 from tito_audit.run.guard import plugin_error
-from tito_audit.run.headlines import Turns, link_findings
+from tito_audit.run.headlines import Turns, headline_of, link_findings
 
+_T = TypeVar("_T", Hit, Explained)
 SINGLE = 100
 """From this many findings of one rule, severity and cause in a rollout on, further ones are folded into one."""
 
@@ -86,17 +88,26 @@ class FindingCollector:
     def __bool__(self) -> bool:
         return bool(self._findings)
 
-    def wants(self, code: str, severity: Severity, spot: Spot) -> bool:
-        """Count a hit at a spot; False if it is folded into another finding, so that it need not be made."""
-        if self._single is None:
+    def wants(self, code: str, severity: Severity, spot_of: Callable[[_T], Spot], shown: _T) -> bool:
+        """Count what is to be shown; False if it is folded into another finding, so that no hit need be made.
+
+        Hits are counted by their spots, which are made once there are enough findings to fold any.
+        """
+        if self._single is None or len(self._findings) < self._single:
             return True
+        if not self._groups:
+            for finding in self._findings:
+                self._count(finding.code, finding.severity, Spot.of(finding.hit))
+        return self._count(code, severity, spot_of(shown))
+
+    def _count(self, code: str, severity: Severity, spot: Spot) -> bool:
         row = self._calls_at[spot.turn] if self._calls_at and spot.turn is not None else None
         key = code, severity, spot.cause, spot.where, spot.later_turn is None, spot.beside, row
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = _FoldGroup()
         group.hits += 1
-        if group.hits <= self._single:
+        if self._single is None or group.hits <= self._single:
             return True
         group.add(spot)
         if group.at < 0:
@@ -104,15 +115,16 @@ class FindingCollector:
             return True
         return False
 
-    def append(self, code: str, severity: Severity, hit: Hit) -> None:
-        """Add a hit for which `wants` was True."""
-        self._findings.append(Finding(code, severity, self._place, hit))
+    def append(self, rule: Rule, severity: Severity, hit: Hit) -> None:
+        """Add a hit of a rule for which `wants` was True."""
+        headline = headline_of(rule, rule.code, severity, hit)
+        self._findings.append(Finding(rule.code, severity, self._place, hit, headline=headline))
 
-    def add_hit(self, code: str, usual: Severity, hit: Hit) -> None:
-        """Add or fold a hit of a rule; `usual` is its severity if it has none of its own."""
-        severity = usual if hit.severity is None else hit.severity
-        if self.wants(code, severity, Spot.of(hit)):
-            self.append(code, severity, hit)
+    def add_hit(self, rule: Rule, hit: Hit) -> None:
+        """Add or fold a hit of a rule, which has the rule's severity unless it has its own."""
+        severity = rule.severity if hit.severity is None else hit.severity
+        if self.wants(rule.code, severity, Spot.of, hit):
+            self.append(rule, severity, hit)
 
     def fold(self) -> tuple[list[Finding], dict[int, Turns]]:
         """The findings in order and, by index, the turns of those that others were folded into."""
@@ -138,18 +150,16 @@ def explain_differences(
     """
     if not evidence.differences and not evidence.explained:
         return evidence  # unchanged, so what it has cached stays valid
-    explainers = sorted([rule for rule in rules if rule.explain is not None], key=attrgetter("precedence"))
+    explainers = _explainers(tuple(rules))
     explained: list[Explained] = []
     for difference in evidence.differences:
         # A construction that gives the recorded tokens is a proof and overrules what the bytes suggest.
         if (proof := difference.known_cause) is not None:
             explained.append(Explained(difference, proof.code, proof.cause, proof.what))
             continue
-        for rule in explainers:
-            if rule.explain is None or difference.kind not in rule.kinds:
-                continue
+        for rule, explain in explainers[difference.kind, difference.where]:
             try:
-                reason = rule.explain(difference, evidence)
+                reason = explain(difference, evidence)
             except ODD_VALUES as error:
                 if selected is None or rule.code in selected:
                     raise _rule_failure(rule, evidence, error) from error
@@ -160,6 +170,19 @@ def explain_differences(
     # Of what is cached, only the judgement of the row does not depend on the explanations.
     memo = {JUDGEMENT: evidence.memo[JUDGEMENT]} if JUDGEMENT in evidence.memo else {}
     return replace(evidence, explained=tuple(explained), memo=memo)
+
+
+@lru_cache(maxsize=16)
+def _explainers(rules: tuple[Rule, ...]) -> dict[tuple[BlockKind, Where], list[tuple[Rule, Explain]]]:
+    """By kind and place of a difference: the rules that may explain it, lowest precedence first."""
+    causes = [
+        (rule, rule.explain) for rule in sorted(rules, key=attrgetter("precedence")) if rule.explain is not None
+    ]
+    return {
+        (kind, where): [(rule, explain) for rule, explain in causes if kind in rule.kinds and where in rule.places]
+        for kind in BlockKind
+        for where in Where
+    }
 
 
 def check(
@@ -200,7 +223,7 @@ def check_explained(
         if rule.check is not None:
             try:
                 for hit in rule.check(evidence):
-                    findings.add_hit(rule.code, rule.severity, hit)
+                    findings.add_hit(rule, hit)
             except ODD_VALUES as error:
                 if rule.code not in ignored:
                     raise _rule_failure(rule, evidence, error) from error
@@ -208,11 +231,11 @@ def check_explained(
                 skips = tuple(sorted((*skips, failure), key=lambda skip: skip.code))
         for each in owned.get(rule.code, ()) if rule.check is None else ():
             severity = min(rule.severity, each.difference.severity)
-            if findings.wants(rule.code, severity, Spot.of_difference(each)):
-                findings.append(rule.code, severity, hit_of(each, evidence, severity))
+            if findings.wants(rule.code, severity, Spot.of_difference, each):
+                findings.append(rule, severity, hit_of(each, evidence, severity))
     if not findings:
         return (), skips
-    linked = link_findings(*findings.fold(), rules)
+    linked = link_findings(*findings.fold())
     offered = None  # asked for only if needed
     for number, finding in enumerate(linked):
         if finding.severity is Severity.NOTE:
