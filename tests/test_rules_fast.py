@@ -33,6 +33,7 @@ from tito_audit.evidence.masks import (
 )
 from tito_audit.evidence.model import Evidence, Explained, RowView, TextSide, Verified
 from tito_audit.evidence.needs import Needs, applies
+from tito_audit.evidence.trainings import _sum_logprobs
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.build import build_call_columns, build_training_row
 from tito_audit.record.finding import Finding, Hit, Severity, Skip, Where
@@ -569,3 +570,13 @@ def test_text_is_never_normalised_to_nothing(text: str) -> None:
     data = text.encode()
     assert find_normal_form(data, b"") is None
     assert find_normal_form(b"", data) is None
+
+
+@given(st.lists(st.lists(st.sampled_from(VALUES), min_size=1, max_size=5), max_size=5))
+def test_logprobs_are_summed_at_once_as_one_stretch_after_the_other(columns: list[list[float]]) -> None:
+    want = []
+    for column in columns:
+        real = [value for value in column if -50 < value < 0]
+        placeholder = len(column) > 1 and len(set(real)) == 1
+        want.append(sum(real) if real and not placeholder else np.nan)
+    assert _sum_logprobs(list(map(np.array, columns))) == pytest.approx(want, nan_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import accumulate
 
 import numpy as np
 
@@ -105,6 +106,8 @@ def _spans(parts: Sequence[_Part]) -> tuple[list[_Span], list[int]]:
     """
     spans: list[_Span] = []
     counts: list[int] = []
+    scored = [(runs, logprobs) for _, runs, logprobs, _, _ in parts if logprobs is not None]
+    totals = iter(_sum_logprobs([logprobs[start:end] for runs, logprobs in scored for start, end in runs]))
     for ids, runs, logprobs, hasher, before in parts:
         data, at, size = np.ascontiguousarray(ids, np.int32).data.cast("B"), 0, len(ids)
         edges: list[Run] = []
@@ -117,16 +120,26 @@ def _spans(parts: Sequence[_Part]) -> tuple[list[_Span], list[int]]:
         for start, end in edges:
             hasher.update(data[4 * at : 4 * end])
             at = end
-            total = np.nan
-            if logprobs is not None and start < end:
-                # An upper bound: an entry that is no logprob counts as 0. Several equal values are a placeholder.
-                values = real = logprobs[start:end]
-                lowest, highest = np.minimum.reduce(values), np.maximum.reduce(values)
-                if not (lowest > _LEAST and highest < 0):
-                    real = values[(values > _LEAST) & (values < 0)]
-                    lowest, highest = np.minimum.reduce(real, initial=0), np.maximum.reduce(real, initial=_LEAST)
-                if len(real) and (len(values) == 1 or lowest != highest):
-                    total = float(np.add.reduce(real))
+            total = next(totals) if logprobs is not None and start < end else np.nan
             spans.append((int.from_bytes(hasher.digest(), "little"), before + end, end - start, total))
         counts.append(len(edges))
     return spans, counts
+
+
+def _sum_logprobs(stretches: Sequence[Logprobs]) -> list[float]:
+    """An upper bound of the sum of each stretch, as an entry that is no logprob counts as 0; NaN if unknown.
+
+    Several equal values are a placeholder.
+    """
+    if not stretches:
+        return []
+    values, starts = np.concatenate(stretches), [0, *accumulate(map(len, stretches[:-1]))]
+    lows, highs, sums = [reduce.reduceat(values, starts).tolist() for reduce in (np.minimum, np.maximum, np.add)]
+    for number, (stretch, low, high) in enumerate(zip(stretches, lows, highs, strict=True)):
+        if not (low > _LEAST and high < 0):
+            real = stretch[(stretch > _LEAST) & (stretch < 0)]
+            low, high = real.min(initial=0), real.max(initial=_LEAST)
+            sums[number] = float(real.sum()) if len(real) else np.nan
+        if len(stretch) > 1 and low == high:
+            sums[number] = np.nan
+    return sums

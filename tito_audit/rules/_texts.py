@@ -16,13 +16,14 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.prompts import PREFILL
 from tito_audit.record.arrays import Offsets
 from tito_audit.record.memo import memoized
-from tito_audit.record.message import Message
+from tito_audit.record.message import Message, sampled_indices
 from tito_audit.record.rollout import Turn
 from tito_audit.tokens.vocab import Prefix
 
 _BROKEN = "\ufffd"
 _BROKEN_RUN = re.compile(f"{_BROKEN}+")
 _MARKUP_END = re.compile(r"<[^<>\s]+>\s*$")
+_NAME = attrgetter("name")
 _SPACES_CLEANED = (
     *((f" {mark}", mark) for mark in ".?!,"),
     (" ' ", "'"),
@@ -77,17 +78,18 @@ def spelled_calls(evidence: Evidence) -> frozenset[int]:
     All calls are decoded together, which costs little; `decodings` has the other ways to decode the rest.
     """
     vocabulary, spelled = evidence.vocabulary, set()
-    turns = enumerate(evidence.rollout.turns)
+    turns, messages = enumerate(evidence.rollout.turns), evidence.rollout.messages
     calls = [(k, turn, ids) for k, turn in turns if (ids := turn.completion_ids) is not None and len(ids)]
     if vocabulary is None or vocabulary.prefix is not Prefix.NEVER or not calls:
         return frozenset()
     ends, data, _ = vocabulary.spell(np.concatenate([ids for _, _, ids in calls]))
-    at = start = 0
+    answers, at, start = frozenset(sampled_indices(messages)), 0, 0
     for number, turn, ids in calls:
         at += len(ids)
         text = data[start : (start := int(ends[at - 1]))].decode("utf-8", "replace")
-        answer, logged = answer_of(evidence, turn), turn.completion_text
-        parts = [] if answer is None else [*map(attrgetter("name"), answer.tool_calls)]
+        index, logged = turn.message_index, turn.completion_text
+        answer = messages[index] if index is not None and index in answers else turn.answer  # as `answer_of`
+        parts = [] if answer is None else [*map(_NAME, answer.tool_calls)]
         if logged is not None:
             end = vocabulary.piece(int(ids[-1])) if int(ids[-1]) in evidence.end_ids else ""
             if text not in (logged, logged + end):
