@@ -361,10 +361,28 @@ class Summary:
         if not new:
             return
         numbers: dict[Severity, int] = {}
+        roots = [finding for finding in result.findings if finding.because_of is None]
+        # Roots of one fingerprint are one. As long as none is named by another finding, their places may tell.
+        hits = [root.hit for root in roots]
+        places = {(hit.cause, hit.where, hit.turn, hit.start, hit.end) for hit in hits}
+        apart = len(places) == len(result.findings)
+        keys = {id(root): id(root) if apart else root.fingerprint for root in roots}
+        by_key = {keys[id(root)]: root for root in roots}
+        worst: dict[int | str, tuple[Severity, Headline, Finding]] = {}
         for finding in new:
             severity, times = finding.severity, finding.times
             numbers[severity] = numbers.get(severity, 0) + times
             self.findings[finding.code].new[severity] += by * times
+            own = finding.because_of or keys[id(finding)]
+            root = by_key.get(own, finding)
+            key = root.headline, root.unit
+            if key not in self.headlines:
+                self.headlines[key] = Headline(*key)
+            headline = self.headlines[key]
+            headline.codes[finding.code] += by * times
+            if own in worst:
+                severity = max(severity, worst[own][0])
+            worst[own] = severity, headline, root
         for severity, number in numbers.items():
             if severity not in self.new:
                 self.new[severity] = NewCount()
@@ -373,23 +391,13 @@ class Summary:
             count.between += by * result.between_rows
             count.of_logs += by * number * (result.of_log and not result.between_rows)
             count.rollouts += by * (not result.of_log)
-        prints = {id(finding): finding.fingerprint for finding in result.findings if finding.because_of is None}
-        roots = {prints[id(finding)]: finding for finding in result.findings if finding.because_of is None}
-        worst: dict[str, tuple[Severity, Headline, Finding]] = {}
-        for finding in new:
-            own = finding.because_of or prints[id(finding)]
-            root = roots.get(own, finding)
-            key = root.headline, root.unit
-            if key not in self.headlines:
-                self.headlines[key] = Headline(*key)
-            headline = self.headlines[key]
-            headline.codes[finding.code] += by * finding.times
-            severity = max(finding.severity, worst[own][0]) if own in worst else finding.severity
-            worst[own] = severity, headline, root
+        shown: dict[int, Headline] = {}
         for severity, headline, root in worst.values():
-            setattr(headline, severity.word, getattr(headline, severity.word) + by * root.units)
-            headline.places[root.hit.turn, root.hit.later_turn] += by * root.units
-        for headline in {id(headline): headline for _, headline, _ in worst.values()}.values():
+            word, units = severity.word, by * root.units
+            setattr(headline, word, getattr(headline, word) + units)
+            headline.places[root.hit.turn, root.hit.later_turn] += units
+            shown[id(headline)] = headline
+        for headline in shown.values():
             headline.rollouts += by * (not result.of_log or result.between_rows)
 
     @property

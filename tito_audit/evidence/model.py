@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Flag, StrEnum, auto
 from functools import cache, cached_property, lru_cache, partial
+from itertools import compress
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -55,6 +56,13 @@ class Occasion(StrEnum):
     NEVER = "nothing of a rollout: the finding is made where its log is read"
 
 
+_OCCASIONS = (
+    Occasion.BROKEN_LINK,
+    Occasion.OTHER_ROLLOUT,
+    Occasion.PAIR,
+    Occasion.TRAINED_AGAIN,
+    Occasion.UNRENDERED,
+)
 _CONTINUES_ONLY = {LinkKind.CONTINUES}
 _KIND_OF_LINK = attrgetter("kind")
 CONTEXT_TOKENS = 3
@@ -270,14 +278,9 @@ class Evidence:
     @property
     def occasions(self) -> frozenset[Occasion]:
         """The occasions that the rollout gives to look at it more closely."""
-        occasions = (
-            (Occasion.BROKEN_LINK, set(map(_KIND_OF_LINK, self.links)) - _CONTINUES_ONLY),
-            (Occasion.OTHER_ROLLOUT, self.unrelated),
-            (Occasion.PAIR, self.rollout.stated.side is not None),
-            (Occasion.TRAINED_AGAIN, self.trained_again),
-            (Occasion.UNRENDERED, self.render_errors),
-        )
-        return frozenset([occasion for occasion, shown in occasions if shown])
+        broken, pair = set(map(_KIND_OF_LINK, self.links)) - _CONTINUES_ONLY, self.rollout.stated.side is not None
+        shown = broken, self.unrelated, pair, self.trained_again, self.render_errors
+        return frozenset(compress(_OCCASIONS, shown)) if any(shown) else frozenset()
 
     def sequence(self, where: Where, turn: int | None) -> Ids | None:
         """`[N]` the recorded ids that token ranges of this place index; None if they were not recorded."""

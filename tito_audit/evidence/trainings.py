@@ -134,6 +134,7 @@ def _sum_logprobs(stretches: Sequence[Logprobs]) -> list[float]:
     if not stretches:
         return []
     values, starts = np.concatenate(stretches), [0, *accumulate(map(len, stretches[:-1]))]
+    sums: list[float]
     lows, highs, sums = [reduce.reduceat(values, starts).tolist() for reduce in (np.minimum, np.maximum, np.add)]
     for number, (stretch, low, high) in enumerate(zip(stretches, lows, highs, strict=True)):
         if not (low > _LEAST and high < 0):

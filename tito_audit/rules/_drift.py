@@ -8,13 +8,14 @@ from functools import lru_cache
 
 import numpy as np
 
+from tito_audit.align.pieces import CONTEXT_BYTES
 from tito_audit.evidence.model import Difference, Evidence, TextSide
 from tito_audit.record.finding import Hit
 from tito_audit.rule import SAME_BYTES, hit_of
 
 _THOUGHT = re.compile(rb"<think>(.*?)</think>", re.DOTALL)
 _THOUGHT_END = b"</think>"
-_FEW_BYTES = 16_000
+_FEW_BYTES = 4 * CONTEXT_BYTES
 """Texts below this are quickly searched, however many differences keep the same one."""
 _SPACE_AFTER = re.compile(rb"\s*")
 

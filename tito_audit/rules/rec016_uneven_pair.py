@@ -9,7 +9,6 @@ import numpy as np
 from tito_audit.evidence.model import Evidence, Occasion
 from tito_audit.evidence.reference import headers_in, pieces_of
 from tito_audit.evidence.roles import token_roles
-from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
@@ -81,9 +80,16 @@ def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
         )
         yield Hit(where, start, end, message, turn, "answers are the same", recorded=head(evidence, ids))
     yield from _check_prompt(evidence)
-    at, message, cause = _find_untrained_end(evidence, ids, start)
+    # Nothing is known about the end of an answer in a row without a prompt.
+    at, what, cause, vocabulary = -1, "", "", evidence.vocabulary
+    if vocabulary is not None and evidence.end_ids and (row is None or start):
+        places = np.isin(ids, list(evidence.end_ids)).nonzero()[0]
+        if not len(places) or vocabulary.text(ids[places[-1] + 1 :]).strip():
+            at, what, cause = len(ids) - 1, "has no end token: it was cut", "answer without an end"
+        elif row is not None and row.loss_mask is not None and not row.loss_mask[start + places].any():
+            at, what, cause = int(places[-1]), "does not train its end token", "end not trained"
     if cause:
-        message = f"the {side.name} answer {message}, so it does not teach when to stop"
+        message = f"the {side.name} answer {what}, so it does not teach when to stop"
         recorded = head(evidence, ids[at : at + 1])
         yield Hit(where, start + at, start + at + 1, message, turn, cause, recorded=recorded)
     again = np.isin(ids[1:], list(evidence.end_ids)) & (ids[1:] == ids[:-1])
@@ -128,16 +134,3 @@ def _check_prompt(evidence: Evidence) -> Iterator[Hit]:
         )
         last = len(prompt) - 1
         yield Hit(Where.PROMPT, last, last + 1, message, 0, "prompt cut", recorded=head(evidence, prompt[last:]))
-
-
-def _find_untrained_end(evidence: Evidence, ids: Ids, start: int) -> tuple[int, str, str]:
-    """(last token, what is wrong, cause) if the end of an answer is not trained; "" as cause if it is."""
-    row, vocabulary = evidence.rollout.training_row, evidence.vocabulary
-    if vocabulary is None or not evidence.end_ids or (row is not None and not start):
-        return 0, "", ""
-    ends = np.isin(ids, list(evidence.end_ids)).nonzero()[0]
-    if not len(ends) or vocabulary.text(ids[ends[-1] + 1 :]).strip():
-        return len(ids) - 1, "has no end token: it was cut", "answer without an end"
-    if row is not None and row.loss_mask is not None and not row.loss_mask[start + ends].any():
-        return int(ends[-1]), "does not train its end token", "end not trained"
-    return 0, "", ""

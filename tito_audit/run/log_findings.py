@@ -180,7 +180,9 @@ class RunCounts:
     def _count_failing(self, result: Result) -> None:
         bar = None if self._bar is None else self._bar(result.place.file)
         if bar is not None:
-            self.failing.add(result, [finding for finding in result.findings if finding.severity >= bar])
+            failing = [finding for finding in result.findings if finding.severity >= bar]
+            if failing:
+                self.failing.add(result, failing)
 
 
 def whole_log_findings(file: str, testimony: Testimony, codes: frozenset[str]) -> tuple[Finding, ...]:
@@ -383,7 +385,12 @@ class TrainedOverlaps:
     def results(self) -> Iterator[Result]:
         """The findings: a result for each rollout in the order of the rows, then one for each log."""
         again = map(self._trained_again, self.settled.doubles)
-        never = map(self._never_trained, self.settled.never.tolist())
+        never: list[_SequenceFinding] = []
+        for number in self.settled.never.tolist():
+            tokens, turn = self.ledger.trained_tokens(number), self.ledger.turn(number)
+            what = f"no row of the run trains the {many(tokens, 'token')} of this call"
+            message = f"{what}, although rows train most calls"
+            never.append((number, TrainedAgain(turn, ((0, tokens),), NEVER, message, trained=False)))
         in_order = merge(again, never, key=itemgetter(0))
         for place, of_place in groupby(in_order, key=lambda pair: self.ledger.place(pair[0])):
             findings = []
@@ -468,15 +475,6 @@ class TrainedOverlaps:
         if turn is not None:
             runs = tuple((start - runs[0][0], end - runs[0][0]) for start, end in runs)
         return double.sequence, TrainedAgain(turn, runs, double.cause.value, message)
-
-    def _never_trained(self, number: int) -> _SequenceFinding:
-        """A call that no row trains."""
-        tokens = self.ledger.trained_tokens(number)
-        message = (
-            f"no row of the run trains the {many(tokens, 'token')} of this call, although rows train most calls"
-        )
-        turn = self.ledger.turn(number)
-        return number, TrainedAgain(turn, ((0, tokens),), NEVER, message, trained=False)
 
     def _share(self, tokens: int) -> str:
         """The share of all trained tokens: `4.2 %`."""
