@@ -5,12 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 
+import numpy as np
+
 from tito_audit.chains.links import TEXT_UNKNOWN, Link, LinkKind
 from tito_audit.evidence.model import CONTEXT_TOKENS, Against, Evidence
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import NEXT_PROMPT, PREVIOUS_CALL, PROMPT, SAMPLED, Hit, Side, Where
 from tito_audit.record.memo import memoized
-from tito_audit.record.prefix import common_prefix, same_ids
+from tito_audit.record.prefix import same_ids
 from tito_audit.rule import SHOWN_TOKENS
 from tito_audit.terminal.words import listed
 
@@ -80,10 +82,14 @@ def link_hit(link: Link, evidence: Evidence, what: str, cause: str) -> Hit:
 def _sides_at_break(link: Link, evidence: Evidence, prompt: Ids, start: int) -> tuple[Side, Side, Side, Side]:
     """What the prompt and its parent hold where they part, and the equal tokens before and after."""
     parent = evidence.rollout.turns[link.parent] if link.parent is not None else None
-    seen = parent.seen_ids if parent is not None else None
-    if parent is None or seen is None or parent.prompt_ids is None:
+    if parent is None or parent.prompt_ids is None or parent.completion_ids is None:
         return evidence.side(prompt[start : start + _SHOWN], NEXT_PROMPT), Side(), Side(), Side()
-    at = min(link.seen_at, len(seen))
+    # What the parent holds, from its completion on if they part there, which spares a copy of its prompt.
+    offset, label, seen = len(parent.prompt_ids), SAMPLED, parent.completion_ids
+    if link.seen_at < offset:
+        offset, label, seen = 0, PREVIOUS_CALL, np.concatenate([parent.prompt_ids, seen])
+    seen_at = link.seen_at - offset
+    at = min(seen_at, len(seen))
     stop, seen_stop, equal = min(start + _SHOWN, len(prompt)), min(at + _SHOWN, len(seen)), 0
     # A difference that begins where they part says where it ends.
     for number in _differences_by_turn(evidence).get(link.turn, ()):
@@ -92,17 +98,18 @@ def _sides_at_break(link: Link, evidence: Evidence, prompt: Ids, start: int) -> 
             continue
         # The two may share the first tokens of a difference.
         shared = link.seen_at - (len(parent.prompt_ids) + difference.start)
-        begin, seen_begin = link.at - shared, link.seen_at - shared
+        begin, seen_begin = link.at - shared, seen_at - shared
         end, seen_end = begin + len(difference.canonical.ids), seen_begin + len(difference.recorded.ids)
-        if shared < 0 or begin < 0 or link.at > end or link.seen_at > seen_end:
+        if shared < 0 or begin < 0 or link.at > end or seen_at > seen_end:
             continue
         here = same_ids(prompt[begin:end], difference.canonical.ids)
         if here and same_ids(seen[seen_begin:seen_end], difference.recorded.ids):
-            if max(end - link.at, seen_end - link.seen_at) <= SHOWN_TOKENS:
+            if max(end - link.at, seen_end - seen_at) <= SHOWN_TOKENS:
                 stop, seen_stop = end, seen_end
-                equal = common_prefix(prompt[stop : stop + CONTEXT_TOKENS], seen[seen_stop:][:CONTEXT_TOKENS])
+                room = min(CONTEXT_TOKENS, len(prompt) - stop, len(seen) - seen_stop)
+                while equal < room and prompt[stop + equal] == seen[seen_stop + equal]:
+                    equal += 1
             break
-    label = SAMPLED if at >= len(parent.prompt_ids) else PREVIOUS_CALL
     return (
         evidence.side(prompt[start:stop], NEXT_PROMPT),
         evidence.side(seen[at:seen_stop], label),
