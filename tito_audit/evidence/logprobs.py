@@ -58,7 +58,7 @@ def verified_parts(evidence: Evidence) -> Verified:
     """What is proven right in the training row of a rollout without calls, or in calls without a training row.
 
     Logprobs of calls are verified if no rule could find anything: all are plausible, no two zeros follow each
-    other, and the first two of each call differ.
+    other, and those of no call are all equal.
     """
     turns, row = evidence.rollout.turns, evidence.rollout.training_row
     if not turns or row is not None:
@@ -70,7 +70,8 @@ def verified_parts(evidence: Evidence) -> Verified:
     lowest, highest = np.minimum.reduce(values), np.maximum.reduce(values)
     if not LOWEST_LOGPROB < lowest <= highest <= 0:
         return Verified.NOTHING
-    if any([len(column) > 1 and column[0] == column[1] for column in columns]):  # noqa: C419  # a list is quicker
+    alike = [column for column in columns if len(column) > 1 and column[0] == column[1]]
+    if alike and any((column == column[0]).all() for column in alike):
         return Verified.NOTHING
     two_zeros = highest == 0 and ((values[1:] == 0) & (values[:-1] == 0)).any()
     return Verified.NOTHING if two_zeros else Verified.LOGPROBS

@@ -65,7 +65,7 @@ def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
             new.append(turn.prompt_ids[repeated.get(number, 0) :])
         if turn.completion_ids is not None:
             new.append(turn.completion_ids)
-    wrong, seen = len(new) > 0 and True in _unknown(evidence, np.concatenate(new)), empty_ids()
+    wrong, seen = len(new) > 0 and b"\1" in _unknown(evidence, np.concatenate(new)).tobytes(), empty_ids()
     for number, turn in enumerate(turns if wrong else ()):
         whole, shared = turn.seen_ids, 0 if turn.prompt_ids is None else common_prefix(seen, turn.prompt_ids)
         seen = seen if whole is None else whole
