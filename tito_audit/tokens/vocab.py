@@ -275,9 +275,10 @@ class _Pieces(dict[int, str]):
         self._vocabulary = vocabulary
 
     def __missing__(self, token_id: int) -> str:
-        if not self._vocabulary.known(np.array([token_id])).all():
+        data = self._vocabulary.token_bytes(token_id)
+        if not data and not self._vocabulary.known(np.array([token_id])).all():
             return f"<unknown id {token_id}>"
-        self[token_id] = text = self._vocabulary.token_bytes(token_id).decode("utf-8", errors="backslashreplace")
+        self[token_id] = text = data.decode("utf-8", errors="backslashreplace")
         return text
 
 
