@@ -74,10 +74,10 @@ def control_ids(side: TextSide) -> list[int]:
 
 def only_turn_ends(side: TextSide, evidence: Evidence) -> bool:
     """Whether a side holds tokens that end a turn and nothing else except white space."""
-    rest = [i for i in side.ids if int(i) not in evidence.end_ids]
+    rest = [i for i in side.ids.tolist() if i not in evidence.end_ids]
     if len(rest) == len(side.ids) or evidence.vocabulary is None:
         return False
-    return not b"".join(evidence.vocabulary.token_bytes(int(i)) for i in rest).strip()
+    return not b"".join(map(evidence.vocabulary.token_bytes, rest)).strip()
 
 
 @lru_cache(maxsize=1)  # two rules ask in turn

@@ -64,7 +64,7 @@ def turn_end_differs(difference: Difference, evidence: Evidence) -> Reason | Non
     ends: list[int] = []
     vocabulary = evidence.vocabulary
     for side in (difference.recorded, difference.canonical):
-        inner_ids = [int(i) for i in side.ids if int(i) not in evidence.end_ids]
+        inner_ids = [i for i in side.ids.tolist() if i not in evidence.end_ids]
         texts.append(b"" if vocabulary is None else unspaced(b"".join(map(vocabulary.token_bytes, inner_ids))))
         ends.append(len(side.ids) - len(inner_ids))
     more = difference.canonical.data.removeprefix(difference.recorded.data)
@@ -86,14 +86,17 @@ def _cut_at_stop(difference: Difference, evidence: Evidence) -> str | None:
     if difference.where is not Where.COMPLETION or difference.turn is None or evidence.vocabulary is None:
         return None
     turn, end_ids = evidence.rollout.turns[difference.turn], evidence.end_ids
-    ids = turn.completion_ids
-    if ids is None or any(int(i) not in end_ids for i in ids[difference.end :]):
+    ids, text = turn.completion_ids, turn.completion_text
+    if ids is None or (text is None and turn.stop_string is None):
+        return None
+    if not end_ids.issuperset(ids[difference.end :].tolist()):
         return None
     data = evidence.vocabulary.bytes_of
-    inner_ids = [int(i) for i in difference.canonical.ids if int(i) not in end_ids]
+    inner_ids = [i for i in difference.canonical.ids.tolist() if i not in end_ids]
     cut = (data(ids[: difference.start]) + b"".join(map(evidence.vocabulary.token_bytes, inner_ids))).rstrip()
-    rest = data(ids)[len(cut) :]
-    if not rest or not data(ids).startswith(cut):
+    whole = data(ids)
+    rest = whole[len(cut) :]
+    if not rest or not whole.startswith(cut):
         return None
     if turn.stop_string is not None:
         stop = turn.stop_string.strip().encode()
@@ -101,7 +104,6 @@ def _cut_at_stop(difference: Difference, evidence: Evidence) -> str | None:
         if not behind and not rest.lstrip().startswith(stop):
             return None
         return f"the answer is cut {'behind' if behind else 'before'} its stop string {turn.stop_string!r}"
-    text = turn.completion_text
     if text is None or cut != text.encode("utf-8", "surrogatepass").strip():
         return None
     stopped = agreement(evidence, difference.turn) is TextAgreement.STOP_STRING
