@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from tests.command import run
 from tests.tables import table
 from tests.world import ROOT, TOY
-from tito_audit.record.finding import Finding, Hit, Severity, Where
+from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.rollout import Place
 from tito_audit.rules import all_rules
 from tito_audit.run.headlines import link_findings, with_headline
+from tito_audit.summary import Summary
 
 SHARED = ROOT.parent / "shared"
 NEMO = ROOT / "fixtures" / "formats" / "nemo_gym.jsonl"
@@ -145,6 +146,20 @@ def test_findings_that_all_differ_follow_from_none(data: st.DataObject) -> None:
     findings = [hit(*each) for each in shown]
     of_logprobs = hit("LPR507", Severity.WARNING, 9)
     assert link_findings(findings, {}) == link_findings([*findings, of_logprobs], {})[:-1]
+
+
+@given(st.lists(st.tuples(st.sampled_from(("TOK101", "TPL204")), st.sampled_from(Severity), st.integers(0, 1))))
+def test_findings_of_one_fingerprint_are_one_cause(shown: list[tuple[str, Severity, int]]) -> None:
+    findings = [hit(*each) for each in shown]
+    alike: dict[str, list[Finding]] = {}
+    for finding in findings:
+        alike.setdefault(finding.fingerprint, []).append(finding)
+    want = Counter((group[-1].headline, max(each.severity for each in group)) for group in alike.values())
+    summary = Summary()
+    summary.add(Result(Place("a", 0), None, tuple(findings)))
+    heads = summary.headlines.values()
+    counts = {(head.text, severity): getattr(head, severity.word) for head in heads for severity in Severity}
+    assert +Counter(counts) == want
 
 
 def test_equal_tokens_around_a_difference_are_in_both_sequences(tmp_path: Path) -> None:

@@ -363,11 +363,13 @@ class Summary:
         numbers: dict[Severity, int] = {}
         roots = [finding for finding in result.findings if finding.because_of is None]
         # Roots of one fingerprint are one. As long as none is named by another finding, their places may tell.
-        hits = [root.hit for root in roots]
-        places = {(hit.cause, hit.where, hit.turn, hit.start, hit.end) for hit in hits}
+        places = {(root.code, root.hit.turn, root.hit.where, root.hit.start, root.hit.end) for root in roots}
         apart = len(places) == len(result.findings)
-        keys = {id(root): id(root) if apart else root.fingerprint for root in roots}
-        by_key = {keys[id(root)]: root for root in roots}
+        keys: dict[int, int | str] = {}
+        by_key: dict[int | str, Finding] = {}
+        for root in roots:
+            key_of_root = keys[id(root)] = id(root) if apart else root.fingerprint
+            by_key[key_of_root] = root
         worst: dict[int | str, tuple[Severity, Headline, Finding]] = {}
         for finding in new:
             severity, times = finding.severity, finding.times
