@@ -54,6 +54,8 @@ from tito_audit.ways.observations import prompt_messages
 
 _ONE_IN = 256
 """One in this many known prompts is rendered anyway."""
+_CHECKED = 1024
+"""One in this many segments of a conversation that begins as recorded is checked with the reference encoder."""
 _MOST_KEYS = 1 << 12
 _MOST = 1 << 16
 """How many contexts are remembered."""
@@ -419,11 +421,15 @@ class _PromptWriter:
                 matches = rendering.matches_record
                 if later is not None and starts is not None:
                     starts.learn(later, every, size, recorded, rendering.text if matches else None)
-                later = None
-                if matches:
-                    confirmed.append(ConfirmedIds(recorded, goes_on=not opens))
+                later, ids = None, recorded if matches else None
+                if not matches and turn is None and starts is not None:
+                    ids = self._ids_if_last_answer_differs(rendering.text)
+                if ids is not None:
+                    agreed = recorded if matches else turns[-1].prompt_ids
+                    assert agreed is not None
+                    confirmed.append(ConfirmedIds(agreed, goes_on=not opens))
                     if starts is not None:
-                        how = messages, self._inputs, opens, recorded, self._forms
+                        how = messages, self._inputs, opens, ids, self._forms
                         later = starts.later(rendering.text, *how, is_shared=is_shared)
                         latest += [] if later is None else [(later, size)]
             if later is not None and parent is not None:
@@ -440,6 +446,13 @@ class _PromptWriter:
         """The messages of a prompt."""
         own = None if turn is None else self._rollout.turns[turn].prompt_messages
         return self._rollout.messages[:size] if own is None else own
+
+    def _ids_if_last_answer_differs(self, conversation: str) -> Ids | None:
+        """Today's ids of the whole conversation; None unless they start with the prompt of the last call."""
+        tokenizer, prompt = self._reference.tokenizer, self._rollout.turns[-1].prompt_ids
+        (ids,) = tokenizer.encode_fast_batch([conversation])
+        begins = prompt is not None and starts_with(ids, prompt)
+        return ids if begins and tokenizer.check_sample([conversation], [ids], _CHECKED) else None
 
     def _write(self, messages: Sequence[Message], recorded: Ids | None, opens: bool) -> RenderedText:
         """The text that the template writes; RenderError where it refuses."""
@@ -529,7 +542,9 @@ def rendered_differences(
         turn = rollout.turns[last]
         assert turn.prompt_ids is not None
         own = CompletionSpan(last, len(turn.prompt_ids), len(seen), turn.message_index)
-        before = _comparison(rollout, last, texts, comparisons, reference)
+        prompt, before = texts.get(last), None
+        if prompt is None or prompt.text is not rendered.text:  # else the ids of the whole text are at hand
+            before = _comparison(rollout, last, texts, comparisons, reference)
         differing, _ = compare_text(rendered.text, seen, before, reference, open_end=True, after=own.start)
         out += [
             difference(stretch, Against.TEMPLATE, Severity.NOTE, _LATER, last, (own,))
