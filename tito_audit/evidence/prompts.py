@@ -18,11 +18,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, count
+from itertools import accumulate
 from operator import is_, or_
 from typing import NamedTuple
-
-import numpy as np
 
 from tito_audit.align.blocks import SAME_BYTES
 from tito_audit.chains.links import LinkKind, parents_of
@@ -45,7 +43,7 @@ from tito_audit.record.message import Message
 from tito_audit.record.prefix import starts_with
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import ChatForms, Renderer
-from tito_audit.render.scaffolds import Inputs, MessageShapes, find_scaffolds, template_scaffolds
+from tito_audit.render.scaffolds import Inputs, MessageShapes, ReadMessage, find_scaffolds, template_scaffolds
 from tito_audit.render.template import Template
 from tito_audit.tokens.segments import ControlTokens, KnownText
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -56,9 +54,9 @@ _ONE_IN = 256
 """One in this many known prompts is rendered anyway."""
 _CHECKED = 1024
 """One in this many segments of a conversation that begins as recorded is checked with the reference encoder."""
-_MOST_KEYS = 1 << 12
+_MOST_PROVEN = 1 << 12
 _MOST = 1 << 16
-"""How many contexts are remembered."""
+"""How many contexts are remembered, and how many messages of outlines."""
 _FAR = 3
 """At this distance from the end or more, the distance of a message no longer matters."""
 _ANSWER = "assistant"
@@ -92,37 +90,27 @@ class RenderedText:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LaterText:
-    """A text of the template that encodes as recorded ids, and may start with earlier prompts."""
+class Outline:
+    """All that decides how a template writes a text, but for the words of its messages."""
 
-    messages: Sequence[Message]
     given: int
     """A number for everything else passed to the template."""
+    opens: bool
+    """Whether it is a prompt; if not, it may continue after its recorded ids."""
     shapes: Sequence[int]
     """`[messages]` a number for the shape of each."""
     around: Sequence[int]
     """`[messages]` a number for what the template sees of it while it writes another one."""
     before: Sequence[int]
     """`[messages + 1]` a bit for each number in `around` that comes before it."""
-    opens: bool
-    """Whether it is a prompt; if not, it may continue after its recorded ids."""
-    ids: Ids
-    prompt_ends: Sequence[int]
-    """`[messages + 1]` how many of the ids are the prompt of the first 0, 1, 2, … messages; -1: none are."""
-    key: int
-    """A number for all of this but the texts of messages and the ids."""
-    is_shared: bool
-    """Whether its messages are the first ones of the rollout."""
-    prompts: RenderedText
-    """Its text, for the prompts that it is known to start with."""
-
-    def may_start_with(self, size: int, recorded: Ids) -> bool:
-        """Whether it starts with `recorded`, which ends with the generation prompt after the first messages."""
-        return self.prompt_ends[size] == len(recorded) and starts_with(self.ids, recorded)
+    answers: Sequence[int]
+    """`[messages + 1]` how many answers come before it."""
+    proven: set[tuple[int, int]]
+    """(how many messages to read, how many of these are known to have proven contexts)."""
 
     def contexts(self, size: int, every: int) -> list[_Context]:
         """The context of each of the first messages in the text of `every` messages, and of what precedes them."""
-        around, before, opens = self.around, self.before, self.opens or every < len(self.messages)
+        around, before, opens = self.around, self.before, self.opens or every < len(self.shapes)
         after, beyond = 0, 0
         for other in around[size:every]:
             beyond |= 1 << other
@@ -135,6 +123,25 @@ class LaterText:
             after |= 1 << around[i]
         contexts.append((self.given, opens, beyond, around[0], around[size - 1], around[every - 1], after))
         return contexts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaterText:
+    """A text of the template that encodes as `ids`, and may start with earlier prompts."""
+
+    messages: Sequence[Message]
+    outline: Outline
+    ids: Ids
+    prompt_ends: Sequence[int]
+    """`[messages + 1]` how many of the ids are the prompt of the first 0, 1, 2, … messages; -1: none are."""
+    is_shared: bool
+    """Whether its messages are the first ones of the rollout."""
+    prompts: RenderedText
+    """Its text, for the prompts that it is known to start with."""
+
+    def may_start_with(self, size: int, recorded: Ids) -> bool:
+        """Whether it starts with `recorded`, which ends with the generation prompt after the first messages."""
+        return self.prompt_ends[size] == len(recorded) and starts_with(self.ids, recorded)
 
     def texts_are_distinct(self, every: int) -> bool:
         """Whether no two of the first messages have one text, which could hide that it is written elsewhere."""
@@ -155,10 +162,9 @@ class PromptStarts:
         self._openers: dict[int, PromptOpener | None] = {}
         """By inputs, the generation prompt; None if it does not begin with a control token."""
         self._proven: set[_Context] = set()
-        self._keys: dict[tuple[int, ...], int] = {}
-        self._numbers = count()
-        self._sure: set[tuple[int, int, int]] = set()
-        """(key of a later text, how many of its messages to read, how many of these have proven contexts)."""
+        self._outlines: dict[tuple[int, ...], Outline] = {}
+        self._outlined = 0
+        """The messages of all outlines."""
         self._alike: set[_Context] = set()
         """Contexts in which both engines write messages alike."""
         self._found = 0
@@ -187,37 +193,50 @@ class PromptStarts:
             self._openers[inputs.number] = None
             if not begin and pieces:
                 (prompt_ids,) = self._tokenizer.encode_fast_batch([prompt])
-                self._openers[inputs.number] = PromptOpener(pieces[-1], prompt_ids)
+                if prompt_ids[0] not in prompt_ids[1:]:  # so no two of them overlap
+                    self._openers[inputs.number] = PromptOpener(pieces[-1], prompt_ids)
         opener = self._openers[inputs.number]
         read = self._shapes.read(messages, forms) if opener is not None else None
-        if opener is None or read is None:
+        if opener is None or not read:
             return None
-        around = [each.around for each in read]
-        size, at = len(opener.ids), self.cuts.positions(ids)
-        at = at[ids[at] == opener.ids[0]]
-        at = at[at + size <= len(ids)]
-        places = at[(ids[at[:, None] + np.arange(size)] == opener.ids).all(axis=1)].tolist()
-        answers = list(accumulate([message.role == _ANSWER for message in messages], initial=0))
-        if len(places) != answers[-1] + opens:  # a message may spell one
+        outline = self._outline(read, messages, inputs.number, opens)
+        parts = ids.tobytes().split(opener.ids.tobytes())
+        if len(parts) - 1 != outline.answers[-1] + opens:  # a message may spell one
             return None
-        if len(self._keys) >= _MOST_KEYS:
-            self._keys.clear()
-            self._sure.clear()
-        parts = inputs.number, opens, *[number for each in read for number in each[:2]]
-        key = self._keys.setdefault(parts, next(self._numbers))
+        if True in [len(part) % ids.itemsize > 0 for part in parts]:  # found across ids
+            return None
+        ends = list(accumulate([len(part) // ids.itemsize + len(opener.ids) for part in parts[:-1]]))
         return LaterText(
             messages,
-            inputs.number,
-            [each.shape for each in read],
-            around,
-            list(accumulate([1 << number for number in around], or_, initial=0)),
-            opens,
+            outline,
             ids,
-            [places[before] + size if before < len(places) else -1 for before in answers],
-            key,
+            [ends[before] if before < len(ends) else -1 for before in outline.answers],
             is_shared,
             RenderedText(text, matches_record=True, tail=opener.tail),
         )
+
+    def _outline(
+        self, read: Sequence[ReadMessage], messages: Sequence[Message], given: int, opens: bool
+    ) -> Outline:
+        """What decides how these messages are written, the same object as before if it is equal."""
+        shapes, around, *_ = zip(*read, strict=True)
+        key = given, opens, *shapes, *around
+        outline = self._outlines.get(key)
+        if outline is None:
+            self._outlined += len(messages)
+            if self._outlined > _MOST:
+                self._outlines.clear()
+                self._outlined = len(messages)
+            outline = self._outlines[key] = Outline(
+                given,
+                opens,
+                shapes,
+                around,
+                list(accumulate([1 << number for number in around], or_, initial=0)),
+                list(accumulate([message.role == _ANSWER for message in messages], initial=0)),
+                set(),
+            )
+        return outline
 
     def are_first(self, messages: Sequence[Message], later: LaterText, every: int, forms: ChatForms) -> bool:
         """Whether a later text, of which `every` messages are read, starts with these messages."""
@@ -230,7 +249,7 @@ class PromptStarts:
         if tuple(messages) != tuple(first):
             return False
         read = self._shapes.read(messages, forms)  # 1 and 1.0 are equal but differ in shape
-        return read is not None and [each.shape for each in read] == list(later.shapes[:size])
+        return read is not None and [each.shape for each in read] == [*later.outline.shapes[:size]]
 
     def is_known(self, later: LaterText, every: int, size: int, recorded: Ids, begins: bool) -> bool:
         """Whether the template is known to write these recorded ids for the first of `every` messages of a text.
@@ -242,13 +261,12 @@ class PromptStarts:
             return False
         if not begins and not starts_with(later.ids, recorded):
             return False
-        key = later.key, every, size
-        if key not in self._sure:
-            if not self._proven.issuperset(later.contexts(size, every)):
+        known, outline = (every, size), later.outline
+        if known not in outline.proven:
+            if not self._proven.issuperset(outline.contexts(size, every)):
                 return False
-            if len(self._sure) >= _MOST_KEYS:
-                self._sure.clear()
-            self._sure.add(key)
+            if len(outline.proven) < _MOST_PROVEN:
+                outline.proven.add(known)
         self._found += 1
         return True
 
@@ -259,7 +277,7 @@ class PromptStarts:
         """
         if not later.may_start_with(size, recorded):
             return
-        contexts = set(later.contexts(size, every))
+        contexts = set(later.outline.contexts(size, every))
         if text is None or not later.prompts.text.startswith(text):
             self._off |= self._proven.issuperset(contexts)
         elif self._proven.issuperset(contexts):
