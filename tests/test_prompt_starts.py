@@ -457,6 +457,49 @@ def test_most_prompts_of_like_conversations_are_known(name: str) -> None:
         assert count > size * 4
 
 
+def growing_calls(tokenizer: Tokenizer, dice: random.Random) -> Rollout:
+    """Calls whose prompts keep the text that was sampled, its reasoning included, in the same tokens or others."""
+    messages: list[dict[str, Any]] = []
+    turns: list[Turn] = []
+    seen, text = np.empty(0, np.int32), ""
+    for _ in range(dice.randrange(1, 5)):
+        thought = dice.choice(("", "", "<think>\nhm\n</think>\n\n", "<think>\nHi\n</think>\n\n"))
+        question, answer = dice.choice(WORDS), thought + dice.choice(WORDS)
+        rest = f"{dice.choice(chr(10) * 5 + ' ')}<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        rest = rest if turns else rest[1:]
+        text += rest
+        prompt = np.concatenate([seen, tokenizer.encode(rest)]) if dice.random() < 0.6 else tokenizer.encode(text)
+        sampled = answer + dice.choice(("<|im_end|>",) * 5 + ("",))
+        cut = dice.randrange(len(sampled) + 1) if dice.random() < 0.4 else 0
+        ids = np.concatenate([tokenizer.encode(sampled[:cut]), tokenizer.encode(sampled[cut:])])
+        turns.append(Turn(prompt_ids=prompt, completion_ids=ids, message_index=len(messages) + 1))
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        seen, text = np.concatenate([prompt, ids]), text + sampled
+    return Rollout(Place("toy", 0), "toy", as_messages(messages, "messages"), (), {}, tuple(turns))
+
+
+def test_a_last_answer_of_the_text_that_was_sampled_differs_nowhere_else() -> None:
+    """It is not compared once more, and nothing is missed."""
+    ends_as_sampled = prompts._ends_as_sampled
+    count = 0
+
+    def counted(*arguments: Any) -> bool:
+        nonlocal count
+        answer = ends_as_sampled(*arguments)
+        count += answer
+        return answer
+
+    for name in ("plain", "last answer thinks", *(name for name in NEAR if "stripped" in name)):
+        writer, dice = toy_writer(name), random.Random(name)
+        for _ in range(examples(40, 800)):
+            rollout = growing_calls(writer.tokenizer, dice)
+            with patch.object(prompts, "_ends_as_sampled", counted):
+                fast = said(gather(rollout, writer.tokenizer, writer.renderer))
+            with patch.object(prompts, "_ends_as_sampled", lambda *_: False):
+                assert fast == said(gather(rollout, writer.tokenizer, writer.renderer))
+    assert count > examples(2, 50)
+
+
 def test_templates_that_may_look_further_are_told() -> None:
     tokenizer = toy.toy_tokenizer()
 

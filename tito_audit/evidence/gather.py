@@ -136,7 +136,7 @@ def gather(
         differences = merge_duplicates((*chains.differences, *row_differences))
     if reference is not None:
         from_encoding = reencoded_differences(rollout, answers, reference) if answers else ()
-        from_template = rendered_differences(rollout, chains, texts, reference) if texts else ()
+        from_template = rendered_differences(rollout, chains, texts, answers, reference) if texts else ()
         if differences or from_encoding or from_template:
             groups = [group for group in (from_encoding, from_template) if group]
             differences = _combine_differences(differences, groups, reference, row)

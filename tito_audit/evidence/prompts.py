@@ -26,7 +26,7 @@ from tito_audit.align.blocks import SAME_BYTES
 from tito_audit.chains.links import LinkKind, parents_of
 from tito_audit.errors import RenderError
 from tito_audit.evidence.chains import Chains
-from tito_audit.evidence.completions import ConfirmedIds
+from tito_audit.evidence.completions import CompletionInContext, ConfirmedIds
 from tito_audit.evidence.differences import (
     Comparison,
     CompletionSpan,
@@ -403,7 +403,7 @@ class _PromptWriter:
         """The texts of prompts, by how many messages each is of."""
         starts, turns = self._starts, self._rollout.turns
         ordered = list(sizes) if starts is None else sorted(sizes, key=sizes.__getitem__, reverse=True)
-        parents = parents_of(self._chains.links) if starts is not None else {}
+        parents = parents_of(self._chains.links)
         texts: RenderedTexts = {}
         refused: dict[int | None, str] = {}
         confirmed: list[ConfirmedIds] = []
@@ -430,7 +430,9 @@ class _PromptWriter:
             else:
                 messages = self._messages(turn, size)
                 try:
-                    texts[turn] = rendering = self._write(messages, recorded, opens)
+                    begun = texts.get(parent) if parent is not None else None
+                    unlike = None if begun is None or begun.matches_record else begun.text
+                    texts[turn] = rendering = self._write(messages, recorded, opens, unlike)
                 except RenderError as error:
                     refused[turn] = str(error)
                     continue
@@ -472,8 +474,13 @@ class _PromptWriter:
         begins = prompt is not None and starts_with(ids, prompt)
         return ids if begins and tokenizer.check_sample([conversation], [ids], _CHECKED) else None
 
-    def _write(self, messages: Sequence[Message], recorded: Ids | None, opens: bool) -> RenderedText:
-        """The text that the template writes; RenderError where it refuses."""
+    def _write(
+        self, messages: Sequence[Message], recorded: Ids | None, opens: bool, unlike: str | None
+    ) -> RenderedText:
+        """The text that the template writes; RenderError where it refuses.
+
+        If it starts with `unlike`, the recorded ids start with others, so the text is not encoded.
+        """
         reference = self._reference
         if recorded is None:
             return self._write_exactly(messages, opens, None)
@@ -481,11 +488,8 @@ class _PromptWriter:
             how = messages, self._inputs, opens, self._forms
             whole, scaffold = self._scaffolds.render(*how) or ("", None)
             if scaffold is not None:
-                data = whole.encode()
-                # Ids of another length in bytes are of another text, unless a normalizer changes texts.
-                differ = opens and len(data) != reference.vocabulary.byte_count(recorded)
-                differ = differ and keeps_bytes(reference.tokenizer.normal_form, data)
-                matches = not differ and reference.leads_to(whole, recorded, goes_on=not opens)
+                differs = unlike is not None and whole.startswith(unlike)
+                matches = not differs and self._leads_to(whole, recorded, opens)
                 if matches or self._scaffolds.is_exact(scaffold, *how):
                     return RenderedText(whole, matches)
         _, fast = self._renderer.render_chat_fast(
@@ -498,6 +502,14 @@ class _PromptWriter:
         if opens and reference.spells(recorded, fast):
             return RenderedText(fast, matches_record=False)
         return self._write_exactly(messages, opens, fast)
+
+    def _leads_to(self, text: str, recorded: Ids, opens: bool) -> bool:
+        """Whether a text, which may go on unless it is a prompt, encodes as the recorded ids."""
+        reference, data = self._reference, text.encode()
+        # Ids of another length in bytes are of another text, unless a normalizer changes texts.
+        differ = opens and len(data) != reference.vocabulary.byte_count(recorded)
+        differ = differ and keeps_bytes(reference.tokenizer.normal_form, data)
+        return not differ and reference.leads_to(text, recorded, goes_on=not opens)
 
     def _write_exactly(self, messages: Sequence[Message], opens: bool, fast: str | None) -> RenderedText:
         """The text of the reference environment, or of the fast engine where both are known to write it alike."""
@@ -518,9 +530,16 @@ class _PromptWriter:
 
 
 def rendered_differences(
-    rollout: Rollout, chains: Chains, texts: RenderedTexts, reference: Reference
+    rollout: Rollout,
+    chains: Chains,
+    texts: RenderedTexts,
+    answers: Sequence[CompletionInContext],
+    reference: Reference,
 ) -> Sequence[Difference]:
-    """Where prompts and the last answer hold tokens that the template does not write, each difference once."""
+    """Where prompts and the last answer hold tokens that the template does not write, each difference once.
+
+    Of `answers` the last one may show that the template writes the last answer as it was sampled.
+    """
     out: list[Difference] = []
     reported: dict[int, set[tuple[int, int, bytes]]] = {}
     comparisons: dict[int, Comparison | None] = {}
@@ -556,7 +575,9 @@ def rendered_differences(
     # The last answer, where the template would write it differently; a missing turn end is no difference.
     last = len(rollout.turns) - 1
     rendered, seen = texts.get(None), chains.seen[last] if last >= 0 else None
-    if seen is not None and rendered is not None and not rendered.matches_record:
+    if seen is None or rendered is None or rendered.matches_record:
+        return out
+    if not answers or not _ends_as_sampled(rendered.text, answers[-1], texts, comparisons, reference):
         turn = rollout.turns[last]
         assert turn.prompt_ids is not None
         own = CompletionSpan(last, len(turn.prompt_ids), len(seen), turn.message_index)
@@ -571,6 +592,37 @@ def rendered_differences(
             and (stretch.kind not in SAME_BYTES and stretch.key not in reported[last])
         ]
     return out
+
+
+def _ends_as_sampled(
+    conversation: str,
+    answer: CompletionInContext,
+    texts: RenderedTexts,
+    compared: Mapping[int, Comparison | None],
+    reference: Reference,
+) -> bool:
+    """Whether the last answer of a conversation is known to have the text that was sampled.
+
+    At most its tokens differ then, which its re-encoding shows.
+    """
+    prompt, comparison = texts.get(answer.turn), compared.get(answer.turn)
+    if prompt is None or prompt.tail is not None or not reference.reencodes_exactly:
+        return False
+    special, controls = reference.vocabulary.special_ids, reference.tokenizer.control_tokens
+    first, last = int(answer.ids[0]), int(answer.ids[-1])
+    if first not in special or last not in special or "\ufffd" in answer.text:
+        return False
+    at = prompt.text.rfind(reference.vocabulary.piece(first))
+    if at < 0 or not conversation.startswith(prompt.text) or not conversation.startswith(answer.text, at):
+        return False
+    if not prompt.matches_record:
+        rest = conversation[at:].encode()
+        if comparison is None or comparison.texts is None:
+            return False
+        # If a text that differs occurs once more, texts may be paired in another way.
+        if any(differs in rest or written in rest for _, differs, written in comparison.texts):
+            return False
+    return controls.pair_segments(answer.text, answer.ids) is not None
 
 
 def _is_prefill(stretch: Stretch, rollout: Rollout, number: int, text: str, reference: Reference) -> bool:
