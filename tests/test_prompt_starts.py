@@ -25,7 +25,7 @@ from tests.tiers import examples, some
 from tito_audit.errors import RenderError
 from tito_audit.evidence import prompts
 from tito_audit.evidence.chains import chain_turns
-from tito_audit.evidence.completions import ConfirmedIds
+from tito_audit.evidence.completions import CompletionInContext, ConfirmedIds
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.prompts import PromptStarts
 from tito_audit.evidence.reference import Reference
@@ -480,22 +480,22 @@ def growing_calls(tokenizer: Tokenizer, dice: random.Random) -> Rollout:
 
 def test_a_last_answer_of_the_text_that_was_sampled_differs_nowhere_else() -> None:
     """It is not compared once more, and nothing is missed."""
-    ends_as_sampled = prompts._ends_as_sampled
+    written_at = CompletionInContext.written_at
     count = 0
 
-    def counted(*arguments: Any) -> bool:
+    def counted(*arguments: Any) -> int | None:
         nonlocal count
-        answer = ends_as_sampled(*arguments)
-        count += answer
-        return answer
+        place = written_at(*arguments)
+        count += place is not None
+        return place
 
     for name in ("plain", "last answer thinks", *(name for name in NEAR if "stripped" in name)):
         writer, dice = toy_writer(name), random.Random(name)
         for _ in range(examples(40, 800)):
             rollout = growing_calls(writer.tokenizer, dice)
-            with patch.object(prompts, "_ends_as_sampled", counted):
+            with patch.object(CompletionInContext, "written_at", counted):
                 fast = said(gather(rollout, writer.tokenizer, writer.renderer))
-            with patch.object(prompts, "_ends_as_sampled", lambda *_: False):
+            with patch.object(CompletionInContext, "written_at", lambda *_: None):
                 assert fast == said(gather(rollout, writer.tokenizer, writer.renderer))
     assert count > examples(2, 50)
 

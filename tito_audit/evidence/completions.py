@@ -36,6 +36,21 @@ class CompletionInContext:
     text: str
     """What `ids` decode to."""
 
+    def written_at(self, prompt: str, conversation: str, reference: Reference) -> int | None:
+        """Where a conversation that starts with this prompt writes this text, from its first control token on.
+
+        None if it does not, or if the text may hold other control tokens than `ids`.
+        """
+        special, first = reference.vocabulary.special_ids, int(self.ids[0])
+        if first not in special or int(self.ids[-1]) not in special or not reference.reencodes_exactly:
+            return None
+        at = prompt.rfind(reference.vocabulary.piece(first))
+        if at < 0 or not conversation.startswith(prompt) or not conversation.startswith(self.text, at):
+            return None
+        controls = reference.tokenizer.control_tokens
+        is_exact = "\ufffd" not in self.text and controls.pair_segments(self.text, self.ids) is not None
+        return at if is_exact else None
+
 
 @dataclass(frozen=True, slots=True)
 class ConfirmedIds:

@@ -43,18 +43,16 @@ from tito_audit.record.message import Message
 from tito_audit.record.prefix import starts_with
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import ChatForms, Renderer
-from tito_audit.render.scaffolds import Inputs, MessageShapes, ReadMessage, find_scaffolds, template_scaffolds
+from tito_audit.render.scaffolds import Inputs, MessageShapes, find_scaffolds, template_scaffolds
 from tito_audit.render.template import Template
 from tito_audit.tokens.segments import ControlTokens, KnownText
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import keeps_bytes
 from tito_audit.ways.observations import prompt_messages
 
-_ONE_IN = 256
-"""One in this many known prompts is rendered anyway."""
-_CHECKED = 1024
-"""One in this many segments of a conversation that begins as recorded is checked with the reference encoder."""
-_MOST_PROVEN = 1 << 12
+_ONE_IN, _CHECKED = 256, 1024
+"""One in so many known prompts is rendered anyway; one in so many segments of what a conversation begins with is
+checked with the reference encoder."""
 _MOST = 1 << 16
 """How many contexts are remembered, and how many messages of outlines."""
 _FAR = 3
@@ -162,7 +160,7 @@ class PromptStarts:
         self._openers: dict[int, PromptOpener | None] = {}
         """By inputs, the generation prompt; None if it does not begin with a control token."""
         self._proven: set[_Context] = set()
-        self._outlines: dict[tuple[int, ...], Outline] = {}
+        self._outlines: dict[tuple[object, ...], Outline] = {}
         self._outlined = 0
         """The messages of all outlines."""
         self._alike: set[_Context] = set()
@@ -199,7 +197,17 @@ class PromptStarts:
         read = self._shapes.read(messages, forms) if opener is not None else None
         if opener is None or not read:
             return None
-        outline = self._outline(read, messages, inputs.number, opens)
+        shapes, around, *_ = zip(*read, strict=True)
+        outline = self._outlines.get((inputs.number, opens, shapes, around))
+        if outline is None:
+            self._outlined += len(messages)
+            if self._outlined > _MOST:
+                self._outlines.clear()
+                self._outlined = len(messages)
+            before = [*accumulate([1 << number for number in around], or_, initial=0)]
+            answers = [*accumulate([message.role == _ANSWER for message in messages], initial=0)]
+            outline = Outline(inputs.number, opens, shapes, around, before, answers, set())
+            self._outlines[inputs.number, opens, shapes, around] = outline
         parts = ids.tobytes().split(opener.ids.tobytes())
         if len(parts) - 1 != outline.answers[-1] + opens:  # a message may spell one
             return None
@@ -210,33 +218,10 @@ class PromptStarts:
             messages,
             outline,
             ids,
-            [ends[before] if before < len(ends) else -1 for before in outline.answers],
+            [ends[number] if number < len(ends) else -1 for number in outline.answers],
             is_shared,
             RenderedText(text, matches_record=True, tail=opener.tail),
         )
-
-    def _outline(
-        self, read: Sequence[ReadMessage], messages: Sequence[Message], given: int, opens: bool
-    ) -> Outline:
-        """What decides how these messages are written, the same object as before if it is equal."""
-        shapes, around, *_ = zip(*read, strict=True)
-        key = given, opens, *shapes, *around
-        outline = self._outlines.get(key)
-        if outline is None:
-            self._outlined += len(messages)
-            if self._outlined > _MOST:
-                self._outlines.clear()
-                self._outlined = len(messages)
-            outline = self._outlines[key] = Outline(
-                given,
-                opens,
-                shapes,
-                around,
-                list(accumulate([1 << number for number in around], or_, initial=0)),
-                list(accumulate([message.role == _ANSWER for message in messages], initial=0)),
-                set(),
-            )
-        return outline
 
     def are_first(self, messages: Sequence[Message], later: LaterText, every: int, forms: ChatForms) -> bool:
         """Whether a later text, of which `every` messages are read, starts with these messages."""
@@ -261,12 +246,12 @@ class PromptStarts:
             return False
         if not begins and not starts_with(later.ids, recorded):
             return False
-        known, outline = (every, size), later.outline
-        if known not in outline.proven:
+        pair, outline = (every, size), later.outline
+        if pair not in outline.proven:
             if not self._proven.issuperset(outline.contexts(size, every)):
                 return False
-            if len(outline.proven) < _MOST_PROVEN:
-                outline.proven.add(known)
+            if len(outline.proven) < _MOST:
+                outline.proven.add(pair)
         self._found += 1
         return True
 
@@ -441,12 +426,14 @@ class _PromptWriter:
                 matches = rendering.matches_record
                 if later is not None and starts is not None:
                     starts.learn(later, every, size, recorded, rendering.text if matches else None)
-                later, ids = None, recorded if matches else None
+                later, ids, agreed = None, recorded, recorded if matches else None
                 if not matches and turn is None and starts is not None:
-                    ids = self._ids_if_last_answer_differs(rendering.text)
-                if ids is not None:
-                    agreed = recorded if matches else turns[-1].prompt_ids
-                    assert agreed is not None
+                    # Where only the last answer differs, the whole conversation starts with all prompts.
+                    tokenizer, prompt = self._reference.tokenizer, turns[-1].prompt_ids
+                    (ids,) = tokenizer.encode_fast_batch([rendering.text])
+                    if prompt is not None and starts_with(ids, prompt):
+                        agreed = prompt if tokenizer.check_sample([rendering.text], [ids], _CHECKED) else None
+                if agreed is not None:
                     confirmed.append(ConfirmedIds(agreed, goes_on=not opens))
                     if starts is not None:
                         how = messages, self._inputs, opens, ids, self._forms
@@ -467,13 +454,6 @@ class _PromptWriter:
         own = None if turn is None else self._rollout.turns[turn].prompt_messages
         return self._rollout.messages[:size] if own is None else own
 
-    def _ids_if_last_answer_differs(self, conversation: str) -> Ids | None:
-        """Today's ids of the whole conversation; None unless they start with the prompt of the last call."""
-        tokenizer, prompt = self._reference.tokenizer, self._rollout.turns[-1].prompt_ids
-        (ids,) = tokenizer.encode_fast_batch([conversation])
-        begins = prompt is not None and starts_with(ids, prompt)
-        return ids if begins and tokenizer.check_sample([conversation], [ids], _CHECKED) else None
-
     def _write(
         self, messages: Sequence[Message], recorded: Ids | None, opens: bool, unlike: str | None
     ) -> RenderedText:
@@ -489,7 +469,12 @@ class _PromptWriter:
             whole, scaffold = self._scaffolds.render(*how) or ("", None)
             if scaffold is not None:
                 differs = unlike is not None and whole.startswith(unlike)
-                matches = not differs and self._leads_to(whole, recorded, opens)
+                if opens and not differs:
+                    # Ids of another length in bytes are of another text, unless a normalizer changes texts.
+                    data = whole.encode()
+                    differs = len(data) != reference.vocabulary.byte_count(recorded)
+                    differs = differs and keeps_bytes(reference.tokenizer.normal_form, data)
+                matches = not differs and reference.leads_to(whole, recorded, goes_on=not opens)
                 if matches or self._scaffolds.is_exact(scaffold, *how):
                     return RenderedText(whole, matches)
         _, fast = self._renderer.render_chat_fast(
@@ -502,14 +487,6 @@ class _PromptWriter:
         if opens and reference.spells(recorded, fast):
             return RenderedText(fast, matches_record=False)
         return self._write_exactly(messages, opens, fast)
-
-    def _leads_to(self, text: str, recorded: Ids, opens: bool) -> bool:
-        """Whether a text, which may go on unless it is a prompt, encodes as the recorded ids."""
-        reference, data = self._reference, text.encode()
-        # Ids of another length in bytes are of another text, unless a normalizer changes texts.
-        differ = opens and len(data) != reference.vocabulary.byte_count(recorded)
-        differ = differ and keeps_bytes(reference.tokenizer.normal_form, data)
-        return not differ and reference.leads_to(text, recorded, goes_on=not opens)
 
     def _write_exactly(self, messages: Sequence[Message], opens: bool, fast: str | None) -> RenderedText:
         """The text of the reference environment, or of the fast engine where both are known to write it alike."""
@@ -577,52 +554,27 @@ def rendered_differences(
     rendered, seen = texts.get(None), chains.seen[last] if last >= 0 else None
     if seen is None or rendered is None or rendered.matches_record:
         return out
-    if not answers or not _ends_as_sampled(rendered.text, answers[-1], texts, comparisons, reference):
-        turn = rollout.turns[last]
-        assert turn.prompt_ids is not None
-        own = CompletionSpan(last, len(turn.prompt_ids), len(seen), turn.message_index)
-        prompt, before = texts.get(last), None
-        if prompt is None or prompt.text is not rendered.text:  # else the ids of the whole text are at hand
-            before = _comparison(rollout, last, texts, comparisons, reference)
-        differing, _ = compare_text(rendered.text, seen, before, reference, open_end=True, after=own.start)
-        out += [
-            difference(stretch, Against.TEMPLATE, Severity.NOTE, _LATER, last, (own,))
-            for stretch in differing
-            if own.start <= stretch.start < len(seen)
-            and (stretch.kind not in SAME_BYTES and stretch.key not in reported[last])
-        ]
+    prompt, before, at = texts.get(last), None, None
+    if prompt is not None and prompt.tail is None and answers and answers[-1].turn == last:
+        at = answers[-1].written_at(prompt.text, rendered.text, reference)
+    if prompt is None or prompt.text is not rendered.text:  # else the ids of the whole text are at hand
+        before = _comparison(rollout, last, texts, comparisons, reference)
+    if at is not None and before is not None and before.texts is not None:
+        # Only tokens differ, unless a text that differs occurs once more: texts may then be paired in another way.
+        rest = rendered.text[at:].encode()
+        if not any(text in rest for _, *both in before.texts for text in both):
+            return out
+    turn = rollout.turns[last]
+    assert turn.prompt_ids is not None
+    own = CompletionSpan(last, len(turn.prompt_ids), len(seen), turn.message_index)
+    differing, _ = compare_text(rendered.text, seen, before, reference, open_end=True, after=own.start)
+    out += [
+        difference(stretch, Against.TEMPLATE, Severity.NOTE, _LATER, last, (own,))
+        for stretch in differing
+        if own.start <= stretch.start < len(seen)
+        and (stretch.kind not in SAME_BYTES and stretch.key not in reported[last])
+    ]
     return out
-
-
-def _ends_as_sampled(
-    conversation: str,
-    answer: CompletionInContext,
-    texts: RenderedTexts,
-    compared: Mapping[int, Comparison | None],
-    reference: Reference,
-) -> bool:
-    """Whether the last answer of a conversation is known to have the text that was sampled.
-
-    At most its tokens differ then, which its re-encoding shows.
-    """
-    prompt, comparison = texts.get(answer.turn), compared.get(answer.turn)
-    if prompt is None or prompt.tail is not None or not reference.reencodes_exactly:
-        return False
-    special, controls = reference.vocabulary.special_ids, reference.tokenizer.control_tokens
-    first, last = int(answer.ids[0]), int(answer.ids[-1])
-    if first not in special or last not in special or "\ufffd" in answer.text:
-        return False
-    at = prompt.text.rfind(reference.vocabulary.piece(first))
-    if at < 0 or not conversation.startswith(prompt.text) or not conversation.startswith(answer.text, at):
-        return False
-    if not prompt.matches_record:
-        rest = conversation[at:].encode()
-        if comparison is None or comparison.texts is None:
-            return False
-        # If a text that differs occurs once more, texts may be paired in another way.
-        if any(differs in rest or written in rest for _, differs, written in comparison.texts):
-            return False
-    return controls.pair_segments(answer.text, answer.ids) is not None
 
 
 def _is_prefill(stretch: Stretch, rollout: Rollout, number: int, text: str, reference: Reference) -> bool:
