@@ -242,9 +242,17 @@ def align_pair(recorded: Pieces, canonical: Pieces) -> list[Block]:
         if longer.data[at : at + 1] != longer.data[after : after + 1]:
             return [(BlockKind.EXTRA if head < end else BlockKind.MISSING, head, end, head, other_end)]
     data, written = recorded.bytes_of(head, end), canonical.bytes_of(head, other_end)
-    if data == written and 1 in (end - head, other_end - head):
-        kind = BlockKind.SPLIT if other_end - head > 1 else BlockKind.RESPLIT
-        return [(BlockKind.MERGE if end - head > 1 else kind, head, end, head, other_end)]
+    start = other = head
+    if data[:1] != written[:1]:  # One side may have other text before what both have.
+        if data and written.endswith(data):
+            other = _find_token(canonical, int(canonical.end[other_end - 1]) - len(data), head)
+        elif written and data.endswith(written):
+            start = _find_token(recorded, int(recorded.end[end - 1]) - len(written), head)
+    if (data == written or start != other) and 1 in (end - start, other_end - other):
+        kind = BlockKind.SPLIT if other_end - other > 1 else BlockKind.RESPLIT
+        before = (BlockKind.EXTRA if start > other else BlockKind.MISSING, head, start, head, other)
+        same = (BlockKind.MERGE if end - start > 1 else kind, start, end, other, other_end)
+        return [same] if start == other else [before, same]
     out = BlocksBuilder()
     if data[:1] != written[:1]:  # the common start does not reach into the common end
         out.add(BlockKind.SAME, head, head)
@@ -252,6 +260,12 @@ def align_pair(recorded: Pieces, canonical: Pieces) -> list[Block]:
     else:
         _add_trimmed(out, recorded, canonical)
     return out.build().differing_blocks()
+
+
+def _find_token(pieces: Pieces, place: int, otherwise: int) -> int:
+    """The index of the token that starts at this byte, which is not the first."""
+    at = int(pieces.end.searchsorted(place))
+    return at + 1 if pieces.end[at] == place else otherwise
 
 
 def _add_same_bytes(out: BlocksBuilder, a: Pieces, range_: Range, b: Pieces, other: Range) -> None:
