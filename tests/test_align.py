@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from tests import toy
 from tests.tiers import examples
-from tito_audit.align.alignment import Pair, _count_to_last_common_end, add_by_byte_ends, align, diff_opcodes
+from tito_audit.align.alignment import (
+    Pair,
+    _count_to_last_common_end,
+    add_by_byte_ends,
+    align,
+    align_pair,
+    diff_opcodes,
+)
 from tito_audit.align.blocks import BlockKind, Blocks, BlocksBuilder
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.reference import Reference
@@ -142,6 +149,8 @@ WORDS = st.sampled_from([CONTROL, CONTROL, b"a", b"b", b"ab", b"ba", b"abab", b"
 TOKENS = st.lists(WORDS, max_size=14)
 PLAIN = st.lists(st.sampled_from([b"a", b"b", b"ab", b"ba", b" "]), min_size=1, max_size=5)
 
+SHORT = st.lists(st.sampled_from([b"a", b"b", b"c", b"ab", b"ba", b"ca", b"abc"]), max_size=4)
+
 
 @few
 @given(two_cuttings())
@@ -233,6 +242,16 @@ def test_every_alignment_is_a_partition_whose_kinds_say_the_truth(
 ) -> None:
     a, b = pieces(left), pieces(right)
     check_partition(align(a, b, open_end=open_end), a, b)
+
+
+@settings(max_examples=examples(300, 5_000), deadline=None, derandomize=True)
+@given(SHORT, SHORT, SHORT, SHORT)
+def test_a_pair_differs_where_its_whole_alignment_does(
+    start: list[bytes], left: list[bytes], right: list[bytes], end: list[bytes]
+) -> None:
+    a, b = pieces([*start, *left, *end]), pieces([*start, *right, *end])
+    assume(len(a) and len(b) and a.ids.tolist() != b.ids.tolist())
+    assert align_pair(a, b) == align(a, b).differing_blocks()
 
 
 @few

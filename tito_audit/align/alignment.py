@@ -254,7 +254,7 @@ def align_pair(recorded: Pieces, canonical: Pieces) -> list[Block]:
         same = (BlockKind.MERGE if end - start > 1 else kind, start, end, other, other_end)
         return [same] if start == other else [before, same]
     out = BlocksBuilder()
-    if data[:1] != written[:1]:  # the common start does not reach into the common end
+    if data and written and data[:1] != written[:1]:  # the common start does not reach into the common end
         out.add(BlockKind.SAME, head, head)
         _add_trimmed(out, recorded.slice(head, end), canonical.slice(head, other_end))
     else:
