@@ -171,8 +171,8 @@ def counted(
 
 
 BUDGETS: dict[tuple[str, str], tuple[int, set[str]]] = {
-    ("toy_bpe", "training"): (295, set()),
-    ("toy_bpe", "bare"): (420, set()),
+    ("toy_bpe", "training"): (285, set()),
+    ("toy_bpe", "bare"): (380, set()),
     ("toy_bpe", "ten calls"): (410, set()),
     ("toy_bpe", "drifted"): (900, {"SEQ301", "TOK101"}),
     ("qwen3", "ten calls"): (705, {"TPL205", "TPL213"}),

@@ -161,7 +161,7 @@ BUDGETS = {
     "cli": 5_261,
     "conformance": 1_199,
     "convert": 1_996,
-    "evidence": 6_336,
+    "evidence": 6_345,
     "formats": 12_014,
     "gate": 810,
     "identify": 722,

@@ -188,7 +188,8 @@ def _compare_row(rollout: Rollout, chains: Chains, reference: Reference | None) 
         rendered, error = render_conversation(rollout, reference)
         if rendered is not None:
             return compare_row_to_template(rollout, rendered, reference)
-    return compare_row_to_itself(rollout, reference)._replace(error=error)
+    comparison = compare_row_to_itself(rollout, reference)
+    return comparison if error is None else comparison._replace(error=error)
 
 
 def _compare_padded_row(

@@ -108,6 +108,11 @@ class Reference:
         """The text of these ids, control tokens as their literal text."""
         return self.vocabulary.text(ids)
 
+    def text_of(self, pieces: Pieces) -> str:
+        """What `decode` returns for the ids of `pieces`, which need not be spelled again."""
+        plain = self.vocabulary.prefix is Prefix.NEVER
+        return pieces.data.decode("utf-8", errors="replace") if plain else self.decode(pieces.ids)
+
     def encode(self, text: str) -> Ids:
         """`[N]` today's ids of a text."""
         return self.tokenizer.encode(text)

@@ -316,9 +316,7 @@ class _RoleReader:
         if id_ in self._end_ids:
             self._answered = at if role == ASSISTANT and literal == HARMONY_END else -1
             self._role, self._opener = TEMPLATE if role != UNKNOWN else UNKNOWN, None
-            of_control = (
-                TURN_END if role == ASSISTANT else role if unknown_role_name(role) is not None else TEMPLATE
-            )
+            of_control = TURN_END if role == ASSISTANT else TEMPLATE if role in _NUMBERS else role
         elif literal in headers.openers and self._opens(at, literal):
             self._role, self._opener = UNKNOWN, literal
             of_control = ASSISTANT if self._sampled_header else TEMPLATE
@@ -331,16 +329,18 @@ class _RoleReader:
             else:
                 token = headers.role_tokens.get(literal, RoleToken(ASSISTANT))
                 self._role, self._close = headers.speakers.speaker(token.role), token.close
-                self._note_answer_start(at + 1)
+                if self._role == ASSISTANT:
+                    self._note_answer_start(at + 1)
                 of_control = GENERATION_PROMPT if self._role == ASSISTANT else TEMPLATE
         elif literal in headers.ends and self._opener is not None:
             self._opener, self._close = None, headers.ends[literal]
-            self._note_answer_start(at + 1)
+            if role == ASSISTANT:
+                self._note_answer_start(at + 1)
             of_control = GENERATION_PROMPT if role == ASSISTANT else TEMPLATE
         else:
             if literal in SAMPLED_HEADERS:
                 self._opener = None
-            of_control = role if role == ASSISTANT or unknown_role_name(role) is not None else TEMPLATE
+            of_control = TEMPLATE if role != ASSISTANT and role in _NUMBERS else role
         self._starts.append(at)
         self._run_roles.append(of_control)
 
@@ -364,8 +364,9 @@ class _RoleReader:
             if header or newline:
                 self._opener = None
             if not header:
-                close = common_byte_prefix(data[len(line) :], headers.openers[opener].close)
-                header = len(line) + max(close, len(newline))
+                close, at = headers.openers[opener].close, len(line)
+                written = len(close) if data.startswith(close, at) else common_byte_prefix(data[at:], close)
+                header = at + max(written, len(newline))
             if self._role != ASSISTANT and data[header:].lstrip().startswith(b"<tool_response>"):
                 self._role = headers.speakers.speaker("tool")
         elif self._close:
@@ -375,15 +376,16 @@ class _RoleReader:
         if header:
             offset = int(self._pieces.end[start - 1]) if start else 0
             text_start += 1 + int(self._pieces.end[start : end - 1].searchsorted(offset + header))
-            self._note_answer_start(text_start, offset + header)
+            if self._role == ASSISTANT:
+                self._note_answer_start(text_start, offset + header)
         scaffold = GENERATION_PROMPT if self._role == ASSISTANT else TEMPLATE
         self._starts += start, text_start
         self._run_roles += ASSISTANT if self._sampled_header else scaffold, self._role
         self._sampled_header = self._sampled_header and self._opener is not None
 
     def _note_answer_start(self, at: int, byte: int | None = None) -> None:
-        """Note that an answer begins at token `at`, or inside it at `byte`, if the model speaks."""
-        if self._role == ASSISTANT and not self._sampled_header:
+        """Note that an answer begins at token `at`, or inside it at `byte`, unless its header was sampled too."""
+        if not self._sampled_header:
             before = int(self._pieces.end[at - 1]) if at else 0
             self._answer_starts.append(before if byte is None else byte)
 

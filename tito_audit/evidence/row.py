@@ -288,7 +288,7 @@ def compare_row_to_itself(rollout: Rollout, reference: Reference) -> RowComparis
     assert row is not None
     recorded = reference.pieces(row.token_ids)
     view = _view_by_roles(recorded, rollout, reference)
-    encoded = reference.encode_as(reference.decode(row.token_ids), row.token_ids)
+    encoded = reference.encode_as(reference.text_of(recorded), row.token_ids)
     if same_ids(encoded, row.token_ids):
         return RowComparison(view)
     canonical = reference.pieces(encoded)
@@ -327,13 +327,14 @@ def _view_by_roles(recorded: Pieces, rollout: Rollout, reference: Reference) -> 
     """What was sampled, as role markers show it; None if there are none."""
     roles = token_roles(recorded, reference.end_ids(), reference.headers(rollout.template_kwargs))
     sampled = roles.among((ASSISTANT, TURN_END))
-    nameless = any(unknown_role_name(message.speaker) is not None for message in rollout.messages)
-    row = rollout.training_row
+    messages, row = rollout.messages, rollout.training_row
+    nameless = len(messages) > 0 and any(unknown_role_name(message.speaker) is not None for message in messages)
     if is_sft(rollout) and row is not None and row.loss_mask is not None and not sampled.any():
         # The row may end before an answer begins, or train parts of what was given.
         by_others = roles.among(UNSAMPLED_SPEAKERS)
         nameless |= bool((by_others & row.loss_mask if row.loss_mask.any() else by_others).any())
-    return _view_of(roles, sampled) if nameless or sampled.any() or roles.unclear().any() else None
+    shown = nameless or np.logical_or.reduce(sampled) or roles.unclear().any()
+    return _view_of(roles, sampled) if shown else None
 
 
 def _headers_show_answers(view: RowView, rollout: Rollout) -> bool:

@@ -74,7 +74,7 @@ def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
         if turn.completion_ids is not None:
             yield from _check_ids(evidence, Where.COMPLETION, number, turn.completion_ids, 0)
     row = evidence.rollout.training_row
-    if row is not None:
+    if row is not None and b"\1" in _unknown(evidence, row.token_ids).tobytes():
         for hit in _check_ids(evidence, Where.ROW, None, row.token_ids, 0):
             trained = row.loss_mask is None or row.loss_mask[hit.start : hit.end].any()
             yield hit if trained or hit.cause != _PADDED else replace(hit, severity=Severity.WARNING)
