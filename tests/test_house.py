@@ -162,7 +162,7 @@ BUDGETS = {
     "conformance": 1_199,
     "convert": 1_996,
     "evidence": 6_345,
-    "formats": 12_014,
+    "formats": 12_015,
     "gate": 810,
     "identify": 722,
     "inspect": 2_477,

@@ -192,7 +192,7 @@ def test_a_call_is_read_as_by_asking_for_every_key(
     columns: dict[str, Any], sent: tuple[Message, ...] | None, kind: Any
 ):
     fast = read_call(kind(columns), sent)
-    every = _calls._KnownKeys.of(CALL_COLUMNS)._replace(others=len(CALL_COLUMNS))
+    every = _calls._KnownKeys.of(frozenset(CALL_COLUMNS))._replace(ids=-1)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(_calls._KnownKeys, "of", lambda keys: every)
         assert read_call(kind(columns), sent) == fast
@@ -294,3 +294,12 @@ def test_ids_that_fit_no_vocabulary_are_named_in_lists_and_arrays_alike(ids: lis
 def test_a_list_of_numbers_starts_with_four_numbers_or_nulls(values: list[Any]):
     plain = all(value is None or isinstance(value, int | float) for value in values[:4])
     assert is_number_list(values) is is_number_list(tuple(values)) is plain
+
+
+def test_keys_of_calls_that_no_reader_knows_are_not_remembered() -> None:
+    calls = [{"prompt_token_ids": [5], "token_ids": [6], f"note {number}": "x"} for number in range(3)]
+    _calls.read_turn(calls[0])
+    remembered = _calls._KnownKeys.of.cache_info().currsize
+    for call in calls:
+        _calls.read_turn(call)
+    assert _calls._KnownKeys.of.cache_info().currsize == remembered

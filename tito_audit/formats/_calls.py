@@ -67,6 +67,7 @@ _ENTRY_COMPLETION = (*COMPLETION_IDS, "token_ids")
 _ENTRY_IDS = frozenset((*_ENTRY_PROMPT, *_ENTRY_COMPLETION))
 _ENTRY_TEXTS = frozenset((*_COMPLETION_TEXTS, "prompt_text", "prompt", "messages"))
 _ENTRY_ENDS = frozenset(("finish_reason", "stop_reason", "is_truncated"))
+_ENTRY_KEYS = _ENTRY_IDS.union(_ENTRY_TEXTS, _ENTRY_ENDS, CALL_LOGPROBS, EXTRA_COLUMNS)
 _ID_NAMES = {*PROMPT_IDS, *COMPLETION_IDS, *FLAT_IDS}
 
 
@@ -76,8 +77,8 @@ class _KnownKeys(NamedTuple):
     prompts: tuple[str, ...]
     completions: tuple[str, ...]
     logprobs: tuple[str, ...]
-    others: int
-    """How many keys are no names of ids."""
+    ids: int
+    """How many keys are names of ids."""
     has_texts: bool
     may_end: bool
     """False: neither `finish_reason` nor `stop_string` finds anything."""
@@ -85,14 +86,14 @@ class _KnownKeys(NamedTuple):
 
     @classmethod
     @lru_cache(1024)
-    def of(cls, keys: tuple[str, ...]) -> _KnownKeys:
+    def of(cls, keys: frozenset[str]) -> _KnownKeys:
+        """For the keys of a call that are in `_ENTRY_KEYS`: others, which may be long, are not remembered."""
         prompts, completions, logprobs = (
             tuple([name for name in names if name in keys])
             for names in (_ENTRY_PROMPT, _ENTRY_COMPLETION, CALL_LOGPROBS)
         )
-        others = sum(key not in _ENTRY_IDS for key in keys)
         texts, ends, extras = (not names.isdisjoint(keys) for names in (_ENTRY_TEXTS, _ENTRY_ENDS, EXTRA_COLUMNS))
-        return cls(prompts, completions, logprobs, others, texts, ends, extras)
+        return cls(prompts, completions, logprobs, len(keys & _ENTRY_IDS), texts, ends, extras)
 
 
 def read_turn(
@@ -107,7 +108,7 @@ def read_turn(
     Missing, null or empty ids give a turn with text and without ids, for rules to report. If only one side is
     empty, that side is known to have no tokens.
     """
-    keys = _KnownKeys.of(tuple(entry))
+    keys = _KnownKeys.of(_ENTRY_KEYS.intersection(entry))
     prompt_name = first_filled_name(entry, keys.prompts)
     completion_name = first_filled_name(entry, keys.completions)
     logprobs_name = None
@@ -118,7 +119,7 @@ def read_turn(
     if keys.has_texts:
         text, prompt_text = first_text(entry, _COMPLETION_TEXTS), first_text(entry, ("prompt_text", "prompt"))
         sent = entry.get("messages", entry.get("prompt"))
-    reads_all = keys.others == (logprobs_name is not None)
+    reads_all = len(entry) - keys.ids == (logprobs_name is not None)
     try:  # not `errors_at`, which costs six function calls for each call of a row
         turn = build_turn(
             (prompt_name or "", entry.get(prompt_name or "")),
